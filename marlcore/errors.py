@@ -1,0 +1,72 @@
+"""Every error that marlcore raises for a reason of its own derives from MarlcoreError.
+
+Bad arguments are ValueError or TypeError, as everywhere in Python.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "LaneBusy",
+    "LayoutMismatch",
+    "MarlcoreError",
+    "NotEnoughData",
+    "SegmentCorrupt",
+    "SegmentNotFound",
+    "SharedMemoryFull",
+    "StaleHandle",
+    "WorkerFailed",
+]
+
+
+class MarlcoreError(Exception):
+    """Base of marlcore's errors."""
+
+
+class SharedMemoryFull(MarlcoreError, MemoryError):
+    """The file system or the memory limit has no room for a segment; nothing was created."""
+
+
+class SegmentNotFound(MarlcoreError, FileNotFoundError):
+    """No segment has this name (it was unlinked, or never created)."""
+
+
+class SegmentCorrupt(MarlcoreError):
+    """A file is no segment of this version of marlcore, or its header or counters are damaged."""
+
+
+class LayoutMismatch(MarlcoreError, ValueError):
+    """A segment, model or replay is laid out in another way than the caller expects."""
+
+
+class LaneBusy(MarlcoreError):
+    """The lane has a living writer; the kernel says so."""
+
+
+class NotEnoughData(MarlcoreError):
+    """The replay holds too few transitions to sample from."""
+
+
+class StaleHandle(MarlcoreError):
+    """A handle names a segment that was replaced, or crossed a fork."""
+
+
+class ClosedError(MarlcoreError):
+    """The object was closed."""
+
+
+class WorkerFailed(MarlcoreError):
+    """A worker process raised or died; `traceback` is what it printed.
+
+    Attributes:
+        worker: the worker's name, such as "actor-0" or "learner-agent_1".
+        traceback: the child's formatted traceback, or how the process ended.
+    """
+
+    def __init__(self, worker: str, traceback: str) -> None:
+        super().__init__(f"{worker} failed:\n{traceback}")
+        self.worker = worker
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, str]]:
+        return WorkerFailed, (self.worker, self.traceback)

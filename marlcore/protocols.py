@@ -1,0 +1,72 @@
+"""What actors and learners expect of an environment and of an algorithm; they meet nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .spec import Field
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Algorithm", "Environment", "Trainer"]
+
+
+class Environment(Protocol):
+    """Agents act one after another (PettingZoo's agent-environment cycle).
+
+    An episode: `reset`, then while `agent` is not None: read `last`, then `step` with that agent's action.
+    An agent whose `last` says terminated or truncated gets one more turn, with the action None.
+    """
+
+    agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
+    observations: Mapping[str, Field]  # by agent: the shape and dtype of one observation
+    actions: Mapping[str, int]  # by agent: the number of discrete actions
+
+    @property
+    def agent(self) -> str | None:
+        """Whose turn it is; None when the episode is over for everybody."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin an episode; a seed makes it and all that follow reproducible."""
+
+    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
+        """(observation, reward since this agent's previous action, terminated, truncated) of `agent`."""
+
+    def step(self, action: int | None) -> None:
+        """`agent` acts; None from an agent whose episode has ended."""
+
+    def close(self) -> None:
+        """Give back what the environment holds."""
+
+
+class Trainer(Protocol):
+    """The learning half of an algorithm, for one agent."""
+
+    def update(self, batch: Any) -> Mapping[str, torch.Tensor]:
+        """Learn from a batch of tensors; returns detached scalars, at least "loss"."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training needs to go on, besides the network: target network, optimizer."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+
+
+class Algorithm(Protocol):
+    """Hyperparameters, and what is made from them: network, act, update. Picklable."""
+
+    def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
+        """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
+
+    def act(
+        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Epsilon-greedy actions [B] for observations [B, ...]."""
+
+    def make_trainer(self, network: torch.nn.Module) -> Trainer:
+        """A trainer that updates `network` in place, on the device where it is."""

@@ -1,0 +1,133 @@
+"""What a transition consists of: field names, shapes and dtypes, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Field", "TransitionSpec"]
+
+RESERVED_NAMES = frozenset(
+    {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
+)
+_KINDS = "biufc"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a transition.
+
+    Attributes:
+        shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
+        dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
+        if not isinstance(shape, (tuple, list)) or not all(
+            isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in shape
+        ):
+            raise ValueError(f"Field shape: expected a tuple of positive integers, got {self.shape!r}")
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
+        if dtype.kind not in _KINDS or not dtype.isnative:
+            raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
+        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "dtype", dtype.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the field takes in one transition."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def describe(self) -> str:
+        """A short form for error messages, such as float32 (4,)."""
+        return f"{self.dtype} {self.shape}"
+
+
+@dataclass(frozen=True)
+class TransitionSpec:
+    """The fields of a transition.
+
+    Attributes:
+        obs: the observation: one Field, or a dict of named Fields.
+        action: the action.
+        extras: further named fields stored with each transition, such as log_prob.
+        next_obs: store next_obs in the row itself, for rows that do not follow one another; otherwise
+            the next row's obs is the next_obs, and a frame is stored once.
+    """
+
+    obs: Field | Mapping[str, Field]
+    action: Field
+    extras: Mapping[str, Field] = field(default_factory=dict)
+    next_obs: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.obs, Mapping):
+            object.__setattr__(self, "obs", _checked_fields("obs", self.obs))
+            if not self.obs:
+                raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
+        elif not isinstance(self.obs, Field):
+            raise TypeError(f"TransitionSpec obs: expected a Field or a dict of Fields, got {self.obs!r}")
+        if not isinstance(self.action, Field):
+            raise TypeError(f"TransitionSpec action: expected a Field, got {self.action!r}")
+        if not isinstance(self.extras, Mapping):
+            raise TypeError(f"TransitionSpec extras: expected a dict of Fields, got {self.extras!r}")
+        object.__setattr__(self, "extras", _checked_fields("extras", self.extras))
+        taken = RESERVED_NAMES & self.extras.keys()
+        if taken:
+            raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
+        if not isinstance(self.next_obs, bool):
+            raise TypeError(f"TransitionSpec next_obs: expected a bool, got {self.next_obs!r}")
+
+    @property
+    def obs_fields(self) -> dict[str, Field]:
+        """The observation's fields by name; a single Field has the name ""."""
+        return {"": self.obs} if isinstance(self.obs, Field) else dict(self.obs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form, the same for equal specs."""
+        obs: Any = _plain(self.obs) if isinstance(self.obs, Field) else _plain_fields(self.obs)
+        return {
+            "obs": obs,
+            "action": _plain(self.action),
+            "extras": _plain_fields(self.extras),
+            "next_obs": self.next_obs,
+        }
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> TransitionSpec:
+        """The spec that `to_dict` described."""
+        obs = plain["obs"]
+        return cls(
+            obs=Field(*obs) if isinstance(obs, list) else {name: Field(*f) for name, f in obs.items()},
+            action=Field(*plain["action"]),
+            extras={name: Field(*f) for name, f in plain["extras"].items()},
+            next_obs=plain["next_obs"],
+        )
+
+
+def _plain(one: Field) -> list[Any]:
+    return [list(one.shape), one.dtype]
+
+
+def _plain_fields(fields: Mapping[str, Field]) -> dict[str, list[Any]]:
+    return {name: _plain(one) for name, one in fields.items()}
+
+
+def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+    for name, one in fields.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"TransitionSpec {where}: expected names that are identifiers, got {name!r}")
+        if not isinstance(one, Field):
+            raise TypeError(f"TransitionSpec {where}[{name!r}]: expected a Field, got {one!r}")
+    return dict(fields)
