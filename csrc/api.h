@@ -1,0 +1,112 @@
+/* marlcore's C core: every declaration, read by the C compiler and by cffi alike.
+ *
+ * The core knows nothing of Python and allocates nothing: it works on memory that the caller maps and owns.
+ * Results are 0 or a count, or -errno; -EAGAIN (nothing there yet) and -ESTALE (lapped) are ordinary results.
+ *
+ * A lane in shared memory:
+ *
+ *   counters, one 128-byte line           columns, capacity rows each
+ *   +-----------+----------+---------+    +-------+-------+-----+---------------+
+ *   | committed | reserved | padding |    | row 0 | row 1 | ... | row capacity-1|   row = ticket mod capacity
+ *   +-----------+----------+---------+    +-------+-------+-----+---------------+
+ *   written by the lane's writer alone    written by the lane's writer alone
+ *
+ *   event, one 128-byte line, shared by the lanes of a segment
+ *   +---------+-------+---------+
+ *   | waiters | event | padding |   waiters: readers add, a writer takes; event: writers add
+ *   +---------+-------+---------+
+ */
+#ifndef MC_API_H
+#define MC_API_H
+
+#include <stdint.h>
+
+enum { MC_LINE = 128, MC_MAX_COLUMNS = 16, MC_API_VERSION = 1 };
+
+/* ---- lanes: fixed-size rows, one writer, any number of readers ---- */
+
+struct mc_column {
+    uint8_t *base;   /* the lane's first row, 8-byte aligned */
+    uint64_t size;   /* bytes of a row that are copied */
+    uint64_t stride; /* bytes from row to row: size rounded up to 8 */
+};
+
+struct mc_lane {       /* private to a process: where the lane is mapped */
+    uint64_t capacity; /* rows */
+    uint8_t *counters;
+    uint8_t *event;
+    uint64_t columns;
+    struct mc_column column[MC_MAX_COLUMNS];
+};
+
+/* Any process. 0, or -EUCLEAN when the counters contradict one another. */
+int mc_lane_check(const struct mc_lane *lane);
+/* Any process. Rows committed since the lane was created. */
+int64_t mc_lane_committed(const struct mc_lane *lane);
+/* The holder of the lane's lock. Appends n rows; sources[k] holds column k's n rows, one after another
+ * (row bytes apart by the column's size; by its stride for column 0). 0, -EINVAL, -EUCLEAN. */
+int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources);
+/* Any process. Copies n rows from ticket on into dests (a NULL dest is passed over). 0, -EAGAIN, -ESTALE. */
+int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests);
+/* Any process. Copies column 0 of the newest row: its ticket + 1, 0 when there is none, -ESTALE when lapped. */
+int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
+/* Any process. The tickets [lo, hi) that each of n lanes holds whole. 0, or -EUCLEAN. */
+int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
+/* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not. */
+int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
+                          uint8_t *ok);
+
+/* ---- transitions: what a replay lane's rows mean ---- */
+
+enum { MC_TERMINATED = 1, MC_TRUNCATED = 2, MC_BOUNDARY = 4 };
+
+struct mc_row {             /* the head of a record, which is column 0 */
+    uint32_t ordinal;       /* transitions written to the lane before this row, modulo 2^32 */
+    uint16_t age;           /* rows of the same episode before this one, at most 65535; 0 begins an episode */
+    uint8_t flags;          /* MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY */
+    uint8_t zero;
+    uint32_t policy_version;
+    float reward;
+};
+
+struct mc_writer {           /* private to the process that holds the lane's lock */
+    struct mc_lane lane;     /* capacity 0 once closed */
+    uint8_t *records;        /* the caller's staging: the transition's record, then the boundary row's */
+    const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.. */
+    const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
+    uint32_t ordinal;
+    uint32_t policy_version;
+    uint16_t age;
+};
+
+/* The lane's writer, once: goes on where the last one stopped; its rows begin a new episode. 0, -EUCLEAN. */
+int mc_writer_open(struct mc_writer *writer);
+/* The lane's writer. Appends the staged transition, and the boundary row when flags has MC_BOUNDARY.
+ * The transition's ticket, -ESHUTDOWN when closed, -EDOM when the reward is not finite, -EUCLEAN. */
+int64_t mc_writer_add(struct mc_writer *writer, int flags);
+/* The lane's writer. Appends n rows with the given flags, all or none: the first ticket, or as above. */
+int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, void *records, const void *const *frames,
+                           const uint8_t *flags);
+/* Any process. Transitions that the lane holds, boundary rows not counted. */
+int64_t mc_lane_transitions(const struct mc_lane *lane);
+
+/* ---- events: waiting for a writer without spinning ---- */
+
+/* A waiter: announces itself; then check the condition, then mc_event_wait with the value returned. */
+uint32_t mc_event_prepare(uint8_t *event);
+/* A waiter: sleeps until the event moves on from seen or the time is up. 0, -ETIMEDOUT, -EINTR. */
+int mc_event_wait(uint8_t *event, uint32_t seen, int64_t timeout_ns);
+/* A writer, after it made the condition true. Costs a system call only when somebody waits. */
+void mc_event_notify(uint8_t *event);
+
+/* ---- words: one 64-bit word, one writer, any number of readers ---- */
+
+int64_t mc_word_load(const uint8_t *word);
+void mc_word_store(uint8_t *word, int64_t value);
+
+/* ---- locks: the kernel releases them when their holder dies ---- */
+
+/* Locks one byte of an open file description. 0, -EAGAIN when another holds it, -errno. */
+int mc_lock_try(int fd, int64_t offset, int exclusive);
+
+#endif

@@ -1,0 +1,82 @@
+/* The only place where memory orders are written. Each acquire names the release that it pairs with. */
+#ifndef MC_ATOMICS_H
+#define MC_ATOMICS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+typedef _Atomic uint64_t mc_word;
+typedef _Atomic uint32_t mc_half;
+typedef _Atomic uint8_t mc_byte;
+
+static_assert(sizeof(mc_word) == 8 && sizeof(mc_half) == 4 && sizeof(mc_byte) == 1, "plain words");
+static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would not be shared");
+
+struct mc_counters {
+    mc_word committed;
+    mc_word reserved;
+};
+
+struct mc_event {
+    mc_half waiters;
+    mc_half event;
+};
+
+/* committed: the release makes the rows below it readable; pairs with load_committed. */
+static inline void mc_store_committed(struct mc_counters *c, uint64_t value) {
+    atomic_store_explicit(&c->committed, value, memory_order_release);
+}
+/* Pairs with store_committed. */
+static inline uint64_t mc_load_committed(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->committed, memory_order_acquire);
+}
+
+/* reserved: ordered by the fences below, never by itself. */
+static inline void mc_store_reserved(struct mc_counters *c, uint64_t value) {
+    atomic_store_explicit(&c->reserved, value, memory_order_relaxed);
+}
+static inline uint64_t mc_load_reserved(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->reserved, memory_order_relaxed);
+}
+
+/* Between reserving and writing rows: a reader that sees a new word sees the reservation.
+ * Pairs with mc_fence_read. */
+static inline void mc_fence_write(void) { atomic_thread_fence(memory_order_release); }
+/* The same where the copy may use non-temporal stores, which a release fence does not order on x86. */
+static inline void mc_fence_write_streaming(void) { atomic_thread_fence(memory_order_seq_cst); }
+/* Between copying rows out and reloading reserved. Pairs with mc_fence_write. */
+static inline void mc_fence_read(void) { atomic_thread_fence(memory_order_acquire); }
+/* Store, then load of another word, on both sides of a wait: pairs with itself. */
+static inline void mc_fence_event(void) { atomic_thread_fence(memory_order_seq_cst); }
+
+/* The words of a row: relaxed, so that a racing copy is a defined (and later rejected) mixture. */
+static inline void mc_store_row_word(mc_word *to, uint64_t value) {
+    atomic_store_explicit(to, value, memory_order_relaxed);
+}
+static inline uint64_t mc_load_row_word(mc_word *from) {
+    return atomic_load_explicit(from, memory_order_relaxed);
+}
+static inline void mc_store_row_byte(mc_byte *to, uint8_t value) {
+    atomic_store_explicit(to, value, memory_order_relaxed);
+}
+static inline uint8_t mc_load_row_byte(mc_byte *from) {
+    return atomic_load_explicit(from, memory_order_relaxed);
+}
+
+/* events: ordered by mc_fence_event. */
+static inline uint32_t mc_load_half(mc_half *from) {
+    return atomic_load_explicit(from, memory_order_relaxed);
+}
+static inline void mc_add_half(mc_half *to) { atomic_fetch_add_explicit(to, 1, memory_order_relaxed); }
+static inline void mc_clear_half(mc_half *to) { atomic_exchange_explicit(to, 0, memory_order_relaxed); }
+
+/* control words: the release pairs with the acquire below. */
+static inline void mc_store_word(mc_word *to, uint64_t value) {
+    atomic_store_explicit(to, value, memory_order_release);
+}
+/* Pairs with mc_store_word. */
+static inline uint64_t mc_load_word(mc_word *from) {
+    return atomic_load_explicit(from, memory_order_acquire);
+}
+
+#endif

@@ -1,0 +1,40 @@
+/* Copies between private memory and rows of a lane; racing copies are allowed, validation rejects them. */
+#include <string.h>
+
+#include "core.h"
+
+/* From here on the C library's copy is quicker than a loop over words. */
+#define MC_OPAQUE_BYTES 256
+
+/* Called through a volatile pointer, the copy is opaque: the compiler can neither tear it apart into
+ * repeated loads nor move it across the fences around it. */
+static void *(*volatile const mc_opaque_copy)(void *, const void *, size_t) = memcpy;
+
+void mc_copy_in(uint8_t *row, const void *source, uint64_t size) {
+    const uint8_t *from = source;
+    if (size >= MC_OPAQUE_BYTES) {
+        mc_opaque_copy(row, from, size);
+        return;
+    }
+    for (; size >= 8; size -= 8, row += 8, from += 8) {
+        uint64_t word;
+        memcpy(&word, from, 8);
+        mc_store_row_word((mc_word *)(void *)row, word);
+    }
+    for (; size > 0; size--)
+        mc_store_row_byte((mc_byte *)(void *)row++, *from++);
+}
+
+void mc_copy_out(void *dest, const uint8_t *row, uint64_t size) {
+    uint8_t *to = dest;
+    if (size >= MC_OPAQUE_BYTES) {
+        mc_opaque_copy(to, row, size);
+        return;
+    }
+    for (; size >= 8; size -= 8, row += 8, to += 8) {
+        uint64_t word = mc_load_row_word((mc_word *)(void *)row);
+        memcpy(to, &word, 8);
+    }
+    for (; size > 0; size--)
+        *to++ = mc_load_row_byte((mc_byte *)(void *)row++);
+}

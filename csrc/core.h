@@ -1,0 +1,36 @@
+/* What the core's files share among themselves. */
+#ifndef MC_CORE_H
+#define MC_CORE_H
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "api.h"
+#include "atomics.h"
+
+static_assert(sizeof(struct mc_row) == 16, "the head of a record is 16 bytes");
+static_assert(offsetof(struct mc_row, age) == 4 && offsetof(struct mc_row, flags) == 6 &&
+                  offsetof(struct mc_row, policy_version) == 8 && offsetof(struct mc_row, reward) == 12,
+              "the sampling kernels read these offsets");
+static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <= MC_LINE, "one line each");
+
+/* Counters never get near 2^63, where tickets would stop fitting the signed numbers of a batch. */
+#define MC_TICKET_LIMIT (UINT64_C(1) << 62)
+
+/* Copies of this many bytes and more may be made with non-temporal stores. */
+#define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
+
+static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
+    return (struct mc_counters *)(void *)lane->counters;
+}
+
+/* Into and out of rows that the other side may be reading or writing at the same time. */
+void mc_copy_in(uint8_t *row, const void *source, uint64_t size);
+void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
+
+/* An append in three steps, for rows that come from several places. */
+int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);
+void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources);
+void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n);
+
+#endif

@@ -1,0 +1,30 @@
+"""Builds marlcore._core: api.h is both the C header and what cffi reads, so the two cannot drift."""
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+
+SOURCES = ["copy.c", "futex.c", "lane.c", "locks.c", "transition.c", "words.c"]
+
+root = Path(__file__).parent
+declarations = "\n".join(
+    line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#")
+)
+
+ffi = FFI()
+ffi.cdef(declarations)
+ffi.set_source(
+    "marlcore._core",
+    '#include "api.h"',
+    sources=[f"csrc/{name}" for name in SOURCES],
+    include_dirs=["csrc"],
+    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h"]],
+    extra_compile_args=[
+        "-std=c11",
+        "-O3",
+        "-fvisibility=hidden",
+        *os.environ.get("MARLCORE_CFLAGS", "").split(),
+    ],
+    py_limited_api=True,
+)

@@ -1,0 +1,144 @@
+/* The lane: the one lock-free structure. Protocol and proof obligations: see the README's "How it works". */
+#include <errno.h>
+
+#include "core.h"
+
+static int mc_counters_sane(uint64_t committed, uint64_t reserved, uint64_t capacity) {
+    return committed <= reserved && reserved - committed <= capacity && reserved < MC_TICKET_LIMIT;
+}
+
+/* Written this way round because reserved - capacity underflows on a young lane. */
+static int mc_ticket_whole(uint64_t ticket, uint64_t capacity, uint64_t reserved) {
+    return ticket + capacity >= reserved;
+}
+
+int mc_lane_check(const struct mc_lane *lane) {
+    uint64_t c = mc_load_committed(mc_counters_of(lane));
+    uint64_t r = mc_load_reserved(mc_counters_of(lane));
+    return mc_counters_sane(c, r, lane->capacity) ? 0 : -EUCLEAN;
+}
+
+int64_t mc_lane_committed(const struct mc_lane *lane) {
+    return (int64_t)mc_load_committed(mc_counters_of(lane));
+}
+
+int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
+    struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t c = mc_load_committed(counters);
+    uint64_t r = mc_load_reserved(counters);
+    uint64_t bytes = 0;
+    if (n < 1 || n > lane->capacity)
+        return -EINVAL;
+    if (!mc_counters_sane(c, r, lane->capacity) || c + n >= MC_TICKET_LIMIT)
+        return -EUCLEAN;
+    /* A predecessor killed inside a longer append may have reserved more; lowering it would let a reader
+     * accept a row that the predecessor had begun to overwrite. */
+    if (r < c + n)
+        mc_store_reserved(counters, c + n);
+    for (uint64_t k = 0; k < lane->columns; k++)
+        bytes += n * lane->column[k].size;
+    if (bytes < MC_STREAMING_BYTES)
+        mc_fence_write();
+    else
+        mc_fence_write_streaming();
+    *first = c;
+    return 0;
+}
+
+static void mc_column_put(const struct mc_column *column, uint64_t row, uint64_t n, const uint8_t *source,
+                          uint64_t pitch) {
+    uint8_t *to = column->base + row * column->stride;
+    if (pitch == column->stride) {
+        mc_copy_in(to, source, n * pitch);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++)
+        mc_copy_in(to + i * column->stride, source + i * pitch, column->size);
+}
+
+void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources) {
+    uint64_t row = ticket % lane->capacity;
+    uint64_t head = lane->capacity - row < n ? lane->capacity - row : n;
+    for (uint64_t k = 0; k < lane->columns; k++) {
+        const struct mc_column *column = &lane->column[k];
+        const uint8_t *source = sources[k];
+        uint64_t pitch = k == 0 ? column->stride : column->size;
+        mc_column_put(column, row, head, source, pitch);
+        if (head < n)
+            mc_column_put(column, 0, n - head, source + head * pitch, pitch);
+    }
+}
+
+void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n) {
+    mc_store_committed(mc_counters_of(lane), first + n);
+    mc_event_notify(lane->event);
+}
+
+int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources) {
+    uint64_t first;
+    int error = mc_lane_reserve(lane, n, &first);
+    if (error)
+        return error;
+    mc_lane_put(lane, first, n, sources);
+    mc_lane_commit(lane, first, n);
+    return 0;
+}
+
+int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t c = mc_load_committed(counters);
+    if (n < 1 || n > lane->capacity || ticket >= MC_TICKET_LIMIT)
+        return -EINVAL;
+    if (ticket + n > c)
+        return -EAGAIN;
+    if (!mc_ticket_whole(ticket, lane->capacity, mc_load_reserved(counters)))
+        return -ESTALE;
+    for (uint64_t k = 0; k < lane->columns; k++) {
+        const struct mc_column *column = &lane->column[k];
+        uint64_t row = ticket % lane->capacity;
+        uint8_t *to = dests[k];
+        for (uint64_t i = 0; to && i < n; i++, to += column->size) {
+            mc_copy_out(to, column->base + row * column->stride, column->size);
+            row = row + 1 == lane->capacity ? 0 : row + 1;
+        }
+    }
+    mc_fence_read();
+    return mc_ticket_whole(ticket, lane->capacity, mc_load_reserved(counters)) ? 0 : -ESTALE;
+}
+
+int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest) {
+    uint64_t c = mc_load_committed(mc_counters_of(lane));
+    void *dests[MC_MAX_COLUMNS] = {dest};
+    if (c == 0)
+        return 0;
+    int error = mc_lane_read(lane, c - 1, 1, dests);
+    return error ? error : (int64_t)c;
+}
+
+int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi) {
+    for (uint64_t i = 0; i < n; i++) {
+        const struct mc_counters *counters = mc_counters_of(&lanes[i]);
+        uint64_t c = mc_load_committed(counters);
+        uint64_t r = mc_load_reserved(counters);
+        if (c >= MC_TICKET_LIMIT || r >= MC_TICKET_LIMIT)
+            return -EUCLEAN;
+        /* A writer that commits between the two loads leaves r well above c: what it overwrote is out. */
+        uint64_t top = c > r ? c : r;
+        uint64_t low = top > lanes[i].capacity ? top - lanes[i].capacity : 0;
+        lo[i] = (int64_t)(low < c ? low : c);
+        hi[i] = (int64_t)c;
+    }
+    return 0;
+}
+
+int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
+                          uint8_t *ok) {
+    int64_t lapped = 0;
+    mc_fence_read();
+    for (uint64_t i = 0; i < n; i++) {
+        const struct mc_lane *of = &lanes[lane[i]];
+        ok[i] = (uint8_t)mc_ticket_whole((uint64_t)lowest[i], of->capacity, mc_load_reserved(mc_counters_of(of)));
+        lapped += !ok[i];
+    }
+    return lapped;
+}

@@ -1,0 +1,117 @@
+/* Transitions on a lane: the head of each record says where the row stands in its episode. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "core.h"
+
+static void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
+    const struct mc_column *column = &lane->column[0];
+    mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);
+}
+
+int mc_writer_open(struct mc_writer *writer) {
+    struct mc_row last;
+    uint64_t c = (uint64_t)mc_lane_committed(&writer->lane);
+    int error = mc_lane_check(&writer->lane);
+    if (error)
+        return error;
+    writer->age = 0;
+    writer->ordinal = 0;
+    if (c > 0) {
+        mc_row_load(&writer->lane, c - 1, &last);
+        writer->ordinal = last.ordinal + !(last.flags & MC_BOUNDARY);
+    }
+    return 0;
+}
+
+/* Writes the head of one record; the caller has put the reward there. */
+static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags) {
+    struct mc_row row;
+    memcpy(&row, record, sizeof row);
+    row.ordinal = writer->ordinal;
+    row.age = writer->age;
+    row.flags = (uint8_t)flags;
+    row.zero = 0;
+    row.policy_version = writer->policy_version;
+    memcpy(record, &row, sizeof row);
+    writer->ordinal += !(flags & MC_BOUNDARY);
+    writer->age += writer->age < UINT16_MAX;
+}
+
+static int mc_reward_finite(const uint8_t *record) {
+    float reward;
+    memcpy(&reward, record + offsetof(struct mc_row, reward), sizeof reward);
+    return isfinite(reward);
+}
+
+int64_t mc_writer_add(struct mc_writer *writer, int flags) {
+    uint64_t bytes = writer->lane.column[0].stride;
+    uint64_t rows = flags & MC_BOUNDARY ? 2 : 1;
+    uint64_t first;
+    if (writer->lane.capacity == 0)
+        return -ESHUTDOWN;
+    if (!mc_reward_finite(writer->records))
+        return -EDOM;
+    int error = mc_lane_reserve(&writer->lane, rows, &first);
+    if (error)
+        return error;
+    mc_writer_head(writer, writer->records, flags & (MC_TERMINATED | MC_TRUNCATED));
+    writer->frames[0] = writer->records;
+    mc_lane_put(&writer->lane, first, 1, writer->frames);
+    if (rows == 2) {
+        mc_writer_head(writer, writer->records + bytes, MC_BOUNDARY);
+        writer->final_frames[0] = writer->records + bytes;
+        mc_lane_put(&writer->lane, first + 1, 1, writer->final_frames);
+    }
+    if (flags & (MC_TERMINATED | MC_TRUNCATED))
+        writer->age = 0;
+    mc_lane_commit(&writer->lane, first, rows);
+    return (int64_t)first;
+}
+
+int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, void *records, const void *const *frames,
+                           const uint8_t *flags) {
+    const void *sources[MC_MAX_COLUMNS];
+    uint64_t bytes = writer->lane.column[0].stride;
+    uint64_t first;
+    if (writer->lane.capacity == 0)
+        return -ESHUTDOWN;
+    for (uint64_t i = 0; i < n; i++)
+        if (!(flags[i] & MC_BOUNDARY) && !mc_reward_finite((uint8_t *)records + i * bytes))
+            return -EDOM;
+    int error = mc_lane_reserve(&writer->lane, n, &first);
+    if (error)
+        return error;
+    for (uint64_t i = 0; i < n; i++) {
+        mc_writer_head(writer, (uint8_t *)records + i * bytes, flags[i]);
+        /* An ended row's boundary row, when it has one, closes the episode in its stead. */
+        int ended = flags[i] & (MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY);
+        int boundary_next = i + 1 < n && flags[i + 1] & MC_BOUNDARY;
+        if (ended && !boundary_next)
+            writer->age = 0;
+    }
+    sources[0] = records;
+    for (uint64_t k = 1; k < writer->lane.columns; k++)
+        sources[k] = frames[k];
+    mc_lane_put(&writer->lane, first, n, sources);
+    mc_lane_commit(&writer->lane, first, n);
+    return (int64_t)first;
+}
+
+int64_t mc_lane_transitions(const struct mc_lane *lane) {
+    for (;;) {
+        struct mc_row oldest, newest;
+        int64_t lo, hi, which = 0;
+        uint8_t ok;
+        if (mc_lanes_window(lane, 1, &lo, &hi))
+            return -EUCLEAN;
+        if (lo == hi)
+            return 0;
+        mc_row_load(lane, (uint64_t)lo, &oldest);
+        mc_row_load(lane, (uint64_t)hi - 1, &newest);
+        mc_lanes_validate(lane, 1, &which, &lo, &ok);
+        if (ok)
+            return (uint32_t)(newest.ordinal + !(newest.flags & MC_BOUNDARY) - oldest.ordinal);
+    }
+}

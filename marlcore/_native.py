@@ -1,0 +1,297 @@
+"""The only importer of the C core: pointers are taken here, and return codes become exceptions here."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from .errors import ClosedError, MarlcoreError, SegmentCorrupt
+
+__all__ = [
+    "BOUNDARY",
+    "LINE",
+    "MAX_COLUMNS",
+    "TERMINATED",
+    "TRUNCATED",
+    "Event",
+    "NativeLanes",
+    "NativeWriter",
+    "Words",
+    "try_lock",
+]
+
+_ffi: Any = _core.ffi
+_lib: Any = _core.lib
+
+LINE: int = _lib.MC_LINE
+MAX_COLUMNS: int = _lib.MC_MAX_COLUMNS
+TERMINATED: int = _lib.MC_TERMINATED
+TRUNCATED: int = _lib.MC_TRUNCATED
+BOUNDARY: int = _lib.MC_BOUNDARY
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+def _error(code: int) -> Exception:
+    """The exception for a negative return code that is no ordinary result."""
+    if code == -errno.EUCLEAN:
+        return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
+    if code == -errno.ESHUTDOWN:
+        return ClosedError("the writer was closed")
+    if code == -errno.EDOM:
+        return ValueError("reward: expected a finite number, got NaN or infinity")
+    if code == -errno.EINVAL:
+        return ValueError("rows: expected at least one and at most the lane's capacity")
+    return MarlcoreError(os.strerror(-code))
+
+
+def _pointer(array: NDArray[Any], ctype: str = "uint8_t *") -> Any:
+    """The address of a C-contiguous array, which the result keeps alive through `_ffi.from_buffer`."""
+    return _ffi.from_buffer(ctype if ctype.endswith("]") else ctype.replace(" *", "[]"), array)
+
+
+class NativeLanes:
+    """The lanes of one segment, as the C core sees them.
+
+    Args:
+        memory: the segment's body, uint8 [nbytes], mapped for as long as this object lives.
+        capacity: rows of each lane.
+        event: offset of the event line in `memory`.
+        counters: each lane's offset of its counters.
+        columns: for each lane, (offset, size, stride) of each column.
+    """
+
+    def __init__(
+        self,
+        memory: Bytes,
+        capacity: int,
+        event: int,
+        counters: list[int],
+        columns: list[list[tuple[int, int, int]]],
+    ) -> None:
+        self._memory = _pointer(memory)
+        self.count = len(counters)
+        self.raw = _ffi.new("struct mc_lane[]", self.count)
+        for lane, (at, cols) in enumerate(zip(counters, columns, strict=True)):
+            raw = self.raw[lane]
+            raw.capacity = capacity
+            raw.counters = self._memory + at
+            raw.event = self._memory + event
+            raw.columns = len(cols)
+            for k, (offset, size, stride) in enumerate(cols):
+                raw.column[k].base = self._memory + offset
+                raw.column[k].size = size
+                raw.column[k].stride = stride
+        self._newest = [_ffi.addressof(self.raw, lane) for lane in range(self.count)]
+
+    def check(self, lane: int) -> None:
+        """For the lane's writer: SegmentCorrupt when the counters contradict one another."""
+        code = _lib.mc_lane_check(self._newest[lane])
+        if code:
+            raise _error(code)
+
+    def committed(self, lane: int) -> int:
+        """Rows committed to the lane since it was created."""
+        return int(_lib.mc_lane_committed(self._newest[lane]))
+
+    def transitions(self, lane: int) -> int:
+        """Transitions that a replay lane holds, boundary rows not counted."""
+        count = int(_lib.mc_lane_transitions(self._newest[lane]))
+        if count < 0:
+            raise _error(count)
+        return count
+
+    def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
+        """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
+        return AppendRow(self, self._newest[lane], source)
+
+    def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
+        """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
+        dests = _ffi.new("void *[]", MAX_COLUMNS)
+        dests[0] = pointer = _pointer(dest)
+        code = int(_lib.mc_lane_read(self._newest[lane], ticket, rows, dests))
+        del pointer
+        if code not in (0, -errno.EAGAIN, -errno.ESTALE):
+            raise _error(code)
+        return code
+
+    def newest_reader(self, lane: int, dest: NDArray[Any]) -> NewestReader:
+        """A call that copies the newest row of a lane of one column into `dest`."""
+        return NewestReader(self, self._newest[lane], dest)
+
+    def windows(self, lo: Ints, hi: Ints) -> Windows:
+        """A call that fills lo and hi, int64 [lanes], with the tickets that each lane holds."""
+        return Windows(self, lo, hi)
+
+    def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Validator:
+        """A call that says of (lane, lowest ticket) pairs whether they are whole still."""
+        return Validator(self, lane, lowest, ok)
+
+
+class AppendRow:
+    """Appends the row in a staging array, whose address was taken once."""
+
+    def __init__(self, lanes: NativeLanes, raw: Any, source: NDArray[Any]) -> None:
+        self._keep = lanes, source
+        self._raw = raw
+        self._row = _pointer(source.view(np.uint8))
+        self._sources = _ffi.new("void *[]", MAX_COLUMNS)
+        self._sources[0] = self._row
+
+    def __call__(self) -> None:
+        code = _lib.mc_lane_append(self._raw, 1, self._sources)
+        if code:
+            raise _error(code)
+
+
+class NewestReader:
+    """Copies the newest row: returns its ticket + 1, 0 when there is none, -ESTALE when it was lapped."""
+
+    def __init__(self, lanes: NativeLanes, raw: Any, dest: NDArray[Any]) -> None:
+        self._keep = lanes
+        self._raw = raw
+        self._dest = _pointer(dest.view(np.uint8))
+
+    def __call__(self) -> int:
+        return int(_lib.mc_lane_read_newest(self._raw, self._dest))
+
+
+class Windows:
+    """Fills two arrays with the tickets [lo, hi) that each lane holds whole."""
+
+    def __init__(self, lanes: NativeLanes, lo: Ints, hi: Ints) -> None:
+        self._lanes = lanes
+        self._lo = _pointer(lo, "int64_t *")
+        self._hi = _pointer(hi, "int64_t *")
+
+    def __call__(self) -> None:
+        code = _lib.mc_lanes_window(self._lanes.raw, self._lanes.count, self._lo, self._hi)
+        if code:
+            raise _error(code)
+
+
+class Validator:
+    """ok[i] = whether ticket lowest[i] of lane[i] is whole still, for the first n; counts those lapped."""
+
+    def __init__(self, lanes: NativeLanes, lane: Ints, lowest: Ints, ok: Bytes) -> None:
+        self._lanes = lanes
+        self._lane = _pointer(lane, "int64_t *")
+        self._lowest = _pointer(lowest, "int64_t *")
+        self._ok = _pointer(ok)
+
+    def __call__(self, n: int) -> int:
+        return int(_lib.mc_lanes_validate(self._lanes.raw, n, self._lane, self._lowest, self._ok))
+
+
+class NativeWriter:
+    """The writing end of one replay lane; the caller holds the lane's lock.
+
+    Args:
+        lanes: the replay's lanes.
+        lane: which of them.
+        records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
+    """
+
+    def __init__(self, lanes: NativeLanes, lane: int, records: Bytes) -> None:
+        self._keep = lanes, records
+        self._raw = _ffi.new("struct mc_writer *")
+        self._raw.lane = lanes.raw[lane]
+        self._records = _pointer(records)
+        self._raw.records = self._records
+        self._sources = _ffi.new("void *[]", MAX_COLUMNS)
+        code = _lib.mc_writer_open(self._raw)
+        if code:
+            raise _error(code)
+        # The two that a hot path calls directly; a negative result goes to `fail`.
+        self.add_row = _lib.mc_writer_add
+        self.raw = self._raw
+
+    @staticmethod
+    def fail(code: int) -> Exception:
+        """The exception for a negative ticket."""
+        return _error(code)
+
+    def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
+        """Names the array that column takes its next row from; keep the result until the row is added."""
+        pointer = _ffi.from_buffer(frame)
+        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
+        return pointer
+
+    def add_rows(self, records: Bytes, frames: list[NDArray[Any]], flags: Bytes) -> int:
+        """Appends len(flags) rows at once: records uint8 [n, record bytes], frames one array a column."""
+        keep = [_ffi.from_buffer(frame) for frame in frames]
+        for k, pointer in enumerate(keep):
+            self._sources[k + 1] = pointer
+        ticket = int(
+            _lib.mc_writer_add_rows(
+                self._raw, len(flags), _ffi.from_buffer(records), self._sources, _pointer(flags)
+            )
+        )
+        if ticket < 0:
+            raise _error(ticket)
+        return ticket
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that act; stored with each row, modulo 2^32."""
+        return int(self._raw.policy_version)
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._raw.policy_version = version & 0xFFFFFFFF
+
+    def close(self) -> None:
+        """Every later add is refused by the C core."""
+        self._raw.lane.capacity = 0
+
+
+class Event:
+    """A place to sleep until a writer of the segment commits."""
+
+    def __init__(self, memory: Bytes, offset: int = 0) -> None:
+        self._memory = _pointer(memory)
+        self._event = self._memory + offset
+
+    def prepare(self) -> int:
+        """Announces a waiter; check the condition after this and before `wait`."""
+        return int(_lib.mc_event_prepare(self._event))
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Sleeps until something was committed after `prepare` or the time is up."""
+        code = _lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
+        if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
+            raise _error(code)
+
+    def notify(self) -> None:
+        """Wakes everybody who waits."""
+        _lib.mc_event_notify(self._event)
+
+
+class Words:
+    """64-bit words in shared memory, each written by one process and read by any."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = _pointer(memory)
+        self._at = [self._memory + 8 * i for i in range(len(memory) // 8)]
+
+    def load(self, index: int) -> int:
+        return int(_lib.mc_word_load(self._at[index]))
+
+    def store(self, index: int, value: int) -> None:
+        _lib.mc_word_store(self._at[index], value)
+
+
+def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
+    """Locks one byte for the open file description of fd; False when somebody else holds it."""
+    code = _lib.mc_lock_try(fd, offset, exclusive)
+    if code == -errno.EAGAIN:
+        return False
+    if code:
+        raise OSError(-code, os.strerror(-code))
+    return True

@@ -1,0 +1,102 @@
+"""Lanes in a segment: where their counters and columns lie, and who may write to one."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._native import LINE, MAX_COLUMNS, NativeLanes
+from .errors import LaneBusy
+from .shm import Segment, invalidate_after_fork
+
+__all__ = ["LaneClaim", "LaneGeometry", "claim"]
+
+
+@dataclass(frozen=True)
+class LaneGeometry:
+    """Lanes of one shape, laid out in a segment's body.
+
+        event line | counters of lane 0 | counters of lane 1 | ... | column 0 | column 1 | ...
+
+    where a column holds the rows of lane 0, then those of lane 1, and so on.
+
+    Attributes:
+        lanes: how many.
+        capacity: rows of each lane.
+        columns: bytes of a row in each column; those of column 0 are a multiple of 8.
+    """
+
+    lanes: int
+    capacity: int
+    columns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.columns) > MAX_COLUMNS:
+            raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
+
+    def stride(self, column: int) -> int:
+        """Bytes from row to row."""
+        return -(-self.columns[column] // 8) * 8
+
+    def counters_offset(self, lane: int) -> int:
+        return LINE * (1 + lane)
+
+    def column_offset(self, column: int) -> int:
+        """Bytes from the body's start to the column's first row of lane 0."""
+        offset = self.counters_offset(self.lanes)
+        for k in range(column):
+            offset += -(-self.lanes * self.capacity * self.stride(k) // LINE) * LINE
+        return offset
+
+    @property
+    def nbytes(self) -> int:
+        return self.column_offset(len(self.columns))
+
+    def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
+        """The lanes in a mapped body."""
+        lane_columns = [
+            [
+                (self.column_offset(k) + lane * self.capacity * self.stride(k), size, self.stride(k))
+                for k, size in enumerate(self.columns)
+            ]
+            for lane in range(self.lanes)
+        ]
+        counters = [self.counters_offset(lane) for lane in range(self.lanes)]
+        return NativeLanes(body, self.capacity, 0, counters, lane_columns)
+
+
+class LaneClaim:
+    """The right to write to a lane: a kernel lock that ends with `release` or with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._release = weakref.finalize(self, os.close, fd)
+        invalidate_after_fork(self)
+
+    def release(self) -> None:
+        self._release()
+
+    def forked(self) -> None:
+        """In a forked child: the lock stays with the parent alone."""
+        self._release()
+
+
+def claim(segment: Segment, lanes: NativeLanes, lane: int) -> LaneClaim:
+    """Takes the lane for this process.
+
+    Raises:
+        LaneBusy: its writer lives. SegmentCorrupt: its counters contradict one another.
+    """
+    fd = segment.lock(1 + lane)
+    if fd is None:
+        raise LaneBusy(f"{segment.path}: lane {lane} has a living writer")
+    claimed = LaneClaim(fd)
+    try:
+        lanes.check(lane)
+    except BaseException:
+        claimed.release()
+        raise
+    return claimed

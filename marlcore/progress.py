@@ -1,0 +1,155 @@
+"""What a person watching a run sees: a live table on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+from statistics import fmean
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .rundir import Metric
+
+__all__ = ["Progress", "final_returns", "summary"]
+
+_RETURNS = 100  # episodes in the running mean
+_FRAME_S = 0.25
+_LAST = {"loss": ".4g", "epsilon": ".3f", "policy_lag": ".1f", "updates_per_s": ",.0f"}  # metric: format
+_TITLES = {
+    "episode_return": f"return (last {_RETURNS})",
+    "loss": "loss",
+    "epsilon": "epsilon",
+    "policy_lag": "policy lag",
+    "updates_per_s": "updates/s",
+}
+
+
+@dataclass
+class _Agent:
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
+    last: dict[str, float] = field(default_factory=dict)
+
+    def cells(self) -> dict[str, str]:
+        """By metric: the text to show, "-" for what was not reported yet."""
+        cells = {"episode_return": f"{fmean(self.returns):,.2f}" if self.returns else "-"}
+        for name, form in _LAST.items():
+            cells[name] = format(self.last[name], form) if name in self.last else "-"
+        return cells
+
+
+class Progress:
+    """Shows how a run goes; a context manager that leaves the last table on the screen.
+
+    It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick`
+    draws, at most four times a second on a terminal and once per `interval` elsewhere. While it is entered,
+    rich redirects sys.stdout and sys.stderr so that what the process prints stands above the table.
+    """
+
+    def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
+        """Args:
+        console: where to draw; standard error if None.
+        interval: seconds between lines where the console is no terminal.
+        """
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._table)
+        self._period = interval if self._live is None else _FRAME_S
+        self._agents: dict[str, _Agent] = {}
+        self._step, self._total, self._rate = 0, 0, 0.0
+        self._began = self._drawn = monotonic()
+
+    def __enter__(self) -> Progress:
+        self._began = self._drawn = monotonic()
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()  # draws the last state
+        else:
+            self._draw()
+
+    def update(self, metric: Metric) -> None:
+        """Take in a metric; those that the table does not show are ignored."""
+        if metric.name not in _TITLES:
+            return
+        agent = self._agents.setdefault(metric.agent, _Agent())
+        if metric.name == "episode_return":
+            agent.returns.append(metric.value)
+        else:
+            agent.last[metric.name] = metric.value
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        """Say how far the run is, in environment steps, and draw if it is time to; call it often."""
+        self._step, self._total, self._rate = step, total_steps, env_steps_per_s
+        if monotonic() - self._drawn >= self._period:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = monotonic()
+        if self._live is not None:
+            self._live.refresh()
+        else:
+            # Names and numbers only: no markup, no colours, no wrapping at 80 columns.
+            self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+
+    def _header(self) -> str:
+        left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
+        return (
+            f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})"
+            f"  {self._rate:,.0f} env steps/s"
+            f"  elapsed {_clock(monotonic() - self._began)}"
+            f"  ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}"
+        )
+
+    def _line(self) -> str:
+        agents = []
+        for name, agent in sorted(self._agents.items()):
+            shown = [f"{_TITLES[metric]} {cell}" for metric, cell in agent.cells().items() if cell != "-"]
+            agents.append(f"{name or 'all'}: {', '.join(shown)}")
+        return " | ".join([self._header(), *agents])
+
+    def _table(self) -> Group:
+        table = Table()
+        table.add_column("agent")
+        for title in _TITLES.values():
+            table.add_column(title, justify="right")
+        for name, agent in sorted(self._agents.items()):
+            table.add_row(Text(name or "all"), *agent.cells().values())
+        return Group(Text(self._header(), style="bold"), table)
+
+
+def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:
+    """By agent: the mean `episode_return` over the last tenth of the run.
+
+    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped before. Agents that
+    ended no episode in that time are absent.
+    """
+    end = min(total_steps, max((metric.step for metric in metrics), default=0))
+    returns: dict[str, list[float]] = {}
+    for metric in metrics:
+        if metric.name == "episode_return" and 10 * metric.step >= 9 * end:
+            returns.setdefault(metric.agent, []).append(metric.value)
+    return {agent: fmean(returns[agent]) for agent in sorted(returns)}
+
+
+def summary(metrics: list[Metric], total_steps: int) -> str:
+    """`final_returns` in words, one line per agent; "" if no episode ended."""
+    return "\n".join(
+        f"{agent or 'all'}: mean return {mean:,.2f} over the last tenth of the run"
+        for agent, mean in final_returns(metrics, total_steps).items()
+    )
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,213 @@
+"""A run's directory: its configuration, metrics, logs and checkpoints, and who may write there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .errors import ClosedError
+
+__all__ = ["Metric", "RunDirectory", "read_metrics", "setup_logging", "write_atomically"]
+
+_HEADER = ["time_s", "step", "agent", "name", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number that a worker reported.
+
+    Attributes:
+        time_s: when, in seconds since the run began.
+        step: environment steps that the whole run had taken by then.
+        agent: whom it is about; "" for the run as a whole.
+        name: what it is, such as "episode_return" or "loss".
+        value: the number; NaN and infinities are kept.
+    """
+
+    time_s: float
+    step: int
+    agent: str
+    name: str
+    value: float
+
+
+class RunDirectory:
+    """Writes what a run leaves behind; made by `create`, one process writes.
+
+    run_dir/
+        config.json             the configuration; its presence marks a run
+        metrics.csv             every metric, one a line
+        tensorboard/            the same as TensorBoard events, tag "agent/name"
+        logs/<worker>.log
+        checkpoints/<agent>.pt
+
+    Attributes:
+        path: the directory, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a laid-out directory's metrics; callers use `create`."""
+        self.path = path
+        self._csv = open(path / "metrics.csv", "x", encoding="utf-8", newline="")
+        self._rows = csv.writer(self._csv, lineterminator="\n")
+        self._rows.writerow(_HEADER)
+        self._events = _EventFile(path / "tensorboard")
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> RunDirectory:
+        """Make the directory and its parents, and write the configuration.
+
+        Args:
+            path: a new or empty directory.
+            config: anything that JSON holds; paths become strings.
+
+        Raises:
+            ValueError: the place is taken or cannot be written, or the configuration holds NaN.
+            TypeError: the configuration holds what JSON does not.
+        """
+        text = json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n"
+        root = Path(path).absolute()
+        try:
+            _lay_out(root)
+            write_atomically(root / "config.json", text.encode())
+            return cls(root)
+        except OSError as error:
+            raise ValueError(
+                f"run_dir: expected a place that can be written, got {str(path)!r} ({error.strerror})"
+            ) from error
+
+    def record(self, metric: Metric) -> None:
+        """Append a metric to metrics.csv and to the TensorBoard events; buffered until `flush`.
+
+        Raises:
+            ClosedError: the run directory was closed.
+        """
+        if self._csv.closed:
+            raise ClosedError(f"run directory {str(self.path)!r}: expected it open, it was closed")
+        # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
+        time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
+        self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
+        self._events.record(metric)
+
+    def flush(self) -> None:
+        """Hand everything recorded so far to the operating system."""
+        self._csv.flush()
+        self._events.flush()
+
+    def close(self) -> None:
+        """Flush and close the files; closing twice is fine."""
+        self._csv.close()
+        self._events.close()
+
+    def log_path(self, worker: str) -> Path:
+        """The log file of a worker."""
+        return self.path / "logs" / f"{worker}.log"
+
+    def checkpoint_path(self, agent: str) -> Path:
+        """The checkpoint file of an agent."""
+        return self.path / "checkpoints" / f"{agent}.pt"
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> list[Metric]:
+    """Read a metrics.csv back, in the order written.
+
+    A last line without its newline, as a killed run leaves it, is dropped: its number may be cut short.
+
+    Raises:
+        ValueError: the file is no metrics.csv.
+    """
+    text = Path(path).read_bytes().decode("utf-8", errors="replace")
+    rows = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    header = next(rows, [])
+    if header != _HEADER:
+        raise ValueError(f"{str(path)!r}: expected the header {','.join(_HEADER)}, got {','.join(header)!r}")
+    return [
+        Metric(float(time_s), int(step), agent, name, float(value))
+        for time_s, step, agent, name, value in rows
+    ]
+
+
+def setup_logging(path: str | Path) -> None:
+    """Send this process's log records of level INFO and up, and its warnings, to a file."""
+    logging.basicConfig(
+        filename=path,
+        encoding="utf-8",
+        level=logging.INFO,
+        format="%(asctime)s %(processName)s %(levelname)s %(message)s",
+        force=True,  # a forked worker inherits its parent's handlers
+    )
+    logging.captureWarnings(True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`; whoever looks, even after a crash, sees all of it or what was there before."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _lay_out(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+    root.mkdir(parents=True, exist_ok=True)
+    if (root / "config.json").exists():
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds a run")
+    if any(root.iterdir()):
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
+    for name in ("checkpoints", "logs", "tensorboard"):
+        (root / name).mkdir()  # of two runs that race for the directory, one fails here
+
+
+class _EventFile:
+    """TensorBoard's event file, written from this thread.
+
+    tensorboard's EventFileWriter would start a thread, which a parent that forks workers must not have, and
+    torch's SummaryWriter would import torch.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # Imported here, since workers import this module for Metric and setup_logging alone.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        self._began = time.time()
+        self._records = RecordWriter(open(directory / f"events.out.tfevents.{int(self._began)}", "xb"))
+        header = Event(wall_time=self._began, file_version="brain.Event:2")
+        self._records.write(header.SerializeToString())
+
+    def record(self, metric: Metric) -> None:
+        tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=float(metric.value))])
+        event = self._event(wall_time=self._began + metric.time_s, step=int(metric.step), summary=summary)
+        self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()

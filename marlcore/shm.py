@@ -1,0 +1,354 @@
+"""Segments: files in /dev/shm that appear whole or not at all, and never outlive their last process unseen.
+
+A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then
+a body that starts zeroed. Every process that maps a segment holds a shared kernel lock on byte 0 of its file:
+`sweep` removes a segment only when it obtains the exclusive lock, so only when nobody has it mapped, even after
+SIGKILL of everyone. Bytes 1.. are the lanes' locks.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import mmap
+import os
+import re
+import secrets
+import stat
+import struct
+import weakref
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._native import try_lock
+from .errors import (
+    ClosedError,
+    LayoutMismatch,
+    SegmentCorrupt,
+    SegmentNotFound,
+    SharedMemoryFull,
+    StaleHandle,
+)
+
+__all__ = ["Segment", "SegmentHandle", "invalidate_after_fork", "sweep"]
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "marlcore-"
+
+MAGIC = b"marlcore"
+LAYOUT_VERSION = 1
+# magic, layout version, checksum, header bytes, segment bytes, nonce, description bytes
+_HEADER = struct.Struct("<8sIIQQQQ")
+_CHECKSUM_AT = 12
+_MAX_HEADER = 1 << 26
+_PAGE = 4096
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
+
+
+class Forkable(Protocol):
+    """Something that a forked child must not go on using."""
+
+    def forked(self) -> None:
+        """Called in the child: give back descriptors, refuse further use."""
+
+
+_forkable: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class SegmentHandle:
+    """Picklable name of a segment: where it is, which one it is, and how it is laid out."""
+
+    path: str
+    nonce: int
+    layout: int
+
+
+class Segment:
+    """One mapped segment. Use `create` or `attach`.
+
+    Attributes:
+        body: the shared bytes, uint8 [body bytes]; views of it keep the mapping alive.
+        description: what the creator said of the layout.
+        path: the segment's file.
+    """
+
+    def __init__(self, fd: int, path: Path, header: _Header, owner: bool) -> None:
+        self.path = path
+        self.nonce = header.nonce
+        self.description = header.description
+        self.handle = SegmentHandle(str(path), header.nonce, header.layout)
+        self._fd = fd
+        mapping = mmap.mmap(fd, header.segment_bytes)
+        self.nbytes = header.segment_bytes
+        self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
+        self._closed: str | None = None
+        self._finalizer = weakref.finalize(self, _release, fd, str(path) if owner else None, os.getpid())
+        invalidate_after_fork(self)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        description: dict[str, Any],
+        body_bytes: int,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Segment:
+        """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
+
+        One in /dev/shm is removed when its creator lets go of it; one at `path` stays until `unlink`.
+
+        Raises:
+            SharedMemoryFull: the file system or the memory limit has no room; nothing was created.
+            ValueError: the name has other characters than letters, digits, "_" and ".", or path exists.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
+        nonce = secrets.randbits(64)
+        header = _Header.build(nonce, description, body_bytes)
+        target = Path(path).absolute() if path is not None else SHM_DIR / f"{PREFIX}{name}-{nonce:016x}"
+        fd = _open_nameless(target, header.segment_bytes)
+        try:
+            os.pwrite(fd, header.raw, 0)
+            try_lock(fd, 0, exclusive=False)
+            segment = cls(fd, target, header, owner=path is None)
+        except BaseException:
+            os.close(fd)
+            raise
+        try:
+            _give_name(fd, target)
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    @classmethod
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str]) -> Segment:
+        """Maps the segment that a handle names, or the one at a path.
+
+        Raises:
+            SegmentNotFound: nothing is there. SegmentCorrupt: no segment, or not this user's alone.
+            StaleHandle: another segment took the name. LayoutMismatch: it is laid out otherwise.
+        """
+        path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
+        fd = _open_named(path)
+        try:
+            header = _Header.read(fd, path)
+            if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
+                raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
+            if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
+                raise LayoutMismatch(f"{path}: the segment's layout is not the one of the handle")
+            return cls(fd, path, header, owner=False)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        if self._closed is not None:
+            raise (StaleHandle if "fork" in self._closed else ClosedError)(f"{self.path}: {self._closed}")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def lock(self, offset: int) -> int | None:
+        """A new descriptor that holds the exclusive lock of byte `offset`, or None when another one does."""
+        self.check_open()
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        if try_lock(fd, offset, exclusive=True):
+            return fd
+        os.close(fd)
+        return None
+
+    def close(self) -> None:
+        """Lets go of the segment; the memory is unmapped when the last view of it is gone."""
+        if self._closed is None:
+            self._closed = "it was closed"
+            del self.body
+            self._finalizer()
+
+    def unlink(self) -> None:
+        """Removes the segment's name; processes that have it mapped keep it. Harmless when repeated."""
+        _unlink_ours(self.path, self._fd if self._closed is None else None)
+
+    def forked(self) -> None:
+        """In a forked child: lets go, and says so when used."""
+        if self._closed is None:
+            self._closed = "it was opened before a fork; attach to its handle in the child"
+            del self.body
+            self._finalizer()
+
+
+def sweep() -> list[str]:
+    """Removes every segment of this user in /dev/shm that no living process has mapped; their names."""
+    removed = []
+    for path in sorted(SHM_DIR.glob(PREFIX + "*")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # gone meanwhile, somebody else's, or no file: not ours to remove
+        try:
+            ours = os.fstat(fd).st_uid == os.geteuid() and stat.S_ISREG(os.fstat(fd).st_mode)
+            if ours and try_lock(fd, 0, exclusive=True) and _same_file(fd, path):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        finally:
+            os.close(fd)
+    return removed
+
+
+@dataclass(frozen=True)
+class _Header:
+    raw: bytes
+    header_bytes: int
+    segment_bytes: int
+    nonce: int
+    layout: int
+    description: dict[str, Any]
+
+    @classmethod
+    def build(cls, nonce: int, description: dict[str, Any], body_bytes: int) -> _Header:
+        text = json.dumps(description, sort_keys=True).encode()
+        header_bytes = -(-(_HEADER.size + len(text)) // _PAGE) * _PAGE
+        segment_bytes = header_bytes + -(-body_bytes // _PAGE) * _PAGE
+        fixed = _HEADER.pack(MAGIC, LAYOUT_VERSION, 0, header_bytes, segment_bytes, nonce, len(text))
+        raw = bytearray((fixed + text).ljust(header_bytes, b"\0"))
+        struct.pack_into("<I", raw, _CHECKSUM_AT, zlib.crc32(raw))
+        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)
+
+    @classmethod
+    def read(cls, fd: int, path: Path) -> _Header:
+        """Copies the header once into private memory and believes nothing that was not checked there."""
+        fixed = os.pread(fd, _HEADER.size, 0)
+        if len(fixed) < _HEADER.size or not fixed.startswith(MAGIC):
+            raise SegmentCorrupt(f"{path}: expected a marlcore segment, got another file")
+        header_bytes = _HEADER.unpack(fixed)[3]
+        if not _PAGE <= header_bytes <= _MAX_HEADER or header_bytes % _PAGE:
+            raise SegmentCorrupt(f"{path}: the header's length {header_bytes} is out of range")
+        raw = bytearray(os.pread(fd, header_bytes, 0))
+        if len(raw) != header_bytes:
+            raise SegmentCorrupt(f"{path}: the file ends inside its header")
+        magic, version, checksum, header_again, segment_bytes, nonce, text_bytes = _HEADER.unpack_from(raw)
+        if version != LAYOUT_VERSION:
+            raise SegmentCorrupt(f"{path}: expected layout version {LAYOUT_VERSION}, got {version}")
+        struct.pack_into("<I", raw, _CHECKSUM_AT, 0)
+        if magic != MAGIC or header_again != header_bytes or zlib.crc32(raw) != checksum:
+            raise SegmentCorrupt(f"{path}: the header's checksum does not match")
+        size = os.fstat(fd).st_size
+        if text_bytes > header_bytes - _HEADER.size or segment_bytes != size or size <= header_bytes:
+            raise SegmentCorrupt(f"{path}: expected a file of {segment_bytes} bytes, got {size}")
+        text = bytes(raw[_HEADER.size : _HEADER.size + text_bytes])
+        struct.pack_into("<I", raw, _CHECKSUM_AT, checksum)
+        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), json.loads(text))
+
+
+def _open_nameless(target: Path, nbytes: int) -> int:
+    """A file of `nbytes` allocated bytes in target's directory that has no name yet."""
+    free = _free_bytes(target.parent)
+    if nbytes > free:
+        raise _full(target.parent, nbytes, free)
+    fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _full(target.parent, nbytes, _free_bytes(target.parent)) from None
+        raise
+    return fd
+
+
+def _give_name(fd: int, target: Path) -> None:
+    directory = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # With a directory descriptor Python calls linkat, which follows the link in /proc to the file.
+        os.link(f"/proc/self/fd/{fd}", target.name, dst_dir_fd=directory, follow_symlinks=True)
+    except FileExistsError:
+        raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None
+    finally:
+        os.close(directory)
+
+
+def _open_named(path: Path) -> int:
+    """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SegmentNotFound(f"{path}: no such segment") from None
+    except OSError as error:
+        raise SegmentCorrupt(f"{path}: expected a segment, got {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SegmentCorrupt(f"{path}: expected a regular file")
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
+        if not try_lock(fd, 0, exclusive=False) or not _same_file(fd, path):
+            raise SegmentNotFound(f"{path}: the segment is being removed")
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    """Whether the path still leads to the opened file: the name may have gone between open and lock."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(there, os.fstat(fd))
+
+
+def _unlink_ours(path: Path, fd: int | None) -> None:
+    if fd is None or _same_file(fd, path):
+        path.unlink(missing_ok=True)
+
+
+def _release(fd: int, owned: str | None, pid: int) -> None:
+    """What the end of a Segment leaves to do; a forked child gives back descriptors but no names."""
+    if owned is not None and pid == os.getpid():
+        _unlink_ours(Path(owned), fd)
+    os.close(fd)
+
+
+def _free_bytes(directory: Path) -> int:
+    """Bytes that may be allocated: what the file system has, or the memory limit if that is less."""
+    file_system = os.statvfs(directory)
+    free = file_system.f_bavail * file_system.f_frsize
+    return min(free, _memory_left()) if directory == SHM_DIR else free
+
+
+def _memory_left() -> int | float:
+    """What the control group's memory limit leaves; past it the kernel kills instead of failing."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (FileNotFoundError, PermissionError):
+        return math.inf
+    return math.inf if limit == "max" else max(0, int(limit) - used)
+
+
+def _full(directory: Path, nbytes: int, free: int | float) -> SharedMemoryFull:
+    hint = "; in docker, raise --shm-size or --memory" if directory == SHM_DIR else ""
+    return SharedMemoryFull(f"{directory}: {nbytes} bytes asked for, {free} free{hint}")
+
+
+def invalidate_after_fork(thing: Forkable) -> None:
+    """Has `thing.forked()` called in every child forked while it lives."""
+    _forkable.add(thing)
+
+
+def _after_fork() -> None:
+    for thing in list(_forkable):
+        thing.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
