@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .rundir import Metric, write_atomically
+from .rundir import Metric, agent_order, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,11 +23,10 @@ _MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 def draw(metrics: list[Metric], path: Path, title: str) -> None:
     """Draw each agent's `episode_return` over environment steps, 1200 x 700 pixels, as a PNG at `path`.
 
-    Faint points are episodes, the line is their trailing mean. NaN and infinite returns are left out. The
+    Faint points are episodes, the line is their running mean. NaN and infinite returns are left out. The
     file is replaced at once, so a viewer never sees half a picture.
     """
     # Imported here: matplotlib takes longer to import than marlcore itself.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
@@ -39,31 +38,36 @@ def draw(metrics: list[Metric], path: Path, title: str) -> None:
         _draw_curves(axes, curves)
         figure.legend(loc="outside right upper", frameon=False)
     else:
-        axes.text(0.5, 0.5, "No episode has ended yet", transform=axes.transAxes, ha="center", fontsize=15)
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
     png = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(png)
+    figure.savefig(png, format="png", dpi=100)
     write_atomically(Path(path), png.getvalue())
 
 
 def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
-    """By agent in name order: an [episodes, 2] array of step and return, in order of steps."""
+    """By agent, in order: an [episodes, 2] array of step and return, in order of steps."""
     points: dict[str, list[tuple[int, float]]] = {}
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
             points.setdefault(metric.agent, []).append((metric.step, metric.value))
     # Several actors report, so their episodes arrive out of order.
     return {
-        agent: np.array(sorted(points[agent], key=lambda p: p[0]), np.float64) for agent in sorted(points)
+        agent: np.array(sorted(points[agent], key=lambda point: point[0]), np.float64)
+        for agent in sorted(points, key=agent_order)
     }
 
 
-def _trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """The mean of the last `window` values at each place; of all so far where there are fewer."""
+def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """The mean of the last `window` values at each place from index window - 1 on."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
+    means: NDArray[np.float64] = (sums[window:] - sums[:-window]) / window
     return means
+
+
+def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A [2, at most _MAX_POINTS] array of evenly picked points."""
+    return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // _MAX_POINTS]
 
 
 def _style(axes: Axes) -> None:
@@ -75,24 +79,26 @@ def _style(axes: Axes) -> None:
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.01)
 
 
 def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
+    last = max(points[-1, 0] for points in curves.values())
+    axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, lest ticks fall between steps
     colors = _colors(len(curves))
     for (agent, points), color in zip(curves.items(), colors, strict=True):
         steps, returns = points.T
-        window = min(100, max(1, len(returns) // 10))
-        mean = _trailing_mean(returns, window)
-        every = slice(None, None, 1 + len(returns) // _MAX_POINTS)
-        axes.plot(steps[every], returns[every], ".", color=color, markersize=3, alpha=0.2, markeredgewidth=0)
-        # A white rim keeps lines apart where they cross the points.
-        axes.plot(steps[every], mean[every], color="white", linewidth=3.5, zorder=3)
+        # Wide enough to be smooth, at most a tenth of the run: short runs keep their shape.
+        window = max(1, min(100, len(returns) // 10), len(returns) // 50)
+        mean = _thin(steps[window - 1 :], _running_mean(returns, window))
+        axes.plot(*_thin(steps, returns), ".", color=color, markersize=4, alpha=0.25, markeredgewidth=0)
+        # A white rim sets the line off from the points.
+        axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
         label = f"{agent or 'all'} (mean of {window})"
-        axes.plot(steps[every], mean[every], color=color, linewidth=2, zorder=4, label=label)
+        marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
+        axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
 
 
 def _colors(n: int) -> list[Any]:
     from matplotlib import colormaps
 
-    return list(colormaps["tab10"].colors[:n]) if n <= 10 else list(colormaps["turbo"](np.linspace(0, 1, n)))
+    return list(colormaps["tab10"](np.arange(n)) if n <= 10 else colormaps["turbo"](np.linspace(0, 1, n)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import timedelta
-from statistics import fmean
 from time import monotonic
 from types import TracebackType
 
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .rundir import Metric
+from .rundir import Metric, agent_order
 
 __all__ = ["Progress", "final_returns", "summary"]
 
@@ -37,7 +37,7 @@ class _Agent:
 
     def cells(self) -> dict[str, str]:
         """By metric: the text to show, "-" for what was not reported yet."""
-        cells = {"episode_return": f"{fmean(self.returns):,.2f}" if self.returns else "-"}
+        cells = {"episode_return": f"{_mean(self.returns):,.2f}" if self.returns else "-"}
         for name, form in _LAST.items():
             cells[name] = format(self.last[name], form) if name in self.last else "-"
         return cells
@@ -48,7 +48,7 @@ class Progress:
 
     It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick`
     draws, at most four times a second on a terminal and once per `interval` elsewhere. While it is entered,
-    rich redirects sys.stdout and sys.stderr so that what the process prints stands above the table.
+    what this process prints to the same terminal stands above the table.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
@@ -57,13 +57,18 @@ class Progress:
         interval: seconds between lines where the console is no terminal.
         """
         self._console = console or Console(stderr=True)
-        self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._table)
-        self._period = interval if self._live is None else _FRAME_S
         self._agents: dict[str, _Agent] = {}
         self._step, self._total, self._rate = 0, 0, 0.0
         self._began = self._drawn = monotonic()
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                get_renderable=self._table,
+                redirect_stdout=sys.stdout.isatty(),  # output that goes into a pipe must stay there
+            )
+        self._period = interval if self._live is None else _FRAME_S
 
     def __enter__(self) -> Progress:
         self._began = self._drawn = monotonic()
@@ -114,8 +119,9 @@ class Progress:
 
     def _line(self) -> str:
         agents = []
-        for name, agent in sorted(self._agents.items()):
-            shown = [f"{_TITLES[metric]} {cell}" for metric, cell in agent.cells().items() if cell != "-"]
+        for name in sorted(self._agents, key=agent_order):
+            cells = self._agents[name].cells()
+            shown = [f"{_TITLES[metric]} {cell}" for metric, cell in cells.items() if cell != "-"]
             agents.append(f"{name or 'all'}: {', '.join(shown)}")
         return " | ".join([self._header(), *agents])
 
@@ -123,9 +129,9 @@ class Progress:
         table = Table()
         table.add_column("agent")
         for title in _TITLES.values():
-            table.add_column(title, justify="right")
-        for name, agent in sorted(self._agents.items()):
-            table.add_row(Text(name or "all"), *agent.cells().values())
+            table.add_column(title, justify="right", min_width=10)  # steady while numbers grow
+        for name in sorted(self._agents, key=agent_order):
+            table.add_row(Text(name or "all"), *self._agents[name].cells().values())
         return Group(Text(self._header(), style="bold"), table)
 
 
@@ -140,7 +146,7 @@ def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:
     for metric in metrics:
         if metric.name == "episode_return" and 10 * metric.step >= 9 * end:
             returns.setdefault(metric.agent, []).append(metric.value)
-    return {agent: fmean(returns[agent]) for agent in sorted(returns)}
+    return {agent: _mean(returns[agent]) for agent in sorted(returns, key=agent_order)}
 
 
 def summary(metrics: list[Metric], total_steps: int) -> str:
@@ -151,5 +157,12 @@ def summary(metrics: list[Metric], total_steps: int) -> str:
     )
 
 
+def _mean(values: Collection[float]) -> float:
+    # statistics.fmean raises where both infinities meet; a run must not end for that.
+    return sum(values) / len(values)
+
+
 def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

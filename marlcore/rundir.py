@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from .errors import ClosedError
 
-__all__ = ["Metric", "RunDirectory", "read_metrics", "setup_logging", "write_atomically"]
+__all__ = ["Metric", "RunDirectory", "agent_order", "read_metrics", "setup_logging", "write_atomically"]
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
@@ -57,7 +58,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         """Open a laid-out directory's metrics; callers use `create`."""
         self.path = path
-        self._csv = open(path / "metrics.csv", "x", encoding="utf-8", newline="")
+        self._csv = open(path / "metrics.csv", "x", encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
         self._rows = csv.writer(self._csv, lineterminator="\n")
         self._rows.writerow(_HEADER)
         self._events = _EventFile(path / "tensorboard")
@@ -110,11 +111,11 @@ class RunDirectory:
 
     def log_path(self, worker: str) -> Path:
         """The log file of a worker."""
-        return self.path / "logs" / f"{worker}.log"
+        return self.path / "logs" / f"{_file_name(worker)}.log"
 
     def checkpoint_path(self, agent: str) -> Path:
         """The checkpoint file of an agent."""
-        return self.path / "checkpoints" / f"{agent}.pt"
+        return self.path / "checkpoints" / f"{_file_name(agent)}.pt"
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -142,6 +143,11 @@ def read_metrics(path: str | Path) -> list[Metric]:
         Metric(float(time_s), int(step), agent, name, float(value))
         for time_s, step, agent, name, value in rows
     ]
+
+
+def agent_order(agent: str) -> tuple[int, str]:
+    """A key that sorts agent_2 before agent_10."""
+    return len(agent), agent
 
 
 def setup_logging(path: str | Path) -> None:
@@ -181,6 +187,11 @@ def _lay_out(root: Path) -> None:
         (root / name).mkdir()  # of two runs that race for the directory, one fails here
 
 
+def _file_name(name: str) -> str:
+    """The name itself if it is plain, such as "agent_0"; slashes and the like are percent-encoded."""
+    return quote(name, safe="")
+
+
 class _EventFile:
     """TensorBoard's event file, written from this thread.
 
@@ -190,13 +201,14 @@ class _EventFile:
 
     def __init__(self, directory: Path) -> None:
         # Imported here, since workers import this module for Metric and setup_logging alone.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         self._event, self._summary = Event, Summary
         self._began = time.time()
-        self._records = RecordWriter(open(directory / f"events.out.tfevents.{int(self._began)}", "xb"))
+        file = open(directory / f"events.out.tfevents.{int(self._began)}", "xb")  # noqa: SIM115 (`close`)
+        self._records = RecordWriter(file)
         header = Event(wall_time=self._began, file_version="brain.Event:2")
         self._records.write(header.SerializeToString())
 

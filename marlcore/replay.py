@@ -1,0 +1,183 @@
+"""The replay buffer: lanes of transitions in one segment, written by actors and sampled by learners."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .errors import LayoutMismatch, SegmentCorrupt
+from .lane import LaneGeometry, claim
+from .record import RecordLayout
+from .shm import Segment, SegmentHandle
+from .spec import TransitionSpec
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+__all__ = ["ReplayBuffer"]
+
+MAX_ROWS = 2**32 - 1
+
+
+class ReplayBuffer:
+    """Transitions in shared memory: one writer a lane, any number of samplers, no locks between them.
+
+    Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ReplayBuffer to
+    a process attaches to the same memory. Rows of one lane follow one another in time, so give each environment
+    copy of each actor a lane of its own.
+
+    Attributes:
+        spec: what a transition consists of.
+        capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
+        lanes: how many.
+    """
+
+    def __init__(self, segment: Segment, owner: bool) -> None:
+        self._segment = segment
+        self._owner = owner
+        try:
+            self.spec = TransitionSpec.from_dict(segment.description["spec"])
+            self.lanes: int = segment.description["lanes"]
+            lane_rows: int = segment.description["lane_rows"]
+            self._layout = RecordLayout.of(self.spec)
+            self._geometry = LaneGeometry(self.lanes, lane_rows, self._layout.columns)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SegmentCorrupt(f"{segment.path}: expected a replay, got another kind of segment") from error
+        if self._geometry.nbytes > len(segment.body):
+            raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of rows")
+        self.capacity = self.lanes * lane_rows
+        self._lanes = self._geometry.bind(segment.body)
+
+    @classmethod
+    def create(
+        cls,
+        spec: TransitionSpec,
+        capacity: int,
+        lanes: int = 1,
+        *,
+        name: str = "replay",
+        path: str | os.PathLike[str] | None = None,
+    ) -> ReplayBuffer:
+        """A new, empty replay.
+
+        Args:
+            spec: what a transition consists of.
+            capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`.
+            lanes: independent writers at most.
+            name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
+            path: an ordinary file to hold the replay instead, for one larger than memory; it stays until `unlink`.
+
+        Raises:
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+        """
+        if not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
+        for label, value in (("lanes", lanes), ("capacity", capacity)):
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
+        if not lanes <= capacity <= MAX_ROWS:
+            raise ValueError(f"capacity: expected at least one row for each of {lanes} lanes, got {capacity}")
+        lane_rows = int(capacity) // int(lanes)
+        description = {"kind": "replay", "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
+        geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)
+        return cls(Segment.create(name, description, geometry.nbytes, path), owner=path is None)
+
+    @classmethod
+    def attach(
+        cls, handle: SegmentHandle | str | Path, spec: TransitionSpec | None = None
+    ) -> ReplayBuffer:
+        """An existing replay, by its handle or its file's path.
+
+        Raises:
+            SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such replay any more, or none at all.
+            LayoutMismatch: `spec` was given and is not the replay's.
+        """
+        replay = cls(Segment.attach(handle), owner=False)
+        if spec is not None and spec != replay.spec:
+            replay.close()
+            raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
+        return replay
+
+    @property
+    def handle(self) -> SegmentHandle:
+        """Picklable; `attach` takes it."""
+        return self._segment.handle
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory."""
+        return self._segment.nbytes
+
+    def writer(self, lane: int = 0) -> Writer:
+        """The writing end of a lane, for this process alone until it closes it or dies.
+
+        A successor goes on behind the last row; nothing is sampled across the seam.
+
+        Raises:
+            LaneBusy: the lane's writer lives. ValueError: there is no such lane.
+        """
+        self._segment.check_open()
+        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
+            raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
+        claimed = claim(self._segment, self._lanes, int(lane))
+        return Writer(self._lanes, int(lane), self._layout, self.spec, claimed)
+
+    def sampler(
+        self,
+        batch_size: int,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+        pad: Literal["repeat", "zero"] = "repeat",
+        min_size: int | None = None,
+    ) -> Sampler:
+        """Draws uniform batches; any number of samplers may live at once, in any process.
+
+        Args:
+            batch_size: rows of a batch.
+            stack: frames in each obs and next_obs; 1 leaves the stack axis out.
+            n_step: rewards in each return, and steps to next_obs.
+            gamma: discount of one step, from 0 to 1.
+            seed: makes the draws reproducible.
+            pad: what stands before an episode's first frame: the first frame again, or zeros.
+            min_size: transitions to hold before anything is drawn; batch_size when not given.
+
+        Raises: ValueError: an option is out of range, or a stack and n steps are longer than a lane.
+        """
+        from .sampler import Sampler, SamplerOptions
+
+        self._segment.check_open()
+        options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size)
+        return Sampler(self._segment, self._lanes, self._geometry, self._layout, self.spec, options)
+
+    def __len__(self) -> int:
+        """Transitions held, boundary rows not counted."""
+        self._segment.check_open()
+        return sum(self._lanes.transitions(lane) for lane in range(self.lanes))
+
+    def close(self) -> None:
+        """Lets go of the memory; a replay in /dev/shm disappears when its creator closes it."""
+        self._segment.close()
+
+    def unlink(self) -> None:
+        """Removes the name; processes that are attached keep the memory."""
+        self._segment.unlink()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., ReplayBuffer], tuple[SegmentHandle]]:
+        return ReplayBuffer.attach, (self.handle,)
+
+    def __repr__(self) -> str:
+        return f"<ReplayBuffer {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
