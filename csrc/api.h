@@ -39,7 +39,7 @@ struct mc_lane {       /* private to a process: where the lane is mapped */
     struct mc_column column[MC_MAX_COLUMNS];
 };
 
-/* Any process. 0, or -EUCLEAN when the counters contradict one another. */
+/* The holder of the lane's lock. 0, or -EUCLEAN when the counters contradict one another. */
 int mc_lane_check(const struct mc_lane *lane);
 /* Any process. Rows committed since the lane was created. */
 int64_t mc_lane_committed(const struct mc_lane *lane);
@@ -84,9 +84,11 @@ int mc_writer_open(struct mc_writer *writer);
 /* The lane's writer. Appends the staged transition, and the boundary row when flags has MC_BOUNDARY.
  * The transition's ticket, -ESHUTDOWN when closed, -EDOM when the reward is not finite, -EUCLEAN. */
 int64_t mc_writer_add(struct mc_writer *writer, int flags);
-/* The lane's writer. Appends n rows with the given flags, all or none: the first ticket, or as above. */
-int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, void *records, const void *const *frames,
-                           const uint8_t *flags);
+/* The lane's writer. Appends n rows, all or none; ends holds n bytes terminated, n truncated, n boundary,
+ * each 0 or 1. The first ticket, -EPROTO when a truncated row has no boundary row behind it though
+ * boundaries is set, or as above. */
+int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
+                           const uint8_t *ends, int boundaries);
 /* Any process. Transitions that the lane holds, boundary rows not counted. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
 

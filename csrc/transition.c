@@ -70,25 +70,38 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
     return (int64_t)first;
 }
 
-int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, void *records, const void *const *frames,
-                           const uint8_t *flags) {
+/* Nothing may be written of rows that are not all in order. */
+static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8_t *records, const uint8_t *ends,
+                         int boundaries) {
+    const uint8_t *truncated = ends + n, *boundary = ends + 2 * n;
+    uint64_t bytes = writer->lane.column[0].stride;
+    for (uint64_t i = 0; i < n; i++) {
+        if (!boundary[i] && !mc_reward_finite(records + i * bytes))
+            return -EDOM;
+        if (truncated[i] && boundaries && !(i + 1 < n && boundary[i + 1]))
+            return -EPROTO;
+    }
+    return 0;
+}
+
+int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
+                           const uint8_t *ends, int boundaries) {
+    const uint8_t *terminated = ends, *truncated = ends + n, *boundary = ends + 2 * n;
     const void *sources[MC_MAX_COLUMNS];
     uint64_t bytes = writer->lane.column[0].stride;
     uint64_t first;
     if (writer->lane.capacity == 0)
         return -ESHUTDOWN;
-    for (uint64_t i = 0; i < n; i++)
-        if (!(flags[i] & MC_BOUNDARY) && !mc_reward_finite((uint8_t *)records + i * bytes))
-            return -EDOM;
-    int error = mc_lane_reserve(&writer->lane, n, &first);
+    int error = mc_rows_check(writer, n, records, ends, boundaries);
+    if (!error)
+        error = mc_lane_reserve(&writer->lane, n, &first);
     if (error)
         return error;
     for (uint64_t i = 0; i < n; i++) {
-        mc_writer_head(writer, (uint8_t *)records + i * bytes, flags[i]);
+        int flags = terminated[i] * MC_TERMINATED | truncated[i] * MC_TRUNCATED | boundary[i] * MC_BOUNDARY;
+        mc_writer_head(writer, records + i * bytes, flags);
         /* An ended row's boundary row, when it has one, closes the episode in its stead. */
-        int ended = flags[i] & (MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY);
-        int boundary_next = i + 1 < n && flags[i + 1] & MC_BOUNDARY;
-        if (ended && !boundary_next)
+        if (flags && !(i + 1 < n && boundary[i + 1]))
             writer->age = 0;
     }
     sources[0] = records;

@@ -46,6 +46,8 @@ def _error(code: int) -> Exception:
         return ClosedError("the writer was closed")
     if code == -errno.EDOM:
         return ValueError("reward: expected a finite number, got NaN or infinity")
+    if code == -errno.EPROTO:
+        return ValueError("final_obs: expected one observation for each truncated row, got None")
     if code == -errno.EINVAL:
         return ValueError("rows: expected at least one and at most the lane's capacity")
     return MarlcoreError(os.strerror(-code))
@@ -204,7 +206,6 @@ class NativeWriter:
         self._raw.lane = lanes.raw[lane]
         self._records = _pointer(records)
         self._raw.records = self._records
-        self._sources = _ffi.new("void *[]", MAX_COLUMNS)
         code = _lib.mc_writer_open(self._raw)
         if code:
             raise _error(code)
@@ -223,19 +224,9 @@ class NativeWriter:
         (self._raw.final_frames if final else self._raw.frames)[column] = pointer
         return pointer
 
-    def add_rows(self, records: Bytes, frames: list[NDArray[Any]], flags: Bytes) -> int:
-        """Appends len(flags) rows at once: records uint8 [n, record bytes], frames one array a column."""
-        keep = [_ffi.from_buffer(frame) for frame in frames]
-        for k, pointer in enumerate(keep):
-            self._sources[k + 1] = pointer
-        ticket = int(
-            _lib.mc_writer_add_rows(
-                self._raw, len(flags), _ffi.from_buffer(records), self._sources, _pointer(flags)
-            )
-        )
-        if ticket < 0:
-            raise _error(ticket)
-        return ticket
+    def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> AddRows:
+        """A call that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
+        return AddRows(self._raw, records, ends, boundaries)
 
     @property
     def policy_version(self) -> int:
@@ -249,6 +240,30 @@ class NativeWriter:
     def close(self) -> None:
         """Every later add is refused by the C core."""
         self._raw.lane.capacity = 0
+
+
+class AddRows:
+    """Appends n staged rows, whose addresses were taken once; `frames` are the large fields' arrays."""
+
+    def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
+        self._raw = raw
+        self._rows = len(records)
+        self._records = _pointer(records)
+        self._ends = _pointer(ends)
+        self._boundaries = boundaries
+        self._sources = _ffi.new("void *[]", MAX_COLUMNS)
+
+    def __call__(self, frames: list[NDArray[Any]]) -> int:
+        keep = [_ffi.from_buffer(frame) for frame in frames]
+        self._sources[1 : 1 + len(keep)] = keep
+        ticket = int(
+            _lib.mc_writer_add_rows(
+                self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
+            )
+        )
+        if ticket < 0:
+            raise _error(ticket)
+        return ticket
 
 
 class Event:

@@ -11,13 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
 from .errors import StaleHandle
 from .lane import LaneClaim
-from .record import Place, RecordLayout
+from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
 
 __all__ = ["Writer", "as_field"]
 
 Put = Callable[[Any], None]
+
+_REWARD = Field((), "float32")
+_FLAG = Field((), "bool")
+_ALL = slice(None)
 
 
 class Writer:
@@ -43,10 +47,13 @@ class Writer:
         self._raw = self._native.raw
         self._put_obs = self._put_many("obs", 0)
         self._put_final = self._put_many("obs", 1, "final_obs")
-        self._put_action = self._put(layout.of_role("action")[0], 0)
-        self._reward = memoryview(self._records[0, 12:16]).cast("f")
-        stored = layout.of_role("extra")
-        self._extras = {place.name: self._put(place, 0) for place in stored}
+        self._reward = memoryview(self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4]).cast("f")
+        self._obs_places = {role: layout.of_role(role) for role in ("obs", "next_obs")}
+        self._action_place = layout.of_role("action")[0]
+        self._put_action = self._put(self._action_place, 0)
+        self._extra_places = layout.of_role("extra")
+        self._extras = {place.name: self._put(place, 0) for place in self._extra_places}
+        self._staging: _Staging | None = None
         if spec.next_obs:
             self._extras["next_obs"] = self._put_many("next_obs", 0)
         invalidate_after_fork(self)
@@ -114,22 +121,19 @@ class Writer:
 
         Raises: as `add`; ValueError also when the rows are more than the lane's capacity.
         """
-        reward_array = as_field("reward", Field(np.shape(reward), "float32"), reward)
-        if reward_array.ndim != 1 or not len(reward_array):
-            raise ValueError(f"reward: expected shape (T,) with T of at least 1, got {reward_array.shape}")
-        rows = len(reward_array)
-        ended = [_flag_rows("terminated", terminated, rows), _flag_rows("truncated", truncated, rows)]
-        truncations = np.flatnonzero(ended[1])
-        columns = self._batch_columns(rows, {"obs": obs, "": action, **extras})
-        flags = (ended[0] * TERMINATED + ended[1] * TRUNCATED).astype(np.uint8)
-        if len(truncations) and not self._spec.next_obs:
-            if final_obs is None:
-                raise ValueError("final_obs: expected one observation for each truncated row, got None")
-            finals = self._named_fields("final_obs", final_obs, len(truncations))
-            columns, reward_array, flags = _insert_finals(columns, finals, reward_array, flags, truncations)
-        elif final_obs is not None:
-            raise ValueError("final_obs: expected None without truncated rows")
-        return self._append(columns, reward_array, flags)
+        rows = len(reward) if isinstance(reward, (np.ndarray, list, tuple)) else 0
+        if not rows:
+            raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {reward!r}")
+        if final_obs is None:
+            staging, at = self._staging_of(rows), _ALL
+        else:
+            staging, at = self._stage_finals(final_obs, truncated, rows)
+        staging.reward[at] = _rows_of("reward", _REWARD, reward, rows)
+        staging.terminated[at] = False if terminated is None else _rows_of("terminated", _FLAG, terminated, rows)
+        staging.truncated[at] = False if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
+        for place, label, value in self._batch_values(obs, action, extras):
+            staging.put(place, at, _rows_of(label, place.field, value, rows))
+        return staging.append()
 
     @property
     def policy_version(self) -> int:
@@ -227,50 +231,75 @@ class Writer:
 
         return put
 
-    def _batch_columns(self, rows: int, values: dict[str, Any]) -> dict[Place, NDArray[Any]]:
-        """Every stored field but the reward, checked, with a leading axis of `rows`."""
-        columns: dict[Place, NDArray[Any]] = {}
-        given = dict(values)
-        for place in self._layout.places:
-            if place.role in ("obs", "next_obs"):
-                continue
-            if place.name not in given:
-                raise _names_error("extras", self._extras.keys(), values.keys() - {"obs", ""})
-            columns[place] = _rows_of(place.label, place.field, given.pop(place.name), rows)
-        for role in ("obs", "next_obs") if self._spec.next_obs else ("obs",):
-            if role not in given:
-                raise _names_error("extras", self._extras.keys(), values.keys() - {"obs", ""})
-            by_name = self._named_fields(role, given.pop(role), rows)
-            for place in self._layout.of_role(role):
-                columns[place] = by_name[place.name]
-        if given:
-            raise _names_error("extras", self._extras.keys(), values.keys() - {"obs", ""})
-        return columns
+    def _staging_of(self, rows: int) -> _Staging:
+        """Staging for `rows` rows, kept for the next batch of the same length."""
+        if self._staging is None or self._staging.rows != rows:
+            self._staging = _Staging(self._native, self._layout, rows, boundaries=not self._spec.next_obs)
+        return self._staging
 
-    def _named_fields(self, label: str, value: Any, rows: int) -> dict[str, NDArray[Any]]:
-        """An observation's arrays by field name, each with a leading axis of `rows`."""
-        fields = self._spec.obs_fields
+    def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> tuple[_Staging, NDArray[np.int64]]:
+        """Staging with a boundary row behind each truncated one, and the places of the transitions in it."""
+        ended = np.zeros(rows, np.bool_) if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
+        count = int(np.count_nonzero(ended))
+        if self._spec.next_obs or not count:
+            raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
+        at = np.arange(rows) + np.cumsum(ended) - ended
+        staging = _Staging(self._native, self._layout, rows + count, boundaries=True)
+        finals = at[ended] + 1
+        staging.boundary[finals] = True
+        for place, label, value in self._obs_values("obs", "final_obs", final_obs):
+            staging.put(place, finals, _rows_of(label, place.field, value, count))
+        return staging, at
+
+    def _batch_values(self, obs: Any, action: Any, extras: dict[str, Any]) -> list[tuple[Place, str, Any]]:
+        """(place, label, value) of every stored field but the reward."""
+        if extras.keys() != self._extras.keys():
+            raise _names_error("extras", self._extras.keys(), extras.keys())
+        values = self._obs_values("obs", "obs", obs)
+        values.append((self._action_place, "action", action))
+        if self._spec.next_obs:
+            values += self._obs_values("next_obs", "next_obs", extras["next_obs"])
+        values += [(place, place.name, extras[place.name]) for place in self._extra_places]
+        return values
+
+    def _obs_values(self, role: str, label: str, value: Any) -> list[tuple[Place, str, Any]]:
+        places = self._obs_places[role]
         if isinstance(self._spec.obs, Field):
-            return {"": _rows_of(label, fields[""], value, rows)}
-        if not isinstance(value, Mapping) or value.keys() != fields.keys():
-            raise _names_error(label, fields.keys(), value)
-        return {name: _rows_of(f"{label}[{name!r}]", field, value[name], rows) for name, field in fields.items()}
+            return [(places[0], label, value)]
+        if not isinstance(value, Mapping) or value.keys() != self._spec.obs.keys():
+            raise _names_error(label, self._spec.obs.keys(), value)
+        return [(place, f"{label}[{place.name!r}]", value[place.name]) for place in places]
 
-    def _append(self, columns: dict[Place, NDArray[Any]], reward: NDArray[Any], flags: NDArray[np.uint8]) -> int:
-        records = np.zeros((len(flags), self._layout.record_bytes), np.uint8)
-        records.view(np.float32)[:, 3] = reward
-        frames: list[NDArray[Any]] = [records] * (len(self._layout.columns) - 1)
-        for place, array in columns.items():
-            if place.column:
-                frames[place.column - 1] = np.ascontiguousarray(array)
-            else:
-                place.views(records)[...] = array
+
+class _Staging:
+    """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are."""
+
+    def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool) -> None:
+        self.rows = rows
+        records = np.zeros((rows, layout.record_bytes), np.uint8)
+        ends = np.zeros((3, rows), np.bool_)
+        self.terminated, self.truncated, self.boundary = ends
+        self.reward = records.view(np.float32)[:, REWARD_OFFSET // 4]
+        self._views = {place: place.views(records) for place in layout.places if not place.column}
+        self._frames: list[Any] = [None] * (len(layout.columns) - 1)
+        self._append = native.rows_adder(records, ends.view(np.uint8), boundaries)
+
+    def put(self, place: Place, at: Any, array: NDArray[Any]) -> None:
+        """Stages a field's rows, at all places or at those of an index array."""
+        if not place.column:
+            self._views[place][at] = array
+        elif at is _ALL:
+            self._frames[place.column - 1] = np.ascontiguousarray(array)
+        else:
+            if self._frames[place.column - 1] is None:
+                self._frames[place.column - 1] = np.zeros((self.rows, *place.field.shape), place.field.dtype)
+            self._frames[place.column - 1][at] = array
+
+    def append(self) -> int:
         try:
-            return self._native.add_rows(records, frames, flags)
-        except ValueError as error:
-            if "rows" in str(error):
-                raise ValueError(f"rows: expected at most the lane's capacity, got {len(flags)}") from None
-            raise
+            return self._append(self._frames)
+        finally:
+            self._frames = [None] * len(self._frames)
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -287,12 +316,10 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
         raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
     if array.dtype == dtype:
         return array
-    if np.can_cast(array.dtype, dtype, "same_kind"):
-        if array.dtype.kind in "iu" and dtype.kind in "iu":
-            _check_range(label, field, array)
-        return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
+    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if integers:
         _check_range(label, field, array)
+    if integers or np.can_cast(array.dtype, dtype, "same_kind"):
         return array.astype(dtype)
     raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
 
@@ -329,29 +356,11 @@ def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
 
 
 def _rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
-    return as_field(label, Field((rows, *field.shape), field.dtype), value)
-
-
-def _flag_rows(label: str, value: ArrayLike | None, rows: int) -> NDArray[np.bool_]:
-    if value is None:
-        return np.zeros(rows, np.bool_)
-    return as_field(label, Field((rows,), "bool"), value)
-
-
-def _insert_finals(
-    columns: dict[Place, NDArray[Any]],
-    finals: dict[str, NDArray[Any]],
-    reward: NDArray[Any],
-    flags: NDArray[np.uint8],
-    truncations: NDArray[np.intp],
-) -> tuple[dict[Place, NDArray[Any]], NDArray[Any], NDArray[np.uint8]]:
-    """Puts a boundary row behind each truncated one: its observation, and zeros for the rest."""
-    at = truncations + 1
-    wide = {
-        place: np.insert(array, at, finals[place.name] if place.role == "obs" else 0, axis=0)
-        for place, array in columns.items()
-    }
-    return wide, np.insert(reward, at, 0), np.insert(flags, at, BOUNDARY)
+    """`value` as an array [rows, *shape] of the field's dtype; as it is when it is one."""
+    shape = (rows, *field.shape)
+    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == np.dtype(field.dtype):
+        return value  # type: ignore[no-any-return]
+    return as_field(label, Field(shape, field.dtype), value)
 
 
 def _names_error(label: str, expected: Any, got: Any) -> ValueError:

@@ -1,0 +1,226 @@
+"""What value-based algorithms share: torso and head, epsilon-greedy choice, a step with a target network."""
+
+from __future__ import annotations
+
+import copy
+import math
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ..spec import Field
+
+__all__ = [
+    "Head",
+    "Hyperparameters",
+    "QNetwork",
+    "TargetTrainer",
+    "Torso",
+    "check_hyperparameters",
+    "check_positive",
+    "check_whole",
+    "epsilon_greedy",
+]
+
+IMAGE_SIDE = 32  # an observation with at least so many rows and columns is an image
+
+
+class Hyperparameters(Protocol):
+    """What the shared parts read; the algorithms' dataclasses document the fields."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def hidden(self) -> tuple[int, ...]: ...
+    @property
+    def tau(self) -> float: ...
+    @property
+    def target_update_freq(self) -> int: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+    @property
+    def reward_scale(self) -> float: ...
+
+
+def check_hyperparameters(given: Hyperparameters) -> None:
+    """Raise ValueError, naming the field, unless every shared hyperparameter is in its range."""
+    owner = type(given).__name__
+    check_positive(
+        owner,
+        learning_rate=given.learning_rate,
+        tau=given.tau,
+        max_grad_norm=given.max_grad_norm,
+        reward_scale=given.reward_scale,
+    )
+    if given.tau > 1:
+        raise ValueError(f"{owner} tau: expected a number in (0, 1], got {given.tau!r}")
+    check_whole(owner, 0, target_update_freq=given.target_update_freq)
+    if not isinstance(given.hidden, tuple) or not given.hidden:
+        raise ValueError(f"{owner} hidden: expected a tuple of at least one size, got {given.hidden!r}")
+    for size in given.hidden:
+        check_whole(owner, 1, hidden=size)
+
+
+def check_positive(owner: str, **values: float) -> None:
+    """Raise ValueError, naming the field, unless every value is a finite number above 0."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{owner} {name}: expected a finite number above 0, got {value!r}")
+
+
+def check_whole(owner: str, least: int, **values: int) -> None:
+    """Raise ValueError, naming the field, unless every value is an integer of at least `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{owner} {name}: expected an integer of at least {least}, got {value!r}")
+
+
+def _is_image(height: int, width: int) -> bool:
+    return height >= IMAGE_SIDE and width >= IMAGE_SIDE
+
+
+class Torso(nn.Module):
+    """Observations [B, *shape], or [B, stack, *shape] when stack > 1, of a real dtype, to features [B, size].
+
+    An image is (H, W), (C, H, W) or (H, W, C) with H and W of at least 32: the frames of a stack become
+    channels, uint8 is divided by 255, and the two convolutions of Mnih et al. 2013 (arXiv:1312.5602,
+    section 4.1) come first. Anything else is flattened, its numbers taken as they are. Fully connected layers
+    of the sizes `hidden` follow.
+    """
+
+    def __init__(self, observation: Field, stack: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        shape = observation.shape
+        self.channels_last = len(shape) == 3 and not _is_image(*shape[1:]) and _is_image(*shape[:2])
+        if self.channels_last:
+            shape = (shape[2], *shape[:2])
+        self.image = len(shape) in (2, 3) and _is_image(*shape[-2:])
+        self.frame = shape[-2:]
+        self.scale = 1 / 255 if self.image and observation.dtype == "uint8" else 1.0
+        width = stack * math.prod(shape)
+        layers: list[nn.Module] = []
+        if self.image:
+            side = [((extent - 8) // 4 + 1 - 4) // 2 + 1 for extent in self.frame]
+            layers += [nn.Conv2d(width // math.prod(self.frame), 16, 8, stride=4), nn.ReLU()]
+            layers += [nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.Flatten()]
+            width = 32 * math.prod(side)
+        for size in hidden:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        self.layers = nn.Sequential(*layers)
+        self.size = width
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        if self.channels_last:
+            obs = obs.movedim(-1, -3)
+        x = obs.float()
+        if self.scale != 1.0:
+            x = x * self.scale
+        x = x.reshape(len(x), -1, *self.frame) if self.image else x.flatten(1)
+        features: torch.Tensor = self.layers(x)
+        return features
+
+
+class Head(nn.Module):
+    """Features [..., inputs] to one value an action [..., actions], through a layer of `hidden` units.
+
+    With `dueling`, that layer feeds the state's value and the actions' advantages, whose mean is taken away
+    (Wang et al. 2016, arXiv:1511.06581, equation 9). Both share the layer, so that dueling costs little.
+    """
+
+    aggregate: torch.Tensor
+
+    def __init__(self, inputs: int, hidden: int, actions: int, dueling: bool) -> None:
+        super().__init__()
+        self.dueling = dueling
+        self.hidden = nn.Linear(inputs, hidden)
+        self.output = nn.Linear(hidden, actions + dueling)
+        # Rows: each advantage less the mean, then the value for all; one product beats slices and means.
+        centred = torch.eye(actions) - 1 / actions
+        self.register_buffer("aggregate", torch.cat([centred, torch.ones(1, actions)]), persistent=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.output(torch.relu(self.hidden(features)))
+        return values @ self.aggregate if self.dueling else values
+
+
+class QNetwork(nn.Module):
+    """Base of networks whose forward pass gives action values [B, actions]."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.actions = actions
+
+
+def epsilon_greedy(
+    network: QNetwork, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Actions [B]: each row's greedy one, or with probability `epsilon` any, all alike.
+
+    The same numbers are drawn from `rng` whatever epsilon is; the network runs only if some row is greedy.
+    """
+    explores = rng.random(len(obs)) < epsilon
+    choice = rng.integers(network.actions, size=len(obs))
+    if explores.all():
+        return choice
+    with torch.inference_mode():
+        greedy: NDArray[np.int64] = network(obs).argmax(1).cpu().numpy()
+    return np.where(explores, choice, greedy)
+
+
+class TargetTrainer:
+    """A network's optimizer, and the target network that follows it."""
+
+    def __init__(self, network: nn.Module, hyper: Hyperparameters) -> None:
+        self.network = network
+        self.hyper = hyper
+        self.parameters: list[torch.Tensor] = list(network.parameters())
+        self.device = self.parameters[0].device
+        self.target = _independent_copy(network)
+        self.followers: list[torch.Tensor] = list(self.target.parameters())
+        fused = True if self.device.type in ("cpu", "cuda") else None
+        self.optimizer = torch.optim.Adam(self.parameters, lr=hyper.learning_rate, fused=fused)
+        self.updates = 0
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        """One gradient step down `loss`, then the target's; returns the gradient's norm before clipping."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.hyper.max_grad_norm)
+        self.optimizer.step()
+        self.updates += 1
+        self._update_target()
+        return grad_norm
+
+    def _update_target(self) -> None:
+        every = self.hyper.target_update_freq
+        if every and self.updates % every:
+            return
+        with torch.no_grad():  # one call for all tensors; a share of 1 copies exactly
+            torch._foreach_lerp_(self.followers, self.parameters, 1.0 if every else self.hyper.tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training needs to go on, besides the network; live tensors, so save before the next update."""
+        return {
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`; the network's own weights are the caller's to restore."""
+        self.target.load_state_dict(state["target"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+
+
+def _independent_copy(network: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(network).requires_grad_(False)
+    # A deep copy keeps what shared one storage together (a published network is views of one flat tensor).
+    for tensor in chain(twin.parameters(), twin.buffers()):
+        tensor.data = tensor.data.clone()
+    return twin

@@ -1,0 +1,204 @@
+"""Implicit quantile networks, with a double target and a dueling head.
+
+Dabney et al. 2018, "Implicit quantile networks for distributional reinforcement learning" (arXiv:1806.06923).
+The network learns the whole distribution of the return: its input is an observation and a fraction tau in
+[0, 1], its output the tau-quantile of each action's return.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from ..spec import Field
+from .common import (
+    Head,
+    QNetwork,
+    TargetTrainer,
+    Torso,
+    check_hyperparameters,
+    check_positive,
+    check_whole,
+    epsilon_greedy,
+)
+
+__all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
+
+
+@dataclass(frozen=True)
+class IQN:
+    """Hyperparameters of IQN."""
+
+    learning_rate: float = 5e-4
+    """Adam's step size, above 0."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units in each fully connected layer, at least one; the last is the head's, behind the embedding."""
+    n_cos: int = 64
+    """Cosines that embed a fraction, at least 1 (Dabney et al. 2018, equation 4)."""
+    n_tau: int = 8
+    """Fractions drawn a transition for the prediction, N in the paper, at least 1."""
+    n_tau_prime: int = 8
+    """Fractions drawn a transition for the target, N' in the paper, at least 1."""
+    n_policy: int = 8
+    """Evenly spaced fractions whose mean is an action's value, K in the paper, at least 1."""
+    kappa: float = 1.0
+    """Errors beyond this count linearly, above 0."""
+    double: bool = True
+    """Choose the next action with the network and value it with the target network."""
+    dueling: bool = True
+    """Estimate the state's quantile and the actions' advantages over it apart."""
+    tau: float = 0.005
+    """Share of the network in the target after each update, in (0, 1]; used when target_update_freq is 0."""
+    target_update_freq: int = 0
+    """Copy the network to the target once in so many updates; 0 moves it by tau at each."""
+    max_grad_norm: float = 10.0
+    """Longer gradients are scaled down to this norm; above 0."""
+    reward_scale: float = 0.1
+    """Rewards are multiplied by this, above 0; keep returns of a few times kappa."""
+
+    def __post_init__(self) -> None:
+        check_hyperparameters(self)
+        check_positive("IQN", kappa=self.kappa)
+        check_whole(
+            "IQN",
+            1,
+            n_cos=self.n_cos,
+            n_tau=self.n_tau,
+            n_tau_prime=self.n_tau_prime,
+            n_policy=self.n_policy,
+        )
+
+    def make_network(self, observation: Field, actions: int, stack: int) -> IQNNetwork:
+        """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
+        check_whole("make_network", 1, actions=actions, stack=stack)
+        return IQNNetwork(self, observation, actions, stack)
+
+    def act(
+        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Epsilon-greedy actions [B] for observations [B, ...] on the network's device."""
+        return epsilon_greedy(cast(QNetwork, network), obs, epsilon, rng)
+
+    def make_trainer(self, network: torch.nn.Module) -> IQNTrainer:
+        """A trainer that updates `network` in place, on the device where it is."""
+        return IQNTrainer(self, cast(IQNNetwork, network))
+
+
+class IQNNetwork(QNetwork):
+    """Observations [B, ...] to action values [B, actions], in units of reward_scale times the reward."""
+
+    frequencies: torch.Tensor
+    midpoints: torch.Tensor
+
+    def __init__(self, hyper: IQN, observation: Field, actions: int, stack: int) -> None:
+        super().__init__(actions)
+        self.torso = Torso(observation, stack, hyper.hidden[:-1])
+        self.embedding = nn.Linear(hyper.n_cos, self.torso.size)
+        self.head = Head(self.torso.size, hyper.hidden[-1], actions, hyper.dueling)
+        midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
+        self.register_buffer("midpoints", midpoints[None], persistent=False)
+        self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1].
+
+        The paper draws them at random (section 3); midpoints vary less, approximate the mean best (Dabney et
+        al. 2018, arXiv:1710.10044, Lemma 2), and acting needs no random numbers of its own.
+        """
+        return self.quantiles(obs, self.midpoints).mean(1)
+
+    def quantiles(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+        """The quantiles [B, N, actions] at the fractions [B, N], or [1, N] for the same ones in every row.
+
+        The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
+        """
+        features = self.torso(obs)[:, None]
+        embedded = torch.relu(self.embedding(torch.cos(taus[..., None] * self.frequencies)))
+        values: torch.Tensor = self.head(features * embedded)
+        return values
+
+
+class IQNTrainer(TargetTrainer):
+    """Quantile regression towards a target network."""
+
+    def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
+        super().__init__(network, hyper)
+        self.iqn = hyper
+        # A generator of its own lets training go on exactly from `state_dict`; torch.manual_seed decides it.
+        seed = int(torch.randint(2**62, ()))
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def update(self, batch: Any) -> dict[str, torch.Tensor]:
+        """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
+
+        Returns: detached scalars: the loss; q_mean, the mean value of the actions taken, in units of the
+            reward; grad_norm, before clipping.
+        """
+        taus = self._fractions(len(batch.action), self.iqn.n_tau)
+        network = cast(IQNNetwork, self.network)
+        predicted = _of_action(network.quantiles(batch.obs, taus), batch.action)
+        errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.iqn.kappa)
+        loss = (batch.weight * errors).mean()
+        grad_norm = self.step(loss)
+        return {
+            "loss": loss.detach(),
+            "q_mean": predicted.detach().mean() / self.iqn.reward_scale,
+            "grad_norm": grad_norm,
+        }
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
+
+        Their action is the target network's best (Dabney et al. 2018, equation 2), or with `double` the
+        network's.
+        """
+        target = cast(IQNNetwork, self.target)
+        chooser = self.network if self.iqn.double else target
+        best = chooser(batch.next_obs).argmax(1)
+        taus = self._fractions(len(best), self.iqn.n_tau_prime)
+        future = _of_action(target.quantiles(batch.next_obs, taus), best)
+        targets: torch.Tensor = (
+            self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
+        )
+        return targets
+
+    def _fractions(self, rows: int, count: int) -> torch.Tensor:
+        return torch.rand(rows, count, device=self.device, generator=self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As TargetTrainer's, with the state of the generator of fractions."""
+        return {**super().state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`; the network's own weights are the caller's to restore."""
+        super().load_state_dict(state)
+        self.generator.set_state(state["generator"].cpu())  # generators of every device want a CPU tensor
+
+
+def quantile_huber_loss(
+    predicted: torch.Tensor, target: torch.Tensor, taus: torch.Tensor, kappa: float
+) -> torch.Tensor:
+    """Loss [B] of the quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
+
+    A pair's Huber loss counts tau times when the target lies above the prediction, 1 - tau times when below;
+    the loss is the sum over N of the mean over N' (Dabney et al. 2018, equation 3).
+    """
+    shape = (*predicted.shape, target.shape[1])
+    prediction, sample = predicted[:, :, None].expand(shape), target[:, None, :].expand(shape)
+    huber = functional.huber_loss(prediction, sample, reduction="none", delta=kappa) / kappa
+    loss: torch.Tensor = (taus[:, :, None] - (sample < prediction).float()).abs() * huber
+    return loss.mean(2).sum(1)
+
+
+def _of_action(quantiles: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """The quantiles [B, N] of each row's action [B], out of [B, N, actions]."""
+    index = action[:, None, None].expand(-1, quantiles.shape[1], 1)
+    return quantiles.gather(2, index).squeeze(2)

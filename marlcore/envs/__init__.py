@@ -1,0 +1,40 @@
+"""Environments by name. Third-party packages are imported when one of their environments is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..protocols import Environment
+from .treasure_hunt import TreasureHunt
+
+__all__ = ["TreasureHunt", "make"]
+
+
+def make(name: str, /, **options: Any) -> Environment:
+    """An environment, made with `options`.
+
+    Args:
+        name: one of
+            treasure_hunt;
+            gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`;
+            pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
+            pettingzoo-parallel:<module>, made by the module's `parallel_env`.
+        options: arguments of `TreasureHunt`, `gymnasium.make`, `env` or `parallel_env`.
+
+    Raises:
+        ValueError: the name is not known, or the environment's spaces are not supported.
+        ImportError: the package that the environment comes from is not installed.
+    """
+    kind, _, rest = name.partition(":")
+    if name == "treasure_hunt":
+        return TreasureHunt(**options)
+    if kind == "gymnasium" and rest:
+        from .gymnasium import make_gymnasium
+
+        return make_gymnasium(rest, **options)
+    if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
+        from .pettingzoo import make_pettingzoo
+
+        return make_pettingzoo(kind, rest, **options)
+    expected = "treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>"
+    raise ValueError(f"environment: expected {expected}, got {name!r}")
