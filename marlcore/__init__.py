@@ -1,0 +1,68 @@
+"""The shared-memory core of asynchronous multi-agent reinforcement learning on one machine.
+
+    spec = marlcore.TransitionSpec(obs=marlcore.Field((4,)), action=marlcore.Field((), "int64"))
+    replay = marlcore.ReplayBuffer.create(spec, capacity=100_000, lanes=4)
+
+Importing marlcore imports nothing heavy: each name below brings its module when it is first used, and torch comes
+with the names that need it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch import Batch as Batch
+    from .config import Config as Config
+    from .errors import ClosedError as ClosedError
+    from .errors import LaneBusy as LaneBusy
+    from .errors import LayoutMismatch as LayoutMismatch
+    from .errors import MarlcoreError as MarlcoreError
+    from .errors import NotEnoughData as NotEnoughData
+    from .errors import SegmentCorrupt as SegmentCorrupt
+    from .errors import SegmentNotFound as SegmentNotFound
+    from .errors import SharedMemoryFull as SharedMemoryFull
+    from .errors import StaleHandle as StaleHandle
+    from .errors import WorkerFailed as WorkerFailed
+    from .params import ParameterStore as ParameterStore
+    from .replay import ReplayBuffer as ReplayBuffer
+    from .spec import Field as Field
+    from .spec import TransitionSpec as TransitionSpec
+    from .system import train as train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Batch": "batch",
+    "ClosedError": "errors",
+    "Config": "config",
+    "Field": "spec",
+    "LaneBusy": "errors",
+    "LayoutMismatch": "errors",
+    "MarlcoreError": "errors",
+    "NotEnoughData": "errors",
+    "ParameterStore": "params",
+    "ReplayBuffer": "replay",
+    "SegmentCorrupt": "errors",
+    "SegmentNotFound": "errors",
+    "SharedMemoryFull": "errors",
+    "StaleHandle": "errors",
+    "TransitionSpec": "spec",
+    "WorkerFailed": "errors",
+    "train": "system",
+}
+
+__all__ = sorted([*_HOME, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'marlcore' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

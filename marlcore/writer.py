@@ -212,6 +212,8 @@ class Writer:
         view = place.views(self._records)[record : record + 1]
         if not place.field.shape and view.dtype.kind in "iuf":
             return _scalar_put(label, place.field, view)
+        if len(place.field.shape) == 1 and view.dtype.kind in "iuf":
+            return _vector_put(label, place.field, view[0])
         return _array_put(label, place.field, view[0])
 
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
@@ -339,6 +341,19 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
             memory[0] = value
         except (TypeError, ValueError):
             memory[0] = as_field(label, field, value)[()]
+
+    return put
+
+
+def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
+    """Assigning an array to a memoryview checks its shape and dtype on the way."""
+    memory = memoryview(view)
+
+    def put(value: Any) -> None:
+        try:
+            memory[:] = value
+        except (TypeError, ValueError):
+            view[:] = as_field(label, field, value)
 
     return put
 

@@ -79,7 +79,7 @@ class TreasureHunt:
         self._build_ground(size, view)
 
     def _build_ground(self, size: int, view: int) -> None:
-        """One byte a cell, rows one after another; walls as thick as the view, so that each window fits in."""
+        """One byte a cell, row by row; the walls are as thick as the view, so that every window fits in."""
         side = size + 2 * view
         ground = np.full((side, side), WALL, np.uint8)
         ground[view:-view, view:-view] = EMPTY
