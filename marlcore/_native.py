@@ -237,6 +237,10 @@ class NativeWriter:
     def policy_version(self, version: int) -> None:
         self._raw.policy_version = version & 0xFFFFFFFF
 
+    def new_episode(self) -> None:
+        """The next row is an episode's first."""
+        self._raw.age = 0
+
     def close(self) -> None:
         """Every later add is refused by the C core."""
         self._raw.lane.capacity = 0

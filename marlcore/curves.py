@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .rundir import Metric, agent_order, write_atomically
+from .rundir import agent_order, write_atomically
+from .telemetry import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .rundir import Metric, agent_order
+from .rundir import agent_order
+from .telemetry import Metric
 
 __all__ = ["Progress", "final_returns", "summary"]
 

@@ -61,12 +61,13 @@ class RecordLayout:
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> RecordLayout:
-        """The layout of a spec; equal specs have equal layouts."""
-        fields = [("obs", name, field) for name, field in spec.obs_fields.items()]
+        """The layout of a spec; equal specs have equal layouts, in whatever order they name their fields."""
+        obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
+        fields = [("obs", name, field) for name, field in obs]
         if spec.next_obs:
-            fields += [("next_obs", name, field) for name, field in spec.obs_fields.items()]
+            fields += [("next_obs", name, field) for name, field in obs]
         fields += [("action", "", spec.action)]
-        fields += [("extra", name, field) for name, field in spec.extras.items()]
+        fields += [("extra", name, field) for name, field in extras]
         inline = [entry for entry in fields if entry[2].nbytes <= INLINE_BYTES]
         offsets, end = _pack([field for _, _, field in inline])
         places = [Place(*entry, 0, offset) for entry, offset in zip(inline, offsets, strict=True)]
@@ -78,7 +79,7 @@ class RecordLayout:
         return cls(tuple(places), end, tuple(columns))
 
     def of_role(self, role: str) -> list[Place]:
-        """The places of one role, in the spec's order."""
+        """The places of one role, by name."""
         return [place for place in self.places if place.role == role]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -81,16 +81,16 @@ class ReplayBuffer:
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
         if not lanes <= capacity <= MAX_ROWS:
-            raise ValueError(f"capacity: expected at least one row for each of {lanes} lanes, got {capacity}")
+            raise ValueError(
+                f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}"
+            )
         lane_rows = int(capacity) // int(lanes)
         description = {"kind": "replay", "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)
         return cls(Segment.create(name, description, geometry.nbytes, path), owner=path is None)
 
     @classmethod
-    def attach(
-        cls, handle: SegmentHandle | str | Path, spec: TransitionSpec | None = None
-    ) -> ReplayBuffer:
+    def attach(cls, handle: SegmentHandle | str | Path, spec: TransitionSpec | None = None) -> ReplayBuffer:
         """An existing replay, by its handle or its file's path.
 
         Raises:

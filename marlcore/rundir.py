@@ -9,36 +9,17 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 from .errors import ClosedError
+from .telemetry import Metric
 
-__all__ = ["Metric", "RunDirectory", "agent_order", "read_metrics", "setup_logging", "write_atomically"]
+__all__ = ["RunDirectory", "agent_order", "read_metrics", "setup_logging", "write_atomically"]
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One number that a worker reported.
-
-    Attributes:
-        time_s: when, in seconds since the run began.
-        step: environment steps that the whole run had taken by then.
-        agent: whom it is about; "" for the run as a whole.
-        name: what it is, such as "episode_return" or "loss".
-        value: the number; NaN and infinities are kept.
-    """
-
-    time_s: float
-    step: int
-    agent: str
-    name: str
-    value: float
 
 
 class RunDirectory:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -61,7 +62,7 @@ class SamplerOptions:
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
-        if self.stack + self.n_step > lane_rows:
+        if not spec.next_obs and self.stack + self.n_step > lane_rows:
             raise ValueError(
                 f"stack + n_step: expected at most the {lane_rows} rows of a lane, got {self.stack} + {self.n_step}"
             )
@@ -70,11 +71,13 @@ class SamplerOptions:
                 "stack, n_step: expected 1 and 1, since rows of a spec with next_obs do not follow one another, "
                 f"got {self.stack} and {self.n_step}"
             )
-        if not 0.0 <= self.gamma <= 1.0:
+        if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma!r}")
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
-        if self.min_size is not None and self.min_size < 1:
+        if self.min_size is not None and (
+            not isinstance(self.min_size, (int, np.integer)) or self.min_size < 1
+        ):
             raise ValueError(f"min_size: expected an integer of at least 1, got {self.min_size!r}")
 
 
@@ -143,13 +146,15 @@ class Sampler:
         while len(rows):
             filled = self._draw(storage, rows)
             if filled == 0:
-                self._wait(lambda: self._draw(storage, self._all_rows[:1]) == 1, timeout)
+                self._wait(partial(self._draw, storage, rows[:1]), timeout)
                 continue
             rows = self._copy(storage, rows, filled)
             if len(rows):
                 lapped_since = lapped_since or time.monotonic()
                 if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                    raise TimeoutError(f"{self._segment.path}: writers overwrote every draw; use a larger capacity")
+                    raise TimeoutError(
+                        f"{self._segment.path}: writers overwrote every draw; use a larger capacity"
+                    )
         self.stats.drawn += self._options.batch_size
         return Batch(storage.root, self._batch)
 
@@ -173,7 +178,7 @@ class Sampler:
         found = np.empty((2, int(np.sum(self._windows[1] - self._windows[0]))), np.int64)
         listed = kernels.list_sampleable(
             self._words, self._table, self._options.gamma, self._windows,
-            self._chosen, storage.numbers, storage.ends, found,
+            self._chosen, storage.numbers, storage.ends, rows[0], found,
         )  # fmt: skip
         if not listed:
             return 0
@@ -197,7 +202,7 @@ class Sampler:
         again = self._chosen[kernels.ROW, :filled][self._ok[:filled] == 0]
         return np.concatenate([again, rows[filled:]])
 
-    def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
+    def _wait(self, ready: Callable[[], int], timeout: float | None) -> None:
         """Sleeps until `ready()`, woken by writers; in slices, so that signals are seen."""
         began = time.monotonic()
         while True:

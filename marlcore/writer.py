@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
-from .errors import StaleHandle
+from .errors import ClosedError, StaleHandle
 from .lane import LaneClaim
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
@@ -22,6 +23,7 @@ Put = Callable[[Any], None]
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
 _ALL = slice(None)
+_MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # of the kinds i, u and f, those whose items a memoryview can set
 
 
 class Writer:
@@ -35,7 +37,9 @@ class Writer:
         lane: the lane's number.
     """
 
-    def __init__(self, lanes: NativeLanes, lane: int, layout: RecordLayout, spec: TransitionSpec, claim: LaneClaim):
+    def __init__(
+        self, lanes: NativeLanes, lane: int, layout: RecordLayout, spec: TransitionSpec, claim: LaneClaim
+    ):
         self.lane = lane
         self._claim = claim
         self._layout = layout
@@ -93,7 +97,7 @@ class Writer:
         try:
             self._reward[0] = reward
         except (TypeError, ValueError):
-            raise TypeError(f"reward: expected a number, got {reward!r}") from None
+            raise TypeError(f"reward: expected a number, got {_came(reward)}") from None
         if extras or self._extras:
             self._put_extras(extras)
         ticket: int = self._add_row(self._raw, flags)
@@ -123,17 +127,24 @@ class Writer:
         """
         rows = len(reward) if isinstance(reward, (np.ndarray, list, tuple)) else 0
         if not rows:
-            raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {reward!r}")
+            raise ValueError(
+                f"reward: expected an array of shape (T,) with T of at least 1, got {_came(reward)}"
+            )
         if final_obs is None:
             staging, at = self._staging_of(rows), _ALL
         else:
             staging, at = self._stage_finals(final_obs, truncated, rows)
         staging.reward[at] = _rows_of("reward", _REWARD, reward, rows)
-        staging.terminated[at] = False if terminated is None else _rows_of("terminated", _FLAG, terminated, rows)
+        staging.terminated[at] = (
+            False if terminated is None else _rows_of("terminated", _FLAG, terminated, rows)
+        )
         staging.truncated[at] = False if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
         for place, label, value in self._batch_values(obs, action, extras):
             staging.put(place, at, _rows_of(label, place.field, value, rows))
-        return staging.append()
+        try:
+            return staging.append()
+        except ClosedError:
+            raise self._failure(-errno.ESHUTDOWN) from None
 
     @property
     def policy_version(self) -> int:
@@ -144,6 +155,10 @@ class Writer:
     def policy_version(self, version: int) -> None:
         self._native.policy_version = version
 
+    def new_episode(self) -> None:
+        """The next row begins an episode, whatever the last one said; nothing is sampled across the seam."""
+        self._native.new_episode()
+
     def close(self) -> None:
         """Gives the lane back; harmless when repeated."""
         self._native.close()
@@ -152,7 +167,9 @@ class Writer:
     def forked(self) -> None:
         """In a forked child: the lane is the parent's."""
         self._native.close()
-        self._failure = lambda code: StaleHandle("the writer was made before a fork; its lane is the parent's")  # type: ignore[method-assign]
+        self._failure = lambda code: StaleHandle(
+            "the writer was made before a fork; its lane is the parent's"
+        )  # type: ignore[method-assign]
 
     def __enter__(self) -> Writer:
         return self
@@ -170,7 +187,7 @@ class Writer:
         """The flags of a row that may end its episode; stages final_obs."""
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, (bool, np.bool_)):
-                raise TypeError(f"{name}: expected a bool, got {value!r}")
+                raise TypeError(f"{name}: expected a bool, got {_came(value)}")
         if final_obs is None:
             if truncated and not self._spec.next_obs:
                 raise ValueError("final_obs: expected the observation after a truncated transition, got None")
@@ -210,16 +227,21 @@ class Writer:
         if place.column:
             return self._frame_put(place, record, label)
         view = place.views(self._records)[record : record + 1]
-        if not place.field.shape and view.dtype.kind in "iuf":
+        if not place.field.shape and view.dtype.char in _MEMORYVIEW_ITEMS:
             return _scalar_put(label, place.field, view)
         if len(place.field.shape) == 1 and view.dtype.kind in "iuf":
             return _vector_put(label, place.field, view[0])
-        return _array_put(label, place.field, view[0])
+        return _array_put(label, place.field, view[0, ...])
 
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
         """Large fields are not staged: the C core copies them from the caller's array into the lane."""
         field, dtype, shape = place.field, np.dtype(place.field.dtype), place.field.shape
-        set_frame, keep, key, final = self._native.set_frame, self._keep, (place.column, bool(record)), bool(record)
+        set_frame, keep, key, final = (
+            self._native.set_frame,
+            self._keep,
+            (place.column, bool(record)),
+            bool(record),
+        )
 
         def put(value: Any) -> None:
             if not (
@@ -241,10 +263,14 @@ class Writer:
 
     def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> tuple[_Staging, NDArray[np.int64]]:
         """Staging with a boundary row behind each truncated one, and the places of the transitions in it."""
-        ended = np.zeros(rows, np.bool_) if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
+        ended = (
+            np.zeros(rows, np.bool_) if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
+        )
         count = int(np.count_nonzero(ended))
         if self._spec.next_obs or not count:
-            raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
+            raise ValueError(
+                "final_obs: expected None unless rows are truncated and the spec stores no next_obs"
+            )
         at = np.arange(rows) + np.cumsum(ended) - ended
         staging = _Staging(self._native, self._layout, rows + count, boundaries=True)
         finals = at[ended] + 1
@@ -277,6 +303,11 @@ class _Staging:
     """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are."""
 
     def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool) -> None:
+        capacity = native.raw.lane.capacity
+        if 0 < capacity < rows:
+            raise ValueError(
+                f"reward: expected at most the lane's {capacity} rows, final_obs included, got {rows}"
+            )
         self.rows = rows
         records = np.zeros((rows, layout.record_bytes), np.uint8)
         ends = np.zeros((3, rows), np.bool_)
@@ -329,7 +360,9 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
     limits = np.iinfo(field.dtype)
     if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}")
+        raise ValueError(
+            f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}"
+        )
 
 
 def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
@@ -379,5 +412,11 @@ def _rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
 
 
 def _names_error(label: str, expected: Any, got: Any) -> ValueError:
-    got_names = sorted(got) if hasattr(got, "keys") or isinstance(got, set) or hasattr(got, "__iter__") else got
-    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {got_names!r}")
+    names = list(got) if isinstance(got, (Mapping, Set)) else got
+    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {_came(names)}")
+
+
+def _came(value: Any) -> str:
+    """What came, on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else text[:197] + "..."

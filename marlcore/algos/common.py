@@ -120,8 +120,7 @@ class Torso(nn.Module):
         x = obs.float()
         if self.scale != 1.0:
             x = x * self.scale
-        x = x.reshape(len(x), -1, *self.frame) if self.image else x.flatten(1)
-        features: torch.Tensor = self.layers(x)
+        features: torch.Tensor = self.layers(x.reshape(len(x), -1, *(self.frame if self.image else ())))
         return features
 
 

@@ -40,7 +40,7 @@ class DQN:
     max_grad_norm: float = 10.0
     """Longer gradients are scaled down to this norm; above 0."""
     reward_scale: float = 0.1
-    """Rewards are multiplied by this, above 0; errors count linearly beyond 1, so aim at rewards of about 1."""
+    """Rewards are multiplied by this, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)

@@ -7,7 +7,7 @@ from typing import Any
 from ..protocols import Environment
 from .treasure_hunt import TreasureHunt
 
-__all__ = ["TreasureHunt", "make"]
+__all__ = ["TreasureHunt", "adapt", "make"]
 
 
 def make(name: str, /, **options: Any) -> Environment:
@@ -38,3 +38,29 @@ def make(name: str, /, **options: Any) -> Environment:
         return make_pettingzoo(kind, rest, **options)
     expected = "treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>"
     raise ValueError(f"environment: expected {expected}, got {name!r}")
+
+
+def adapt(env: Any) -> Environment:
+    """`env` as an Environment: as it is, or wrapped when it is PettingZoo's (AEC or Parallel) or Gymnasium's.
+
+    Raises:
+        TypeError: it is none of these. ValueError: its spaces are not supported.
+    """
+    if hasattr(env, "observations") and hasattr(env, "last"):
+        adapted: Environment = env
+        return adapted
+    if hasattr(env, "agent_iter"):
+        from .pettingzoo import AECEnvironment
+
+        return AECEnvironment(env)
+    if hasattr(env, "possible_agents"):
+        from .pettingzoo import ParallelEnvironment
+
+        return ParallelEnvironment(env)
+    if hasattr(env, "observation_space"):
+        from .gymnasium import GymnasiumEnvironment
+
+        return GymnasiumEnvironment(env)
+    raise TypeError(
+        f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}"
+    )

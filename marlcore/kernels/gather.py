@@ -181,13 +181,16 @@ def plan(words, geometry, gamma, windows, state, rows, count, chosen, numbers, e
 
 
 @jit
-def list_sampleable(words, geometry, gamma, windows, chosen, numbers, ends, found):  # type: ignore[no-untyped-def]
-    """Writes (lane, ticket) of every sampleable transition into found, int64 [2, rows]; returns how many."""
+def list_sampleable(words, geometry, gamma, windows, chosen, numbers, ends, row, found):  # type: ignore[no-untyped-def]
+    """Writes (lane, ticket) of every sampleable transition into found, int64 [2, rows]; returns how many.
+
+    Slot 0 of chosen and output row `row`, which must be one that is yet to be filled, are scratch.
+    """
     count = 0
     for lane in range(windows.shape[1]):
         lo, hi = windows[0, lane], windows[1, lane]
         for ticket in range(lo, hi):
-            if _resolve(words, geometry, gamma, lane, ticket, lo, hi, 0, chosen, numbers, ends, 0):
+            if _resolve(words, geometry, gamma, lane, ticket, lo, hi, 0, chosen, numbers, ends, row):
                 found[0, count] = lane
                 found[1, count] = ticket
                 count += 1

@@ -1,0 +1,163 @@
+"""The settings of a training run. Every field is an option of `marlcore train`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig"]
+
+
+def _require(config: object, name: str, low: float, high: float = math.inf, whole: bool = True) -> None:
+    """Raises ValueError unless low <= config.name <= high."""
+    value = getattr(config, name)
+    kind = "an integer" if whole else "a number"
+    bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not right or not low <= value <= high:
+        raise ValueError(f"{name}: expected {kind} {bounds}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """The processes that step environments."""
+
+    processes: int = 1
+    """Actor processes."""
+    envs: int = 4
+    """Environment copies that each actor steps in turn, choosing their actions in one batch."""
+    sync_interval: int = 50
+    """Rounds (one action in each copy) between looks for newer weights."""
+    device: str = "cpu"
+    """Where actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best there is."""
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "envs", "sync_interval"):
+            _require(self, name, 1)
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The processes that train, one for each agent."""
+
+    batch_size: int = 64
+    """Transitions in each update."""
+    n_step: int = 1
+    """Rewards in each return."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    warmup: int = 1000
+    """Transitions that an agent must have before its training starts."""
+    publish_interval: int = 10
+    """Updates between publications of the weights."""
+    publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
+    """Slots of shared memory that hold weights: 1, 2 or 3. More take memory, fewer make actors copy again."""
+    log_interval: int = 200
+    """Updates between reports of loss, epsilon, policy lag and rate."""
+    checkpoint_interval: int = 10_000
+    """Updates between checkpoints; one more is written at the end."""
+    device: str = "auto"
+    """Where learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
+    device_per_agent: bool = False
+    """With "auto" and several GPUs: deal the agents out to them in turn."""
+    threads: int = 1
+    """CPU threads of each learner and actor."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "n_step", "warmup", "publish_interval", "log_interval", "threads"):
+            _require(self, name, 1)
+        _require(self, "checkpoint_interval", 1)
+        _require(self, "gamma", 0.0, 1.0, whole=False)
+        if self.publish_mode not in ("snapshot", "double_buffer", "triple_buffer"):
+            raise ValueError(
+                f"publish_mode: expected snapshot, double_buffer or triple_buffer, got {self.publish_mode!r}"
+            )
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Each agent's replay buffer."""
+
+    capacity: int = 100_000
+    """Rows that an agent's replay holds, over all environment copies."""
+    stack: int = 1
+    """Frames that make up an observation."""
+    pad: Literal["repeat", "zero"] = "repeat"
+    """What stands before an episode's first frame in a stack."""
+
+    def __post_init__(self) -> None:
+        _require(self, "capacity", 1)
+        _require(self, "stack", 1)
+        if self.pad not in ("repeat", "zero"):
+            raise ValueError(f"pad: expected repeat or zero, got {self.pad!r}")
+
+
+@dataclass(frozen=True)
+class ExplorationConfig:
+    """Epsilon, the share of random actions: the learner decays it and it travels with the weights."""
+
+    epsilon_start: float = 1.0
+    """At the first update."""
+    epsilon_min: float = 0.02
+    """Never below this."""
+    epsilon_decay: float = 0.05
+    """Share taken off at each decay."""
+    epsilon_decay_freq: int = 100
+    """Updates from decay to decay."""
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon_start", "epsilon_min", "epsilon_decay"):
+            _require(self, name, 0.0, 1.0, whole=False)
+        _require(self, "epsilon_decay_freq", 1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    total_steps: int = 300_000
+    """Steps of the whole run; a step is one action of one agent."""
+    seed: int = 0
+    """Decides everything random; in serial mode the same seed gives the same run."""
+    mode: Literal["async", "serial"] = "async"
+    """async: a process for each actor and each agent's learner. serial: the same work in turn in one process."""
+    updates_per_step: float = 0.1
+    """Serial mode: updates of each learner for each step of its agent."""
+    run_dir: str | None = None
+    """Where results go; must not hold anything yet. By default runs/<date and time>."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+
+    def __post_init__(self) -> None:
+        _require(self, "total_steps", 1)
+        _require(self, "seed", 0, 2**63)
+        _require(self, "updates_per_step", 0.0, whole=False)
+        if self.mode not in ("async", "serial"):
+            raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
+        if self.replay.capacity < self.lanes:
+            raise ValueError(
+                f"replay.capacity: expected at least one row for each of {self.lanes} lanes, "
+                f"got {self.replay.capacity}"
+            )
+        rows = self.replay.capacity // self.lanes
+        if self.replay.stack + self.learner.n_step > rows:
+            raise ValueError(
+                f"replay.stack: expected stack + n_step of at most the {rows} rows of a lane, "
+                f"got {self.replay.stack} + {self.learner.n_step}"
+            )
+        if self.learner.warmup > self.replay.capacity:
+            raise ValueError(
+                f"learner.warmup: expected at most replay.capacity {self.replay.capacity}, got {self.learner.warmup}"
+            )
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of each agent's replay: one for each environment copy of each actor."""
+        return self.actor.processes * self.actor.envs
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return asdict(self)

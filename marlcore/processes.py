@@ -1,0 +1,162 @@
+"""Starting worker processes, seeing them end, and ending them."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from .rundir import setup_logging
+from .workers import Blueprint, run_worker
+
+__all__ = ["Interrupts", "WorkerProcess"]
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+class WorkerProcess:
+    """One worker in a process of its own, started by spawn.
+
+    Attributes:
+        name: the worker's.
+    """
+
+    def __init__(self, name: str, blueprint: Blueprint, log: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self._errors, child_end = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_child_main, args=(name, blueprint, log, child_end, os.getpid()), name=name
+        )
+        # Blocked signals stay blocked in the child, from its first instruction on: a Ctrl-C that reaches the
+        # whole terminal is the parent's to handle, and it stays pending here until the child has started.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            child_end.close()
+        assert self._process.pid is not None
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when the process has ended."""
+        return self._pidfd
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def failure(self) -> str | None:
+        """The traceback of a worker that raised, or how it died; None while it runs or when it ended well."""
+        if self.running or self._process.exitcode == 0:
+            return None
+        text = self._read_traceback()
+        return text or f"the process ended with {_describe(self._process.exitcode)} and left no traceback"
+
+    def _read_traceback(self) -> str:
+        try:
+            return str(self._errors.recv()) if self._errors.poll() else ""
+        except EOFError:
+            return ""
+
+    def stop(self, grace_s: float) -> None:
+        """Waits for the process to end by itself, then kills it; gives back what it held here."""
+        self._process.join(max(grace_s, 0))
+        if self.running:
+            self._process.kill()
+            self._process.join()
+        self._errors.close()
+        os.close(self._pidfd)
+        self._process.close()
+
+
+class Interrupts:
+    """While entered, SIGINT and SIGTERM are noted instead of raising in the middle of something.
+
+    Attributes:
+        signum: the first signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = self.signum or signum
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            self._previous = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+
+def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
+    """Sleeps until one of the processes that still run ends, a signal comes, or the time is up."""
+    poll = select.poll()
+    for process in processes:
+        if process.running:
+            poll.register(process.pidfd, select.POLLIN)
+    poll.poll(seconds * 1000)
+
+
+def stop_all(processes: list[WorkerProcess], grace_s: float) -> None:
+    """Ends all of them, together within the grace."""
+    deadline = time.monotonic() + grace_s
+    for process in processes:
+        process.stop(deadline - time.monotonic())
+
+
+def _child_main(name: str, blueprint: Blueprint, log: Path, errors: Connection, parent: int) -> None:
+    _end_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    setup_logging(log)
+    try:
+        run_worker(name, blueprint)
+    except BaseException:
+        text = traceback.format_exc()
+        logging.getLogger(__name__).error("%s failed:\n%s", name, text)
+        errors.send(text)
+        sys.exit(1)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Has a thread end this process when its parent is gone; the kernel tells, whichever way the parent died."""
+    try:
+        pidfd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _describe(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"signal {signal.Signals(-exitcode).name}"
+    return f"exit code {exitcode}"
