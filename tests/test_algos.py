@@ -44,7 +44,7 @@ def made_trainer(hyper, actions=2, field=VECTOR, stack=1):
     trainer = hyper.make_trainer(network)
     with torch.no_grad():
         for one in trainer.target.parameters():
-            one.add_(0.3 * torch.randn_like(one))
+            one.add_(torch.randn_like(one))
     return network, trainer
 
 
@@ -268,8 +268,8 @@ def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(algorithm, targe
     assert all(map(torch.equal, weights(trainer.target), weights(resumed.target)))
 
 
-def chain_batch(rng, rows=64, length=6):
-    """Random moves on a line: right leads to +10 at its end, left to +1 at once and back to the start."""
+def chain_batch(rng, rows=64, length=4):
+    """Random moves on a line: right leads to +10 past its end, left to +2 at once and back to the start."""
     state, action = rng.integers(length, size=rows), rng.integers(2, size=rows)
     arrived = (action == 1) & (state == length - 1)
     following = np.where(action == 1, np.minimum(state + 1, length - 1), 0)
@@ -278,34 +278,34 @@ def chain_batch(rng, rows=64, length=6):
         obs=one_hot[state],
         next_obs=one_hot[following],
         action=torch.from_numpy(action),
-        reward=torch.from_numpy((10.0 * arrived + (action == 0)).astype(np.float32)),
-        discount=torch.from_numpy(np.where(arrived, 0.0, 0.9).astype(np.float32)),
+        reward=torch.from_numpy((10.0 * arrived + 2.0 * (action == 0)).astype(np.float32)),
+        discount=torch.from_numpy(np.where(arrived, 0.0, 0.6).astype(np.float32)),
         weight=torch.ones(rows),
     )
 
 
 @BOTH
 @pytest.mark.parametrize("variant", [{}, {"double": False, "dueling": False, "target_update_freq": 20}])
-def test_the_delayed_reward_at_the_end_of_a_chain_is_learned_from_random_moves(algorithm, variant):
-    hyper = algorithm(learning_rate=3e-3, tau=0.1, **variant) if not variant else algorithm(3e-3, **variant)
-    network = hyper.make_network(Field((6,)), 2, 1)
+def test_the_optimal_policy_of_a_chain_is_learned_from_random_moves(algorithm, variant):
+    hyper = algorithm(learning_rate=3e-3, tau=0.1, **variant)
+    network = hyper.make_network(Field((4,)), 2, 1)
     trainer = hyper.make_trainer(network)
     rng = np.random.default_rng(0)
     for _ in range(400):
         trainer.update(chain_batch(rng))
-    # Staying at the start is worth 1 / (1 - 0.9) = 10 there, walking right 10 * 0.9 ** 5 = 5.9.
-    values = network(torch.eye(6)).detach().numpy() / hyper.reward_scale
+    values = network(torch.eye(4)).detach().numpy() / hyper.reward_scale
     expected = optimal_chain_values()
+    assert expected.argmax(1).tolist() == [0, 0, 1, 1]  # a far reward is not worth the walk, a near one is
     np.testing.assert_array_equal(values.argmax(1), expected.argmax(1))
-    np.testing.assert_allclose(values, expected, atol=1.0)
+    np.testing.assert_allclose(values, expected, atol=0.5)
 
 
-def optimal_chain_values(length=6):
+def optimal_chain_values(length=4):
     values = np.zeros((length, 2))
-    for _ in range(500):
+    for _ in range(100):
         best = values.max(1)
-        values[:, 0] = 1 + 0.9 * best[0]
-        values[:-1, 1] = 0.9 * best[1:]
+        values[:, 0] = 2 + 0.6 * best[0]
+        values[:-1, 1] = 0.6 * best[1:]
         values[-1, 1] = 10
     return values
 
@@ -400,5 +400,5 @@ def test_make_gives_defaults_by_name():
 
 
 def test_make_names_the_known_algorithms_when_asked_for_another():
-    with pytest.raises(ValueError, match="^algorithm: expected one of dqn, iqn, got 'ppo'$"):
+    with pytest.raises(ValueError, match=r"^algorithm: expected one of dqn, iqn, got 'ppo'$"):
         make("ppo")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from marlcore import curves
-from marlcore.rundir import Metric
+from marlcore.telemetry import Metric
 
 
 def episode(step: int, value: float, agent: str = "agent_0") -> Metric:

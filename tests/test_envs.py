@@ -90,12 +90,15 @@ class Turn(NamedTuple):
 def play(env: Environment, seed: int | None, actions: np.random.Generator) -> Iterator[Turn]:
     """One episode of random actions; each turn comes before its action is taken."""
     env.reset(seed)
-    while (agent := env.agent) is not None:
+    for _ in range(10_000):
+        if (agent := env.agent) is None:
+            return
         obs, reward, terminated, truncated = env.last()
         over = terminated or truncated
         action = None if over else int(actions.integers(env.actions[agent]))
         yield Turn(agent, obs, reward, terminated, truncated, action)
         env.step(action)
+    pytest.fail("the episode does not end")
 
 
 def record(env: Environment, episodes: int, seed: int = 7) -> list[Turn]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from marlcore import progress
 from marlcore.progress import Progress, final_returns, summary
-from marlcore.rundir import Metric
+from marlcore.telemetry import Metric
 
 
 class Clock:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from marlcore.errors import ClosedError
-from marlcore.rundir import Metric, RunDirectory, read_metrics, write_atomically
+from marlcore.rundir import RunDirectory, read_metrics, write_atomically
+from marlcore.telemetry import Metric
 
 
 def scalars(run_path: Path) -> dict[str, list[tuple[int, float, float]]]:

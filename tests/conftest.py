@@ -1,0 +1,120 @@
+"""What every test has: a check that it leaves nothing behind, and short programs run in other processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+
+failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    item.stash[failed] = item.stash.get(failed, False) or report.failed
+    return report
+
+
+def _left() -> dict[str, set[str]]:
+    """Segments in /dev/shm, child processes and open descriptors of this process."""
+    descriptors = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:
+            continue  # the descriptor that listed the directory
+    children = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            children.update((task / "children").read_text().split())
+        except FileNotFoundError:
+            continue  # a thread that ended meanwhile
+    return {
+        "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*")},
+        "process": children,
+        "descriptor": descriptors,
+    }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _resource_tracker() -> None:
+    """multiprocessing starts this child once for good at the first spawn: not a leak of that test."""
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = _left()
+    yield
+    if request.node.stash.get(failed, False):
+        return  # a failure's traceback keeps what the test had open
+    after = _left()
+    if after != before:
+        request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
+        gc.collect()
+        after = _left()
+    for kind, found in after.items():
+        left = sorted(found - before[kind])
+        assert not left, f"the test left a {kind} behind: {left}"
+
+
+class Program:
+    """Python code in a process of its own, which talks in lines over its standard streams."""
+
+    def __init__(self, *parts: str, args: Sequence[object] = ()) -> None:
+        code = "".join(textwrap.dedent(part) + "\n" for part in parts)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, *map(str, args)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+
+    def line(self) -> str:
+        """The next line that it prints; "" when it ended instead."""
+        return self._process.stdout.readline().strip()
+
+    def tell(self, text: str = "") -> None:
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until the kernel has released what the process held."""
+        self._process.kill()
+        self._process.wait()
+
+    def finish(self) -> str:
+        """What it still prints before it ends by itself; it must succeed."""
+        out, _ = self._process.communicate()
+        assert self._process.returncode == 0, f"the program failed with {self._process.returncode}"
+        return out.strip()
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            try:
+                stream.close()
+            except BrokenPipeError:
+                continue  # it was killed with a line unread
+
+
+@pytest.fixture
+def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
+    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+    started: list[Program] = []
+
+    def start(*parts: str, args: Sequence[object] = ()) -> Program:
+        started.append(Program(*parts, args=args))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()

@@ -1,0 +1,40 @@
+"""What a user meets first: importing marlcore, and the README."""
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import marlcore
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_importing_marlcore_imports_neither_torch_nor_numba() -> None:
+    code = "import sys, marlcore; print(sorted({'torch', 'numba', 'matplotlib'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_importing_marlcore_takes_under_half_a_second() -> None:
+    code = "import time; t = time.process_time(); import marlcore; print(time.process_time() - t)"
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
+    assert statistics.median(times) < 0.5  # processor time: what else runs here does not count
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in marlcore.__all__:
+        assert getattr(marlcore, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = marlcore.nothing
+
+
+def test_the_readme_quickstart_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "quickstart.py"
+    script.write_text(blocks[0])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
