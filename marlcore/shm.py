@@ -8,6 +8,7 @@ SIGKILL of everyone. Bytes 1.. are the lanes' locks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -30,6 +31,7 @@ from ._native import try_lock
 from .errors import (
     ClosedError,
     LayoutMismatch,
+    MarlcoreError,
     SegmentCorrupt,
     SegmentNotFound,
     SharedMemoryFull,
@@ -176,7 +178,13 @@ class Segment:
 
     def unlink(self) -> None:
         """Removes the segment's name; processes that have it mapped keep it. Harmless when repeated."""
-        _unlink_ours(self.path, self._fd if self._closed is None else None)
+        if self._closed is None:
+            _unlink_ours(self.path, self._fd)
+            return
+        with contextlib.suppress(MarlcoreError):  # gone, or another file has the name now
+            again = Segment.attach(self.handle)
+            again.unlink()
+            again.close()
 
     def forked(self) -> None:
         """In a forked child: lets go, and says so when used."""
@@ -307,8 +315,8 @@ def _same_file(fd: int, path: Path) -> bool:
     return os.path.samestat(there, os.fstat(fd))
 
 
-def _unlink_ours(path: Path, fd: int | None) -> None:
-    if fd is None or _same_file(fd, path):
+def _unlink_ours(path: Path, fd: int) -> None:
+    if _same_file(fd, path):
         path.unlink(missing_ok=True)
 
 

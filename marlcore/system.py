@@ -18,6 +18,7 @@ from .control import READY, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
+from .learner import choose_device
 from .params import ParameterStore
 from .processes import Interrupts, WorkerProcess, stop_all, wait_any
 from .progress import Progress, final_returns
@@ -89,6 +90,8 @@ def train(
     config = config or Config()
     chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
     make_env = AdaptedEnv(env_fn)
+    for device in (config.actor.device, config.learner.device):
+        choose_device(device)
     if config.mode == "async":
         _check_picklable(env_fn=env_fn, algorithm=chosen)
     env = make_env()
@@ -215,6 +218,7 @@ class _Monitor:
             self._rate = (steps - before) / max(now - since, 1e-9)
             self._rate_from = (now, steps)
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
+            self._run.flush()
         if self._table is not None:
             self._table.tick(steps, self._total, self._rate)
 

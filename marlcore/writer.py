@@ -236,6 +236,8 @@ class Writer:
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
         """Large fields are not staged: the C core copies them from the caller's array into the lane."""
         field, dtype, shape = place.field, np.dtype(place.field.dtype), place.field.shape
+        if place.role != "obs":  # of a boundary row too the core copies every column
+            self._keep[place.column, True] = self._native.set_frame(place.column, np.zeros(shape, dtype), True)
         set_frame, keep, key, final = (
             self._native.set_frame,
             self._keep,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from marlcore._native import try_lock
+
 failed = pytest.StashKey[bool]()
 
 
@@ -23,8 +25,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     return report
 
 
+def _orphaned(path: Path) -> bool:
+    """Whether nobody has the segment mapped. One that somebody has is of this process or its children, whose
+    descriptors and lives are checked too, or of other programs on this machine, which are no concern of a test.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False  # gone meanwhile
+    try:
+        return try_lock(fd, 0, exclusive=True)
+    finally:
+        os.close(fd)
+
+
 def _left() -> dict[str, set[str]]:
-    """Segments in /dev/shm, child processes and open descriptors of this process."""
+    """Segments in /dev/shm that nobody holds, child processes and open descriptors of this process."""
     descriptors = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -38,7 +54,7 @@ def _left() -> dict[str, set[str]]:
         except FileNotFoundError:
             continue  # a thread that ended meanwhile
     return {
-        "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*")},
+        "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*") if _orphaned(path)},
         "process": children,
         "descriptor": descriptors,
     }

@@ -70,8 +70,8 @@ def plain_quantile_loss(predicted, target, taus, kappa):
 @pytest.mark.parametrize("double", [True, False])
 def test_dqn_loss_is_the_weighted_huber_loss_of_the_bootstrapped_error(double):
     hyper = DQN(double=double, hidden=(8, 8))
-    network, trainer = made_trainer(hyper)
-    batch = made_batch(rows=32)
+    network, trainer = made_trainer(hyper, actions=4)
+    batch = made_batch(rows=32, actions=4)
     with torch.no_grad():
         now, chooser = network(batch.obs).numpy(), network(batch.next_obs).numpy()
         value = trainer.target(batch.next_obs).numpy()
@@ -101,8 +101,8 @@ def test_quantile_huber_loss_is_what_the_paper_writes(kappa):
 @pytest.mark.parametrize("double", [True, False])
 def test_iqn_loss_is_the_weighted_quantile_huber_loss_of_the_bootstrapped_error(double):
     hyper = IQN(double=double, hidden=(8, 8), n_tau=3, n_tau_prime=5)
-    network, trainer = made_trainer(hyper)
-    batch = made_batch(rows=32)
+    network, trainer = made_trainer(hyper, actions=4)
+    batch = made_batch(rows=32, actions=4)
     generator = torch.Generator()
     generator.set_state(trainer.generator.get_state())
     taus, taus_prime = (torch.rand(32, n, generator=generator) for n in (3, 5))

@@ -184,8 +184,9 @@ def test_a_handle_of_a_segment_whose_name_was_taken_by_another_is_stale(tmp_path
     with pytest.raises(StaleHandle, match="another one took its name"):
         Segment.attach(first.handle)
     first.unlink()
-    assert second.path.exists(), "unlink of the first removed the second"
     first.close()
+    first.unlink()
+    assert second.path.exists(), "unlink of the first removed the second"
     second.close()
 
 
@@ -263,7 +264,7 @@ def test_a_full_file_system_is_noticed_beforehand_or_when_allocating(small_tmpfs
 # ---- what is attached to is checked ----
 
 
-def corrupt(path: Path, what: str = "") -> None:
+def corrupt(path: Path, what: str | None = None) -> None:
     fds = descriptors()
     with pytest.raises(SegmentCorrupt, match=what):
         Segment.attach(path)
@@ -378,26 +379,19 @@ def test_a_name_that_nothing_has_is_not_found(tmp_path):
         Segment.attach(SegmentHandle(str(tmp_path / "nothing"), 1, 1))
 
 
-def test_a_segment_that_is_being_swept_is_not_found(segment):
+def test_a_segment_that_is_being_swept_is_not_found(segment, tmp_path):
     fds = descriptors()
-    path = segment.path
+    # A copy that nobody has mapped, so that the sweeper can hold it alone.
+    path = tmp_path / "copy"
+    path.touch(mode=0o600)
+    path.write_bytes(segment.path.read_bytes())
     sweeper = os.open(path, os.O_RDWR)
-    unlocked = Segment.create("test", DESCRIPTION, 10)
     try:
-        # A copy that nobody has mapped, so that the sweeper can hold it alone.
-        path = path.with_name(path.name + ".copy")
-        path.touch(mode=0o600)
-        path.write_bytes(segment.path.read_bytes())
-        os.close(sweeper)
-        sweeper = os.open(path, os.O_RDWR)
         assert shm_module.try_lock(sweeper, 0, exclusive=True)
         with pytest.raises(SegmentNotFound, match="is being removed"):
             Segment.attach(path)
     finally:
         os.close(sweeper)
-        unlocked.close()
-        del unlocked
-        path.unlink()
     assert descriptors() == fds
 
 

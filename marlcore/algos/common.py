@@ -155,9 +155,7 @@ class QNetwork(nn.Module):
         self.actions = actions
 
 
-def epsilon_greedy(
-    network: QNetwork, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def epsilon_greedy(network: QNetwork, obs: torch.Tensor, epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Actions [B]: each row's greedy one, or with probability `epsilon` any, all alike.
 
     The same numbers are drawn from `rng` whatever epsilon is; the network runs only if some row is greedy.

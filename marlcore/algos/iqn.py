@@ -165,9 +165,7 @@ class IQNTrainer(TargetTrainer):
         best = chooser(batch.next_obs).argmax(1)
         taus = self._fractions(len(best), self.iqn.n_tau_prime)
         future = _of_action(target.quantiles(batch.next_obs, taus), best)
-        targets: torch.Tensor = (
-            self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
-        )
+        targets: torch.Tensor = self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
         return targets
 
     def _fractions(self, rows: int, count: int) -> torch.Tensor:

@@ -1,0 +1,25 @@
+"""Benchmarks run at full size, and once on small rings where they are disabled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from .work import FULL, SMALL, Scale
+
+
+@pytest.fixture(scope="module")
+def scale(request: pytest.FixtureRequest) -> Scale:
+    enabled = request.config.getoption("benchmark_enable") or not request.config.getoption("benchmark_disable")
+    return FULL if enabled else SMALL
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """An actor and a learner have a core each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""Other ways of doing what marlcore does, to measure it against."""

@@ -1,0 +1,93 @@
+"""A replay ring behind one lock: shared arrays, and two `mp.Value`s that say where the next row goes."""
+
+from __future__ import annotations
+
+import math
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LockedRing"]
+
+
+class LockedRing:
+    """Transitions in shared memory; every add and every sample holds the lock. Pass it to a spawned process.
+
+    The draws are with replacement: drawing without would shuffle all indices of the ring for every batch, and
+    hide what the copies cost.
+    """
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
+        context = get_context("spawn")
+        self.capacity = capacity
+        self._fields = {
+            "obs": (shape, dtype),
+            "action": ((), "int64"),
+            "reward": ((), "float32"),
+            "done": ((), "bool"),
+        }
+        self._memory = {
+            name: context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize)
+            for name, (shape, dtype) in self._fields.items()
+        }
+        self.lock = context.Lock()
+        self.index = context.Value("q", 0)
+        self.size = context.Value("q", 0)
+        self._map()
+
+    def _map(self) -> None:
+        self._random = np.random.default_rng(0)
+        for name, (shape, dtype) in self._fields.items():
+            array = np.frombuffer(self._memory[name], dtype).reshape(self.capacity, *shape)
+            setattr(self, name, array)
+
+    def add(self, obs: Any, action: int, reward: float, done: bool) -> None:
+        with self.lock:
+            at = self.index.value
+            self.obs[at] = obs
+            self.action[at] = action
+            self.reward[at] = reward
+            self.done[at] = done
+            self.index.value = (at + 1) % self.capacity
+            self.size.value = min(self.size.value + 1, self.capacity)
+
+    def add_batch(self, obs: NDArray[Any], action: Any, reward: Any, done: Any) -> None:
+        with self.lock:
+            at = (self.index.value + np.arange(len(obs))) % self.capacity
+            self.obs[at] = obs
+            self.action[at] = action
+            self.reward[at] = reward
+            self.done[at] = done
+            self.index.value = int(at[-1] + 1) % self.capacity
+            self.size.value = min(self.size.value + len(obs), self.capacity)
+
+    def sample(self, batch: int) -> tuple[NDArray[Any], ...]:
+        """obs, action, reward, next_obs, done."""
+        with self.lock:
+            at = self._random.integers(self.size.value - 1, size=batch)
+            return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
+
+    def sample_stacked(self, batch: int, stack: int) -> tuple[NDArray[Any], ...]:
+        """The same with `stack` frames in obs and next_obs; and whether a stack is of one episode."""
+        with self.lock:
+            first = self._random.integers(self.size.value - stack, size=batch)
+            frames = first[:, None] + np.arange(stack)
+            at = frames[:, -1]
+            whole = ~self.done[frames[:, :-1]].any(axis=1)
+            return (
+                self.obs[frames],
+                self.action[at],
+                self.reward[at],
+                self.obs[frames + 1],
+                self.done[at],
+                whole,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in (*self._fields, "_random")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._map()

@@ -1,0 +1,121 @@
+"""How fast one process adds while another samples flat out, against how fast it adds alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from marlcore import ReplayBuffer
+
+from .peers.ring import LockedRing
+from .replay_work import BATCH, VECTOR, vector_spec
+
+__all__ = ["LIBRARIES", "Rates", "measure_rates"]
+
+CAPACITY = 100_000
+WARM_UP_S = 0.3
+
+Add = Callable[[], Any]
+Sample = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Adds a second: median of the rounds.
+
+    Attributes:
+        alone: the other process sleeps.
+        beside_spinning: it computes, and touches no shared memory: what the machine itself takes away.
+        beside_sampling: it samples.
+        kept: beside_sampling / alone, median of the rounds' ratios.
+        kept_of_busy: the same to beside_spinning: what sharing the memory takes away.
+    """
+
+    alone: float
+    beside_spinning: float
+    beside_sampling: float
+    kept: float
+    kept_of_busy: float
+
+
+@contextmanager
+def _marlcore_writer(replay: ReplayBuffer) -> Iterator[Add]:
+    with replay, replay.writer() as writer:
+        yield partial(writer.add, VECTOR, 1, 0.5)
+
+
+@contextmanager
+def _seeds_writer(ring: LockedRing) -> Iterator[Add]:
+    yield partial(ring.add, VECTOR, 1, 0.5, False)
+
+
+@contextmanager
+def _marlcore_replay() -> Iterator[tuple[ReplayBuffer, Sample]]:
+    with ReplayBuffer.create(vector_spec(), CAPACITY) as replay:
+        yield replay, replay.sampler(BATCH, seed=0).sample
+
+
+@contextmanager
+def _seeds_replay() -> Iterator[tuple[LockedRing, Sample]]:
+    ring = LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)
+    yield ring, partial(ring.sample, BATCH)
+
+
+LIBRARIES = {"marlcore": (_marlcore_replay, _marlcore_writer), "seeds": (_seeds_replay, _seeds_writer)}
+
+
+def _serve(library: str, shared: Any, pipe: Connection) -> None:
+    """The writing process: adds for the seconds it is asked to and answers with its rate; 0 ends it."""
+    with LIBRARIES[library][1](shared) as add:
+        while seconds := pipe.recv():
+            pipe.send(_rate(add, seconds))
+
+
+def _rate(add: Add, seconds: float) -> float:
+    count, began = 0, perf_counter()
+    while (spent := perf_counter() - began) < seconds:
+        for _ in range(256):
+            add()
+        count += 256
+    return count / spent
+
+
+def _spin() -> None:
+    sum(range(1000))
+
+
+def measure_rates(library: str, rounds: int, seconds: float) -> Rates:
+    """The rates of a library's writer; each round measures all three for `seconds` each."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    with LIBRARIES[library][0]() as (shared, sample), ours, theirs:
+        writer = context.Process(target=_serve, args=(library, shared, theirs))
+        writer.start()
+        theirs.close()
+
+        def rate_beside(work: Callable[[], Any], seconds: float) -> float:
+            ours.send(seconds)
+            while not ours.poll():
+                work()
+            return float(ours.recv())
+
+        sleep = partial(ours.poll, None)
+        rate_beside(sleep, WARM_UP_S)
+        sample()
+        taken = [[rate_beside(work, seconds) for work in (sleep, _spin, sample)] for _ in range(rounds)]
+        ours.send(0)
+        writer.join()
+        writer.close()
+    alone, spinning, sampling = zip(*taken, strict=True)
+    return Rates(median(alone), median(spinning), median(sampling), _ratio(sampling, alone), _ratio(sampling, spinning))
+
+
+def _ratio(rates: Iterable[float], to: Iterable[float]) -> float:
+    return median(one / other for one, other in zip(rates, to, strict=True))

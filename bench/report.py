@@ -1,0 +1,194 @@
+"""All rows of the benchmark, the libraries taking turns: `python -m bench.report`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from . import params_work, rate, replay_work
+from .rate import Rates
+from .work import FULL, Row, time_row
+
+KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long the measuring takes."""
+
+    rounds: int
+    round_s: float
+    rate_rounds: int
+    rate_s: float
+
+
+QUICK = Effort(rounds=15, round_s=0.003, rate_rounds=5, rate_s=0.2)
+THOROUGH = Effort(rounds=100, round_s=0.005, rate_rounds=15, rate_s=0.5)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's median times in seconds by library, and each budget with whether it was reached."""
+
+    row: str
+    times: dict[str, float]
+    budgets: dict[str, bool]
+
+    @classmethod
+    def of(cls, row: Row, times: dict[str, float]) -> Result:
+        ours = times["marlcore"]
+        reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
+        return cls(row.name, times, reached)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.partition(":")[0] + ".")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    options = parser.parse_args()
+    effort = QUICK if options.quick else THOROUGH
+    torch.set_num_threads(1)  # an actor and a learner have a core each
+    console = Console()
+    console.width = max(console.width, 120)
+    machine = describe_machine()
+    with console.status("measuring") as status:
+        results = []
+        for row in (*replay_work.ROWS, *params_work.ROWS):
+            status.update(row.name)
+            results.append(Result.of(row, time_row(row, FULL, effort.rounds, effort.round_s)))
+        status.update("writer's rate while sampled")
+        rates = {name: rate.measure_rates(name, effort.rate_rounds, effort.rate_s) for name in rate.LIBRARIES}
+    console.print(times_table(results), rates_table(rates), *machine.values(), sep="\n")
+    if options.json:
+        write_json(options.json, machine, results, rates)
+    if options.plot:
+        draw(options.plot, machine, results)
+
+
+def describe_machine() -> dict[str, str]:
+    """What the figures depend on, by name."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
+        f"load {os.getloadavg()[0]:.1f} at the start",
+        "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} torch thread, cpprb {_version('cpprb') or 'not installed'}",
+    }
+
+
+def _version(package: str) -> str | None:
+    return metadata.version(package) if find_spec(package) else None
+
+
+def times_table(results: list[Result]) -> Table:
+    libraries = list(dict.fromkeys(name for result in results for name in result.times))
+    table = Table(title="median time in microseconds, and as a multiple of marlcore's", show_edge=False)
+    table.add_column("work", no_wrap=True)
+    for name in (*libraries, "at most", "reached"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        cells = [_time_cell(result, name) for name in libraries]
+        reached = "\n".join(_verdict(met) for met in result.budgets.values())
+        table.add_row(result.row, *cells, "\n".join(result.budgets), reached)
+    return table
+
+
+def _time_cell(result: Result, library: str) -> str:
+    if library not in result.times:
+        return ""
+    time = _number(result.times[library] * 1e6)
+    ratio = result.times[library] / result.times["marlcore"]
+    return time if library == "marlcore" else f"{time} {f'x {ratio:.2g}':>7}"
+
+
+def rates_table(rates: dict[str, Rates]) -> Table:
+    table = Table(title="a writer's thousand adds/s (4 x float32), another process doing this beside it")
+    for name in (
+        "library",
+        "sleeping",
+        "computing",
+        "sampling 256",
+        "of sleeping",
+        "of computing",
+        "at least",
+        "reached",
+    ):
+        table.add_column(name, justify="left" if name == "library" else "right")
+    for name, r in rates.items():
+        cells = [_number(value / 1e3) for value in (r.alone, r.beside_spinning, r.beside_sampling)]
+        budget = (f"{KEPT:g} of sleeping", _verdict(r.kept >= KEPT)) if name == "marlcore" else ()
+        table.add_row(name, *cells, f"{r.kept:.2f}", f"{r.kept_of_busy:.2f}", *budget)
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _verdict(met: bool) -> str:
+    return "[green]yes[/]" if met else "[red]no[/]"
+
+
+def write_json(path: Path, machine: dict[str, str], results: list[Result], rates: dict[str, Rates]) -> None:
+    figures: dict[str, Any] = {
+        "machine": machine,
+        "seconds": [asdict(result) for result in results],
+        "adds_per_s": {name: asdict(r) for name, r in rates.items()},
+    }
+    path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+COLOURS = {"marlcore": "#0b6e4f", "seeds": "#c8963e", "memcpy": "#b8b8b8", "cpprb": "#7d6b91"}
+LABELS = {"seeds": "lock + shared arrays, load_state_dict", "memcpy": "memcpy of the same bytes"}
+
+
+def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
+    """Bars of the median times, one group a row."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    libraries = list(dict.fromkeys(name for result in results for name in result.times))
+    figure, axes = plt.subplots(figsize=(9, 0.75 * len(results) + 1.6), layout="constrained")
+    height = 0.8 / len(libraries)
+    for i, name in enumerate(libraries):
+        at = [k + i * height for k, result in enumerate(results) if name in result.times]
+        times = [result.times[name] * 1e6 for result in results if name in result.times]
+        bars = axes.barh(at, times, 0.9 * height, color=COLOURS[name], label=LABELS.get(name, name))
+        axes.bar_label(bars, [_number(time) for time in times], padding=3, fontsize=8)
+    middle = (len(libraries) - 1) / 2 * height
+    axes.set_yticks([k + middle for k in range(len(results))], [result.row for result in results])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.1, y=0.01)
+    axes.set_xlabel("median time, microseconds, logarithmic: shorter is better")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=len(libraries), frameon=False)
+    figure.suptitle("marlcore beside a locked ring and a plain memcpy", fontweight="bold")
+    figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

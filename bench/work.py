@@ -1,0 +1,157 @@
+"""What a row of the benchmark is, and how its libraries are timed side by side."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "FULL",
+    "SMALL",
+    "Budget",
+    "Row",
+    "Scale",
+    "Work",
+    "benchmark_row",
+    "memcpy",
+    "shared_bytes",
+    "time_row",
+]
+
+WARM_RUNS = 64
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Rows of the rings: of a few floats each, and of one frame each."""
+
+    vectors: int
+    frames: int
+
+
+FULL = Scale(vectors=1_000_000, frames=20_000)  # 141 MB of frames: more than the caches hold
+SMALL = Scale(vectors=2_000, frames=2_000)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One library doing one row's work.
+
+    Attributes:
+        run: what is timed.
+        check: asserts that what `run` returned, and left behind, is right.
+        prepare: what has to happen before each run, not timed.
+    """
+
+    run: Callable[[], Any]
+    check: Callable[[Any], None]
+    prepare: Callable[[], Any] | None = None
+
+    def once(self) -> Any:
+        if self.prepare:
+            self.prepare()
+        return self.run()
+
+    def warm_up(self) -> None:
+        for _ in range(WARM_RUNS):
+            self.once()
+
+    def seconds(self, runs: int) -> float:
+        """The mean time of a run."""
+        spent, clock, run = 0.0, time.perf_counter, self.run
+        if self.prepare:
+            for _ in range(runs):
+                self.prepare()
+                began = clock()
+                run()
+                spent += clock() - began
+        else:
+            began = clock()
+            for _ in range(runs):
+                run()
+            spent = clock() - began
+        return spent / runs
+
+
+@dataclass(frozen=True)
+class Budget:
+    """marlcore's time may be at most `limit` times the peer's."""
+
+    peer: str
+    limit: float
+
+    def __str__(self) -> str:
+        if self.limit < 1:
+            return f"{self.peer} / {1 / self.limit:g}"
+        return f"{self.peer} x {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of work, and how each library does it."""
+
+    name: str
+    libraries: Mapping[str, Callable[[Scale], AbstractContextManager[Work]]]
+    budgets: tuple[Budget, ...] = ()
+
+
+def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, float]:
+    """Each library's median time of one run, in seconds; the libraries take turns, round by round."""
+    with ExitStack() as stack:
+        works = {name: stack.enter_context(make(scale)) for name, make in row.libraries.items()}
+        runs = {}
+        for name, work in works.items():
+            work.warm_up()
+            work.check(work.once())
+            runs[name] = max(1, int(round_s / work.seconds(8)))
+        times: dict[str, list[float]] = {name: [] for name in works}
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(rounds):
+                for name, work in works.items():
+                    times[name].append(work.seconds(runs[name]))
+        finally:
+            gc.enable()
+    return {name: median(seconds) for name, seconds in times.items()}
+
+
+def shared_bytes(nbytes: int) -> memoryview:
+    """Memory as processes share it, filled with noise."""
+    memory = memoryview(mmap.mmap(-1, nbytes))
+    memory[:] = np.random.default_rng(0).bytes(nbytes)
+    return memory
+
+
+def memcpy(pairs: Iterable[tuple[memoryview, memoryview]], prepare: Callable[[], Any] | None = None) -> Work:
+    """Each run makes the next of the (to, source) copies, over and over: the bound that nothing can beat."""
+    turn = cycle(list(pairs))
+
+    def run() -> tuple[memoryview, memoryview]:
+        to, source = pair = next(turn)
+        to[:] = source
+        return pair
+
+    def check(pair: tuple[memoryview, memoryview]) -> None:
+        assert pair[0] == pair[1]
+
+    return Work(run, check, prepare)
+
+
+def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
+    """Runs one library's part of a row under pytest-benchmark."""
+    benchmark.group = row.name
+    with row.libraries[library](scale) as work:
+        work.warm_up()
+        timed = partial(benchmark.pedantic, setup=work.prepare, rounds=500) if work.prepare else benchmark
+        work.check(timed(work.run))

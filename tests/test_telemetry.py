@@ -1,0 +1,93 @@
+"""Control words and metrics, from a worker to the parent."""
+
+import multiprocessing
+import time
+
+import pytest
+
+from marlcore.control import STEPS, UPDATES, Control
+from marlcore.errors import LaneBusy
+from marlcore.shm import SegmentHandle
+from marlcore.telemetry import ROWS, Metric, Telemetry
+
+
+def test_workers_count_and_everybody_reads() -> None:
+    control = Control.create(["actor-0", "actor-1", "learner-a"])
+    other = Control.attach(control.handle)
+    other.workers["actor-0"].store(STEPS, 40)
+    other.workers["actor-1"].store(STEPS, 2)
+    other.workers["learner-a"].store(UPDATES, 7)
+    assert control.steps == 42
+    assert control.workers["learner-a"].load(UPDATES) == 7
+    assert not other.stopping
+    control.stop()
+    assert other.stopping
+    other.close()
+    control.close()
+
+
+def test_metrics_arrive_in_order_and_once() -> None:
+    telemetry = Telemetry.create(["a", "b"])
+    reporters = [telemetry.reporter(name) for name in ("a", "b")]
+    sent = [Metric(float(i), i, f"agent_{i % 2}", "loss", i / 7) for i in range(100)]
+    for i, metric in enumerate(sent):
+        reporters[i % 2].report(metric)
+    assert telemetry.tail() == sent
+    assert telemetry.tail() == []
+    assert telemetry.lost == 0
+    telemetry.close()
+
+
+def test_metrics_that_nobody_read_in_time_are_counted_as_lost() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    for i in range(ROWS + 10):
+        reporter.report(Metric(0.0, i, "", "x", 0.0))
+    assert [metric.step for metric in telemetry.tail()] == list(range(10, ROWS + 10))
+    assert telemetry.lost == 10
+    telemetry.close()
+
+
+def test_a_worker_has_one_reporter() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    with pytest.raises(LaneBusy, match="lane 0 has a living writer"):
+        telemetry.reporter("a")
+    reporter.close()
+    telemetry.reporter("a").close()
+    telemetry.close()
+
+
+def test_a_name_that_does_not_fit_is_refused() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    with pytest.raises(ValueError, match="agent: expected at most 32 bytes, got"):
+        reporter.report(Metric(0.0, 0, "x" * 33, "loss", 0.0))
+    assert telemetry.tail() == []
+    telemetry.close()
+
+
+def _report_many(handle: SegmentHandle, count: int) -> None:
+    telemetry = Telemetry.attach(handle)
+    reporter = telemetry.reporter("a")
+    for i in range(count):
+        reporter.report(Metric(i / 3, i, str(i % 5), "x", float(i)))
+    telemetry.close()
+
+
+def test_a_tail_beside_a_fast_worker_sees_every_metric_whole_or_counts_it() -> None:
+    telemetry = Telemetry.create(["a"])
+    count = 50_000
+    process = multiprocessing.get_context("spawn").Process(target=_report_many, args=(telemetry.handle, count))
+    process.start()
+    seen: list[Metric] = []
+    while process.is_alive():
+        seen += telemetry.tail()
+        time.sleep(0.001)
+    seen += telemetry.tail()
+    process.join()
+    process.close()
+    assert all(m == Metric(m.step / 3, m.step, str(m.step % 5), "x", float(m.step)) for m in seen)
+    assert [m.step for m in seen] == sorted({m.step for m in seen})
+    assert len(seen) + telemetry.lost == count
+    telemetry.close()
