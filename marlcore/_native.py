@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core
+from ._core import ffi, lib
 from .errors import ClosedError, MarlcoreError, SegmentCorrupt
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "try_lock",
 ]
 
-_ffi: Any = _core.ffi
-_lib: Any = _core.lib
+_ffi: Any = ffi
+_lib: Any = lib
 
 LINE: int = _lib.MC_LINE
 MAX_COLUMNS: int = _lib.MC_MAX_COLUMNS

@@ -115,7 +115,7 @@ class Sampler:
         self._table = np.array(
             [geometry.column_offset(0), geometry.stride(0), geometry.capacity, geometry.lanes,
              options.stack, options.n_step, spec.next_obs], np.int64)  # fmt: skip
-        self._windows = np.zeros((2, geometry.lanes), np.int64)
+        self._windows = np.zeros((3, geometry.lanes), np.int64)
         self._read_windows = lanes.windows(self._windows[0], self._windows[1])
         self._chosen = np.zeros((6, options.batch_size), np.int64)
         self._ok = np.zeros(options.batch_size, np.uint8)
@@ -191,7 +191,7 @@ class Sampler:
     def _copy(self, storage: _Storage, rows: NDArray[np.int64], filled: int) -> NDArray[np.int64]:
         """Copies what was chosen and asks whether it stayed whole; the output rows that are to be drawn again."""
         kernels.gather(
-            self._body, self._words, self._table, filled, self._chosen, self._batch.frames, self._batch.fields,
+            self._body, self._words, self._table, self._windows, filled, self._chosen, self._batch.frames, self._batch.fields,
             self._options.pad == "repeat", storage.root, storage.tags, storage.valid,
         )  # fmt: skip
         lapped = self._validate(filled)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes", "jit"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["copy_bytes", "jit", "prefetch"]
 
 
-def jit(function: F) -> F:
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled without Python objects, without the GIL, cached on disk, and with C's division.
 
     Not parallel: Numba's threads do not survive a fork.
     """
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)
+    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)
     return compiled
 
 
@@ -39,3 +37,20 @@ def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """prefetch(address): asks for the cache line of an address that will soon be read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        name = "llvm.prefetch.p0"
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]), name
+        )
+        read, most_local, data = word(0), word(3), word(1)
+        builder.call(function, [builder.inttoptr(args[0], pointer), read, most_local, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
