@@ -195,10 +195,10 @@ def _memcpy_sample(obs: NDArray[Any]) -> Open:
 
 
 def _cpprb_add(many: bool = False) -> Open:
-    from .peers import cpprb
-
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
+        from .peers import cpprb
+
         buffer = cpprb.make_buffer(scale.vectors, VECTOR.shape, VECTOR.dtype.name)
         obs, action, reward = _many(VECTOR) if many else (VECTOR, 1, 0.5)
         done = np.zeros(ADD_BATCH, np.bool_) if many else False
@@ -209,10 +209,10 @@ def _cpprb_add(many: bool = False) -> Open:
 
 
 def _cpprb_sample() -> Open:
-    from .peers import cpprb
-
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
+        from .peers import cpprb
+
         buffer = cpprb.make_buffer(scale.vectors, VECTOR.shape, VECTOR.dtype.name)
 
         def add_batch(obs: Any, action: Any, reward: Any, done: Any) -> None:

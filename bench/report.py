@@ -157,7 +157,7 @@ def write_json(path: Path, machine: dict[str, str], results: list[Result], rates
 
 
 COLOURS = {"marlcore": "#0b6e4f", "seeds": "#c8963e", "memcpy": "#b8b8b8", "cpprb": "#7d6b91"}
-LABELS = {"seeds": "lock + shared arrays, load_state_dict", "memcpy": "memcpy of the same bytes"}
+LABELS = {"seeds": "lock + shared arrays or load_state_dict", "memcpy": "memcpy of the same bytes"}
 
 
 def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
@@ -184,7 +184,7 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper center", ncols=len(libraries), frameon=False)
-    figure.suptitle("marlcore beside a locked ring and a plain memcpy", fontweight="bold")
+    axes.set_title("marlcore beside locks and beside a plain memcpy", fontweight="bold")
     figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")
     figure.savefig(path, dpi=150)
     plt.close(figure)

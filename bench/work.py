@@ -152,6 +152,10 @@ def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     """Runs one library's part of a row under pytest-benchmark."""
     benchmark.group = row.name
     with row.libraries[library](scale) as work:
+
+        def prepare() -> None:  # what it returned would be taken for arguments of run
+            work.prepare()
+
         work.warm_up()
-        timed = partial(benchmark.pedantic, setup=work.prepare, rounds=500) if work.prepare else benchmark
+        timed = partial(benchmark.pedantic, setup=prepare, rounds=500) if work.prepare else benchmark
         work.check(timed(work.run))

@@ -396,17 +396,20 @@ def test_each_sampleable_row_of_all_lanes_is_equally_likely(options, rng):
 def test_rows_are_equally_likely_where_hardly_any_may_be_drawn_too():
     """Three of 20,000: chance draws fail, and a list of the three is drawn from."""
     with ReplayBuffer.create(SCALAR, 40_000, lanes=2) as replay:
-        count = 20_000 - 3
         with replay.writer(1) as writer:
             writer.add_batch(np.arange(3.0), np.zeros(3, int), np.arange(3.0), [False, False, True])
-            writer.add_batch(np.zeros(count), np.zeros(count, int), np.zeros(count))
-        sampler = replay.sampler(3, n_step=19_999, gamma=1.0, seed=0)
+            for i in range(19_000):
+                writer.new_episode()
+                writer.add(i, 0, -1.0)
+        sampler = replay.sampler(3, gamma=1.0, seed=0)
         batches = [sampler.sample() for _ in range(500)]
         indices = np.concatenate([batch.index for batch in batches])
         rewards = np.concatenate([batch.reward for batch in batches])
+        discounts = np.concatenate([batch.discount for batch in batches])
         seen, counts = np.unique(indices, return_counts=True)
         assert seen.tolist() == [1, 3, 5]
-        assert (rewards == np.where(indices == 5, 2, 3)).all()
+        assert (rewards == indices // 2).all()
+        assert (discounts == (indices != 5)).all()
         assert ((counts - 500) ** 2 / 500).sum() <= chi_square_limit(3)
 
 

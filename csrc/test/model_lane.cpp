@@ -18,7 +18,7 @@ static long model_futex(long, uint32_t *word, int operation, Expected expected, 
 #include "../futex.c"
 #include "../lane.c"
 
-enum { CAPACITY = 2, WORDS = 2, TICKETS = 4, LARGEST = 3 };
+enum { WORDS = 2, MOST_ROWS = 2, LARGEST = 3 };
 
 /* The lane's memory: never read or written, its addresses name the cells. */
 static struct {
@@ -32,6 +32,7 @@ struct model_memory {
     model_atomic event[2];
     model_atomic rows[LARGEST * WORDS];
     model_plain plain[LARGEST * WORDS];
+    bool sleeping = false;
     rl::mutex kernel;
     rl::condition_variable sleepers;
 
@@ -69,6 +70,18 @@ model_atomic &model_atomic_at(const void *address) {
     return model_memory::current->rows[row_word(address)];
 }
 
+/* The writer alone, which is thread 0, stores the counters. Nobody announces himself unless readers sleep. */
+bool model_known(const void *address, uint64_t *value) {
+    model_memory *m = model_memory::current;
+    for (int i = 0; i < 2; i++)
+        if (address == &space.counters[i] && rl::thread_index() == 0) {
+            *value = m->counters[i].debug_value();
+            return true;
+        }
+    *value = 0;
+    return address == &space.event[0] && !m->sleeping;
+}
+
 model_plain &model_plain_at(const void *address) { return model_memory::current->plain[row_word(address)]; }
 
 /* The kernel compares and goes to sleep in one step with respect to wakes. No time-out: a wake-up lost is a
@@ -90,20 +103,32 @@ static long model_futex(long, uint32_t *word, int operation, Expected expected, 
     return result;
 }
 
-static struct mc_lane lane_of(uint64_t capacity) {
+static struct mc_lane lane_of(uint64_t capacity, uint64_t columns) {
     struct mc_lane lane = {};
     lane.capacity = capacity;
     lane.counters = (uint8_t *)space.counters;
     lane.event = (uint8_t *)space.event;
-    lane.columns = 1;
+    lane.columns = columns;
     lane.column[0].base = (uint8_t *)space.rows;
     lane.column[0].size = lane.column[0].stride = sizeof space.rows[0];
     return lane;
 }
 
+/* One search: the scenario's parameters. 0 iterations: all executions. */
+struct search {
+    const char *name;
+    void (*run)(rl::test_params &);
+    uint64_t capacity;
+    int appends;
+    uint64_t rows;
+    int reads;
+    unsigned iterations;
+};
+static search now;
+
 /* Row t holds t + 1 in each word. */
 static void append(struct mc_lane *lane, uint64_t n) {
-    uint64_t rows[TICKETS * WORDS];
+    uint64_t rows[MOST_ROWS * WORDS];
     uint64_t first = (uint64_t)mc_lane_committed(lane);
     for (uint64_t i = 0; i < n * WORDS; i++)
         rows[i] = first + i / WORDS + 1;
@@ -119,48 +144,40 @@ static void expect_whole(const uint64_t *row, uint64_t ticket) {
 
 /* What a sampler does: a window, copies, one validation. */
 static void sample(const struct mc_lane *lane) {
-    uint64_t rows[LARGEST][WORDS];
-    int64_t lanes[LARGEST] = {}, tickets[LARGEST];
-    uint8_t ok[LARGEST];
-    int64_t lo, hi;
+    uint64_t row[WORDS];
+    int64_t lo, hi, which = 0;
+    uint8_t ok;
     int error = mc_lanes_window(lane, 1, &lo, &hi);
-    RL_ASSERT(error == 0 && hi - lo <= (int64_t)lane->capacity);
-    for (int64_t t = lo; t < hi; t++) {
-        tickets[t - lo] = t;
-        mc_copy_out(rows[t - lo], lane->column[0].base + t % lane->capacity * sizeof rows[0], sizeof rows[0]);
-    }
-    mc_lanes_validate(lane, (uint64_t)(hi - lo), lanes, tickets, ok);
-    for (int64_t t = lo; t < hi; t++)
-        if (ok[t - lo])
-            expect_whole(rows[t - lo], (uint64_t)t);
+    RL_ASSERT(error == 0 && lo <= hi && hi - lo <= (int64_t)lane->capacity);
+    if (lo == hi)
+        return;
+    int64_t t = lo + rl::rand((unsigned)(hi - lo));
+    mc_copy_out(row, lane->column[0].base + t % lane->capacity * sizeof row, sizeof row);
+    mc_lanes_validate(lane, 1, &which, &t, &ok);
+    if (ok)
+        expect_whole(row, (uint64_t)t);
 }
 
-template <int capacity, int appends, int rows>
-struct sampler : rl::test_suite<sampler<capacity, appends, rows>, 2> {
+struct sampler : rl::test_suite<sampler, 2> {
     model_memory memory;
     void thread(unsigned index) {
-        struct mc_lane lane = lane_of(capacity);
-        if (index == 1) {
+        struct mc_lane lane = lane_of(now.capacity, 1);
+        if (index == 1)
             sample(&lane);
-            return;
-        }
-        for (int i = 0; i < appends; i++)
-            append(&lane, rows);
+        for (int i = 0; index == 0 && i < now.appends; i++)
+            append(&lane, now.rows);
     }
 };
 
 /* What a subscriber does: the newest row, whole or not at all, and never an older one than before. */
-template <int capacity> struct newest : rl::test_suite<newest<capacity>, 2> {
+struct subscriber : rl::test_suite<subscriber, 2> {
     model_memory memory;
     void thread(unsigned index) {
-        struct mc_lane lane = lane_of(capacity);
-        if (index == 0) {
-            for (int i = 0; i < TICKETS - 1; i++)
-                append(&lane, 1);
-            return;
-        }
+        struct mc_lane lane = lane_of(now.capacity, 1);
+        for (int i = 0; index == 0 && i < now.appends; i++)
+            append(&lane, now.rows);
         int64_t seen = 0;
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; index == 1 && i < now.reads; i++) {
             uint64_t row[WORDS];
             int64_t version = mc_lane_read_newest(&lane, row);
             RL_ASSERT(version == -ESTALE || version >= seen);
@@ -176,80 +193,78 @@ template <int capacity> struct newest : rl::test_suite<newest<capacity>, 2> {
 struct takeover : rl::test_suite<takeover, 2> {
     model_memory memory;
     void thread(unsigned index) {
-        struct mc_lane lane = lane_of(CAPACITY);
+        struct mc_lane lane = lane_of(now.capacity, 1);
         if (index == 1) {
             sample(&lane);
             return;
         }
-        uint64_t first, words[WORDS] = {98, 99};
+        uint64_t first;
         append(&lane, 2);
-        mc_lane_reserve(&lane, 2, &first);
+        int error = mc_lane_reserve(&lane, 2, &first);
+        RL_ASSERT(error == 0 && first == 2);
         unsigned written = rl::rand(2 * WORDS + 1);
         for (unsigned i = 0; i < written; i++)
-            mc_store_row_word(&space.rows[i / WORDS][i % WORDS], words[i % WORDS]);
+            mc_store_row_word(&space.rows[i / WORDS][i % WORDS], 99);
         append(&lane, 1);
     }
 };
 
 /* Readers sleep until two rows are there; nobody wakes them but the writer. */
-template <int readers> struct waiting : rl::test_suite<waiting<readers>, readers + 1> {
+template <int readers> struct sleeper : rl::test_suite<sleeper<readers>, readers + 1> {
     model_memory memory;
     void thread(unsigned index) {
-        struct mc_lane lane = lane_of(CAPACITY);
-        if (index == 0) {
-            append(&lane, 1);
-            append(&lane, 1);
-            return;
-        }
-        for (;;) {
+        struct mc_lane lane = lane_of(now.capacity, 0);
+        memory.sleeping = true;
+        for (int i = 0; index == 0 && i < now.appends; i++)
+            append(&lane, now.rows);
+        while (index > 0) {
             uint32_t seen = mc_event_prepare(lane.event);
-            if (mc_lane_committed(&lane) >= 2)
+            if (mc_lane_committed(&lane) >= now.appends)
                 return;
             mc_event_wait(lane.event, seen, 0);
         }
     }
 };
 
-template <typename Scenario>
-static bool explore(const char *name, rl::scheduler_type_e scheduler, unsigned iterations) {
-    std::ostringstream log;
+template <typename scenario, template <rl::thread_id_t> class scheduler> static void run(rl::test_params &params) {
+    std::ostream state(NULL);
+    params.test_result =
+        rl::run_test<scenario, scheduler<scenario::params::thread_count>>(params, state, false);
+}
+
+static const search searches[] = {
+    {"sample", run<sampler, rl::full_search_scheduler>, 2, 4, 1, 1, 0},
+    {"sample_pairs", run<sampler, rl::full_search_scheduler>, 2, 2, 2, 1, 0},
+    {"sample_stale", run<sampler, rl::random_scheduler>, 2, 4, 1, 1, 200000},
+    {"newest_of_1", run<subscriber, rl::full_search_scheduler>, 1, 2, 1, 2, 0},
+    {"newest_of_2", run<subscriber, rl::full_search_scheduler>, 2, 4, 1, 1, 0},
+    {"newest_of_3", run<subscriber, rl::full_search_scheduler>, 3, 5, 1, 1, 0},
+    {"takeover", run<takeover, rl::full_search_scheduler>, 2, 0, 0, 1, 0},
+    {"sleep", run<sleeper<1>, rl::full_search_scheduler>, 2, 2, 1, 1, 0},
+    {"sleep_two", run<sleeper<2>, rl::random_scheduler>, 2, 2, 1, 1, 200000},
+};
+
+static bool explore(const search &s) {
+    std::ostream log(NULL);
     rl::test_params params;
-    params.search_type = scheduler;
-    params.iteration_count = iterations;
+    params.iteration_count = s.iterations;
     params.output_stream = params.progress_stream = &log;
-    params.execution_depth_limit = 4000;
-    bool passed = rl::simulate<Scenario>(params);
-    std::cout << name << ": " << params.stop_iteration << " executions, "
+    now = s;
+    s.run(params);
+    bool passed = params.test_result == rl::test_result_success;
+    std::cout << s.name << ": " << params.stop_iteration << " executions, "
               << (passed ? "no failure" : rl::test_result_str(params.test_result)) << std::endl;
     return passed;
 }
 
-/* 0 iterations: the search is exhaustive. */
-static const struct {
-    const char *name;
-    bool (*explore)(const char *, rl::scheduler_type_e, unsigned);
-    rl::scheduler_type_e scheduler;
-    unsigned iterations;
-} scenarios[] = {
-    {"sample", explore<sampler<CAPACITY, TICKETS, 1>>, rl::sched_full, 0},
-    {"sample_pairs", explore<sampler<CAPACITY, TICKETS / 2, 2>>, rl::sched_full, 0},
-    {"sample_stale", explore<sampler<CAPACITY, TICKETS, 1>>, rl::sched_random, 100000},
-    {"newest_of_1", explore<newest<1>>, rl::sched_full, 0},
-    {"newest_of_2", explore<newest<2>>, rl::sched_full, 0},
-    {"newest_of_3", explore<newest<3>>, rl::sched_full, 0},
-    {"takeover", explore<takeover>, rl::sched_full, 0},
-    {"waiting", explore<waiting<1>>, rl::sched_full, 0},
-    {"waiting_2", explore<waiting<2>>, rl::sched_random, 100000},
-};
-
 int main(int argc, char **argv) {
     bool passed = true;
-    for (const auto &scenario : scenarios) {
+    for (const search &s : searches) {
         bool wanted = argc == 1;
         for (int i = 1; i < argc; i++)
-            wanted |= strcmp(argv[i], scenario.name) == 0;
+            wanted |= strcmp(argv[i], s.name) == 0;
         if (wanted)
-            passed &= scenario.explore(scenario.name, scenario.scheduler, scenario.iterations);
+            passed &= explore(s);
     }
     return passed ? 0 : 1;
 }

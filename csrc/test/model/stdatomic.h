@@ -40,12 +40,15 @@ typedef rl::var<uint64_t> model_plain;
 
 model_atomic &model_atomic_at(const void *address);
 model_plain &model_plain_at(const void *address);
+/* Loads that can have one result only and need no exploring. */
+bool model_known(const void *address, uint64_t *value);
 
 template <typename T> static void atomic_store_explicit(T *to, uint64_t value, rl::memory_order order) {
     model_atomic_at(to).store(value, order, RL_INFO);
 }
 template <typename T> static T atomic_load_explicit(const T *from, rl::memory_order order) {
-    return (T)model_atomic_at(from).load(order, RL_INFO);
+    uint64_t known;
+    return (T)(model_known(from, &known) ? known : model_atomic_at(from).load(order, RL_INFO));
 }
 template <typename T> static T atomic_fetch_add_explicit(T *to, uint64_t value, rl::memory_order order) {
     return (T)model_atomic_at(to)(RL_INFO).fetch_add(value, order);
