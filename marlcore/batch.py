@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,69 +68,25 @@ class Batch:
         extras: dict of [B, *shape].
     """
 
-    def __init__(self, root: NDArray[np.uint8], layout: BatchLayout) -> None:
-        self._root = root
-        self._layout = layout
+    obs: Any
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    next_obs: Any
+    discount: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    weight: NDArray[np.float32]
+    index: NDArray[np.int64]
+    policy_version: NDArray[np.int64]
+    extras: dict[str, NDArray[Any]]
 
-    def _array(self, name: str) -> NDArray[Any]:
-        return self._layout.plan.arrays[name].of(self._root)
-
-    def _named(self, role: str) -> Any:
-        names = self._layout.obs_names
-        if names == [""]:
-            return self._array(role + ".")
-        return {name: self._array(f"{role}.{name}") for name in names}
-
-    @cached_property
-    def obs(self) -> Any:
-        return self._named("obs")
-
-    @cached_property
-    def next_obs(self) -> Any:
-        return self._named("next_obs")
-
-    @cached_property
-    def action(self) -> NDArray[Any]:
-        return self._array("action.")
-
-    @cached_property
-    def reward(self) -> NDArray[np.float32]:
-        return self._array("reward")
-
-    @cached_property
-    def discount(self) -> NDArray[np.float32]:
-        return self._array("discount")
-
-    @cached_property
-    def terminated(self) -> NDArray[np.bool_]:
-        return self._array("terminated")
-
-    @cached_property
-    def truncated(self) -> NDArray[np.bool_]:
-        return self._array("truncated")
-
-    @cached_property
-    def valid(self) -> NDArray[np.bool_]:
-        return self._array("valid")
-
-    @cached_property
-    def weight(self) -> NDArray[np.float32]:
-        return self._array("weight")
-
-    @cached_property
-    def index(self) -> NDArray[np.int64]:
-        return self._array("index")
-
-    @cached_property
-    def policy_version(self) -> NDArray[np.int64]:
-        return self._array("policy_version")
-
-    @cached_property
-    def extras(self) -> dict[str, NDArray[Any]]:
-        return {name: self._array(f"extra.{name}") for name in self._layout.extra_names}
+    def __init__(self, fields: dict[str, Any]) -> None:
+        for name, value in fields.items():
+            self.__dict__[name] = dict(value) if value.__class__ is dict else value
 
     def __len__(self) -> int:
-        return self._layout.batch_size
+        return len(self.reward)
 
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """The same fields as tensors: on the CPU views of this memory, elsewhere copies."""
@@ -193,6 +148,23 @@ class BatchLayout:
         self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
         self._rows("tags", ("index", "policy_version"), np.dtype(np.int64))
         self.plan.add("valid", (batch, stack), np.bool_)
+
+    def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
+        """A batch's fields as arrays of these bytes; see Batch."""
+        arrays = self.plan.arrays
+        names = ("reward", "discount", "terminated", "truncated", "valid", "weight", "index", "policy_version")
+        found: dict[str, Any] = {name: arrays[name].of(root) for name in names}
+        found["action"] = arrays["action."].of(root)
+        found["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self.extra_names}
+        for role in ("obs", "next_obs"):
+            by_name = {name: arrays[f"{role}.{name}"].of(root) for name in self.obs_names}
+            found[role] = by_name[""] if self.obs_names == [""] else by_name
+        return found
+
+    @staticmethod
+    def flatten(fields: dict[str, Any]) -> list[NDArray[Any]]:
+        """Every array of `fields`."""
+        return [a for value in fields.values() for a in (value.values() if isinstance(value, dict) else [value])]
 
     def _rows(self, block: str, names: tuple[str, ...], dtype: np.dtype[Any]) -> None:
         """One array [len(names), batch] that the kernels fill, and each of its rows by name."""

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from .errors import LayoutMismatch
 from .spec import Field
 
-__all__ = ["FlatModel", "RowLayout", "TensorGroup", "TensorSpec", "unique_tensors"]
+__all__ = [
+    "FlatModel",
+    "RowLayout",
+    "TensorGroup",
+    "TensorSpec",
+    "copied_extras",
+    "extra_field",
+    "fitted_extra",
+    "unique_tensors",
+]
 
 _ALIGNMENT = 64  # bytes: a cache line, and more than any dtype asks for
 
@@ -160,11 +169,7 @@ class FlatModel:
         self._filled = [c for c in containers if c]
         self._members = list(chain.from_iterable(map(_values, self._filled)))  # alive, so that ids stay theirs
         self._ids = list(map(id, self._members))
-        pairs = [
-            (tensor, view)
-            for group, view in zip(self.groups, views, strict=True)
-            for tensor in group.tensors
-        ]
+        pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
         self._tensors = [tensor for tensor, _ in pairs]
         self._views = [view for _, view in pairs]
         self._dtypes = [view.dtype for view in self._views]
@@ -210,6 +215,33 @@ def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
                 group.tensors.append(tensor)
     _check_apart(list(groups.values()))
     return list(groups.values())
+
+
+def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
+    """The Field of an extra that was declared as a Field or, for float64, by its shape."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
+    return extra if isinstance(extra, Field) else Field(extra, "float64")
+
+
+def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
+    """The value as an array of the extra's shape and dtype; integers must keep their values."""
+    array = np.asarray(value)
+    dtype = np.dtype(expected.dtype)
+    if array.shape != expected.shape:
+        raise ValueError(f"extras {name}: expected {expected.describe()}, got shape {array.shape}")
+    whole = dtype.kind in "iu" and array.dtype.kind in "iu"
+    if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(f"extras {name}: expected {expected.describe()}, got {array.dtype}")
+    fitted = array.astype(dtype)
+    if whole and not np.array_equal(fitted, array):
+        raise ValueError(f"extras {name}: expected values that fit {dtype}, got {value!r}")
+    return fitted
+
+
+def copied_extras(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Scalars and copies."""
+    return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

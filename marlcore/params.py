@@ -1,121 +1,112 @@
-"""Weights in shared memory: a lane whose row is a whole model, published by one learner, copied by any actor.
+"""The parameter store: a learner publishes its model's weights, actors copy the newest or read them in place.
 
-A row is the model's tensors, then the extras as float64. With N slots the newest row lies in slot
-(version - 1) mod N; the version is the lane's count of committed rows, so a publication is one copy and one store.
+A store is one lane whose rows are whole models: a publish is one append, the slot that readers use is the newest
+row, and the version is the lane's committed count. Readers validate what they read, whatever the number of slots.
 """
 
 from __future__ import annotations
 
 import errno
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from ._native import Event
-from .errors import ClosedError, SegmentCorrupt, StaleHandle
-from .flat import FlatModel, ModelLayout
+from ._native import Event, NativeLanes
+from .errors import ClosedError, NotEnoughData, SegmentCorrupt
+from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
 from .lane import LaneClaim, LaneGeometry, claim
-from .shm import Segment, SegmentHandle, invalidate_after_fork
+from .shm import Segment, SegmentHandle
+from .spec import Field
 
-__all__ = ["Mode", "ParameterStore", "ParameterView", "Publisher", "Subscriber"]
+__all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
-SLOTS = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
-WAIT_SLICE_S = 0.1
-SPIN_S = 50e-6  # between looks at a publisher that is in the middle of writing the only slot
 
+SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 
-class _Extras:
-    """Named float64 arrays in the last bytes of a row."""
-
-    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        for name, shape in shapes.items():
-            if not isinstance(name, str) or not name.isidentifier():
-                raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
-            if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
-                raise ValueError(f"extras[{name!r}]: expected a shape, a tuple of positive integers, got {shape!r}")
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.nbytes = -(-8 * sum(math.prod(shape) for shape in self.shapes.values()) // 64) * 64
-
-    def views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[np.float64]]:
-        """By name, the arrays in a row's last bytes."""
-        values = row[len(row) - self.nbytes :].view(np.float64)
-        found, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = math.prod(shape)
-            found[name] = values[start : start + size].reshape(shape)
-            start += size
-        return found
-
-    def read(self, row: NDArray[np.uint8]) -> dict[str, Any]:
-        """By name, copies: floats for the shape (), else arrays."""
-        return {name: float(a) if a.shape == () else a.copy() for name, a in self.views(row).items()}
+_WAIT_SLICE_S = 0.1  # a signal or a dead publisher is noticed this soon
+_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
 
 
 class ParameterStore:
-    """One model's weights in shared memory.
+    """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
 
-    Make it with `create`, pass it (or its `handle`) to other processes; passing a store attaches to the same memory.
+    Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ParameterStore
+    to a process attaches to the same memory.
+
+    A row holds each parameter and buffer once (tied ones too; buffers that are not persistent as well) in its own
+    dtype, and the extras. More slots take more memory and leave a reader more time: with n slots a read is discarded
+    when the publisher begins the n-th publish after the one that is being read.
 
     Attributes:
-        mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3). With fewer slots a reader is lapped,
-            and copies again, more often; it never gets a mixture.
+        mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
+        layout: where the tensors and extras lie in a row.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, created: bool) -> None:
         self._segment = segment
+        self._created = created
         try:
-            self.mode: Mode = segment.description["mode"]
-            self._layout = ModelLayout.from_list(segment.description["tensors"])
-            self._extras = _Extras(segment.description["extras"])
-            self.row_bytes = self._layout.nbytes + self._extras.nbytes
-            self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.row_bytes,))
-        except (KeyError, TypeError, AttributeError) as error:
+            if segment.description["kind"] != "params":
+                raise KeyError("kind")
+            self.mode: str = segment.description["mode"]
+            self.layout = RowLayout.from_dict(segment.description)
+            self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SegmentCorrupt(f"{segment.path}: expected a parameter store, got another kind of segment") from error
         if self._geometry.nbytes > len(segment.body):
-            raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of slots")
+            raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of rows")
         self._lanes = self._geometry.bind(segment.body)
 
     @classmethod
     def create(
         cls,
-        model: nn.Module,
+        model: torch.nn.Module,
         mode: Mode = "double_buffer",
-        extras: Mapping[str, Sequence[int]] | None = None,
+        extras: Mapping[str, tuple[int, ...] | Field] | None = None,
         *,
         name: str = "weights",
+        path: str | os.PathLike[str] | None = None,
     ) -> ParameterStore:
-        """A new store, nothing published yet.
+        """A new store with room for the model's weights; nothing is published yet, and the model stays as it is.
 
         Args:
-            model: its parameters and buffers (persistent or not) are what a row holds; tied tensors once.
-            mode: "snapshot", "double_buffer" or "triple_buffer".
-            extras: shapes of float64 arrays that travel with the weights, such as {"epsilon": (), "obs_mean": (18,)}.
+            model: says which tensors a row has; on any device.
+            mode: how many slots.
+            extras: further arrays that travel with the weights: a shape for float64, or a Field.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
+            path: an ordinary file to hold the store instead.
 
-        Raises: ValueError: a mode, an extra or the name is not right. SharedMemoryFull: there is no room for it.
+        Raises:
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
         """
         if mode not in SLOTS:
             raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
-        layout, shapes = ModelLayout.of(model), _Extras(extras or {})
-        row_bytes = layout.nbytes + shapes.nbytes
-        if not row_bytes:
-            raise ValueError("model: expected at least one parameter, buffer or extra, got none")
-        described = {"kind": "params", "mode": mode, "tensors": layout.to_list(), "extras": shapes.shapes}
-        geometry = LaneGeometry(1, SLOTS[mode], (row_bytes,))
-        return cls(Segment.create(name, described, geometry.nbytes))
+        fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
+        layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
+        description = {"kind": "params", "mode": mode, **layout.to_dict()}
+        geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
+        return cls(Segment.create(name, description, geometry.nbytes, path), created=True)
 
     @classmethod
-    def attach(cls, handle: SegmentHandle) -> ParameterStore:
-        """The store that a handle names. Raises SegmentNotFound, StaleHandle or SegmentCorrupt."""
-        return cls(Segment.attach(handle))
+    def attach(cls, handle: SegmentHandle | str | Path) -> ParameterStore:
+        """An existing store, by its handle or its file's path.
+
+        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such store any more, or none at all.
+        """
+        segment = Segment.attach(handle)
+        try:
+            return cls(segment, created=False)
+        except BaseException:
+            segment.close()
+            raise
 
     @property
     def handle(self) -> SegmentHandle:
@@ -129,40 +120,50 @@ class ParameterStore:
 
     @property
     def version(self) -> int:
-        """Publications so far."""
+        """Publishes so far; 0 when there was none."""
         self._segment.check_open()
         return self._lanes.committed(0)
 
-    def slot_tensor(self, slot: int) -> torch.Tensor:
-        """The bytes of a slot in shared memory, uint8 [row_bytes]; its publisher may be writing them.
+    def publisher(self, model: torch.nn.Module) -> Publisher:
+        """The publishing end, for this process alone until it closes it or dies.
 
-        Raises: ValueError: there is no such slot.
+        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
+        successor's versions go on behind the last one.
+
+        Raises:
+            LaneBusy: the store's publisher lives. LayoutMismatch: the model has other tensors than the store's.
         """
-        self._segment.check_open()
+        claimed = claim(self._segment, self._lanes, 0)
+        try:
+            return Publisher(self, self._lanes, FlatModel(model, self.layout), claimed)
+        except BaseException:
+            claimed.release()
+            raise
+
+    def subscriber(self, local_model: torch.nn.Module) -> Subscriber:
+        """A reading end, which keeps `local_model` up to date; any number may live at once, in any process.
+
+        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same.
+
+        Raises: LayoutMismatch: the model has other tensors than the store's.
+        """
+        self.check_open()
+        return Subscriber(self, self._lanes, Event(self._segment.body), FlatModel(local_model, self.layout))
+
+    def slot_tensor(self, slot: int) -> torch.Tensor:
+        """A slot's row in shared memory, uint8 [layout.nbytes]: the publisher's to write, and to read unvalidated."""
+        self.check_open()
         if not 0 <= slot < SLOTS[self.mode]:
             raise ValueError(f"slot: expected 0 to {SLOTS[self.mode] - 1}, got {slot!r}")
-        start = self._geometry.column_offset(0) + slot * self._geometry.stride(0)
-        return torch.from_numpy(self._segment.body[start : start + self.row_bytes])
+        start = self._geometry.column_offset(0) + slot * self.layout.nbytes
+        return torch.from_numpy(self._segment.body[start : start + self.layout.nbytes])
 
-    def publisher(self, model: nn.Module) -> Publisher:
-        """The writing end, for this process alone; moves the model's tensors into one flat tensor.
-
-        Raises: LaneBusy: its publisher lives. LayoutMismatch: the model has other tensors than the store.
-        """
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
         self._segment.check_open()
-        self._layout.check(ModelLayout.of(model))
-        return Publisher(self, model, claim(self._segment, self._lanes, 0))
-
-    def subscriber(self, model: nn.Module) -> Subscriber:
-        """A reading end, which keeps `model` up to date; moves its tensors into one flat tensor.
-
-        Raises: LayoutMismatch: the model has other tensors than the store.
-        """
-        self._segment.check_open()
-        return Subscriber(self, model)
 
     def close(self) -> None:
-        """Lets go of the memory; a store disappears when its creator closes it."""
+        """Lets go of the memory; a store in /dev/shm disappears when its creator closes it."""
         self._segment.close()
 
     def unlink(self) -> None:
@@ -173,76 +174,96 @@ class ParameterStore:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._created:
+            self.unlink()
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., ParameterStore], tuple[SegmentHandle]]:
         return ParameterStore.attach, (self.handle,)
 
+    def __repr__(self) -> str:
+        return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
+
 
 class Publisher:
-    """Publishes one model; made by `ParameterStore.publisher`.
+    """The store's only writer. Use `ParameterStore.publisher`; a context manager.
 
-    Whatever is done to the model between publications (`to`, `load_state_dict`, a replaced parameter), the values
-    that it computes with are published, or LayoutMismatch is raised: never stale ones.
+    Attributes:
+        version: of the last publish to the store, 0 when there was none.
     """
 
-    def __init__(self, store: ParameterStore, model: nn.Module, claimed: LaneClaim) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, flat: FlatModel, claimed: LaneClaim) -> None:
         self._store = store
-        self._claim = claimed
-        self._row = np.zeros(store.row_bytes, np.uint8)
-        self._host = torch.from_numpy(self._row)[: store._layout.nbytes]
-        self._model = FlatModel(model, store._layout, self._host)
-        self._extras = store._extras.views(self._row)
-        self._missing = set(self._extras)
-        self._append = store._lanes.appender(0, self._row)
-        self._version = store._lanes.committed(0)
-        self._refusal: Exception | None = None
-        invalidate_after_fork(self)
+        self._lanes = lanes
+        self._flat = flat
+        self._claim: LaneClaim | None = claimed
+        self.version = lanes.committed(0)
+        self._missing = set(flat.layout.extras)
+        self._extras: dict[str, NDArray[Any]] = {}
+        self._stage()
 
-    def publish(self, **extras: Any) -> int:
-        """Makes the model's values and the extras the newest version.
+    def _stage(self) -> None:
+        """The row that appends take: the model's own memory on the CPU, else a row of host memory."""
+        row = self._flat.row
+        self._host = self._flat.host_row() if row.device.type != "cpu" else None
+        staged = (row if self._host is None else self._host).numpy()
+        extras = self._flat.layout.extra_views(staged)
+        for name, last in self._extras.items():
+            extras[name][...] = last
+        self._extras = extras
+        self._append = self._lanes.appender(0, staged)
+
+    def publish(self, /, **extras: Any) -> int:
+        """Publishes the model's weights as they are now, whole.
+
+        On the CPU that is one copy and one atomic store; from an accelerator a copy to the host comes first, on the
+        current stream. What `.to(...)`, `load_state_dict(assign=True)` or assignments put in the place of the model's
+        tensors is taken in and published.
 
         Args:
-            extras: a number or array for each declared extra; one that is left out keeps its last value.
+            extras: the store's extras by name. The first publish gives all of them, a later one those that changed.
+                Any number of the extra's shape is allowed, NaN and infinities included.
 
-        Returns: the version, 1 for the first.
+        Returns: the version, 1 for the store's first.
 
         Raises:
-            ValueError: an extra is unknown, of another shape, or was never given.
-            LayoutMismatch: the model no longer has the store's tensors; nothing was published.
+            LayoutMismatch: a tensor of the model was added or removed, or has another name, shape or dtype now.
+            ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype.
+            ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
+            After an error nothing was published, and the extras are as before.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        self._store.check_open()
+        if self._claim is None:
+            raise ClosedError("the publisher was closed")
+        if self._flat.moved():
+            self._flat.bind()
+            self._stage()
         if extras or self._missing:
-            self._stage_extras(extras)
-        self._model.refresh()
-        if self._model.flat is not self._host:
-            self._host.copy_(self._model.flat)
+            self._take(extras)
+        if self._host is not None:
+            weights = self._flat.layout.tensor_bytes
+            self._host[:weights].copy_(self._flat.row[:weights])
         self._append()
-        self._version += 1
-        return self._version
+        self.version += 1
+        return self.version
 
-    def _stage_extras(self, extras: dict[str, Any]) -> None:
-        if not extras.keys() <= self._extras.keys() or not self._missing <= extras.keys():
-            raise ValueError(f"extras: expected {sorted(self._extras)}, got {sorted(extras)}")
-        staged = {}
-        for name, value in extras.items():
-            array = np.asarray(value, np.float64)
-            if array.shape != self._extras[name].shape:
-                raise ValueError(f"{name}: expected shape {self._extras[name].shape}, got {array.shape}")
-            staged[name] = array
-        for name, array in staged.items():
-            self._extras[name][...] = array
+    def _take(self, extras: dict[str, Any]) -> None:
+        fields = self._flat.layout.extras
+        unknown, missing = extras.keys() - fields.keys(), self._missing - extras.keys()
+        if unknown or missing:
+            raise ValueError(
+                f"extras: expected {sorted(fields)}, got unknown {sorted(unknown)}, missing {sorted(missing)}"
+            )
+        checked = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
+        for name, value in checked.items():
+            self._extras[name][...] = value
         self._missing.clear()
 
     def close(self) -> None:
-        """Gives the store's writing end back; the model keeps its values."""
-        self._refusal = self._refusal or ClosedError("the publisher was closed")
-        self._claim.release()
-
-    def forked(self) -> None:
-        """In a forked child: the writing end is the parent's."""
-        self._refusal = StaleHandle("the publisher was made before a fork; the store is the parent's to write")
+        """Gives the store up to a successor; the model stays usable."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     def __enter__(self) -> Publisher:
         return self
@@ -251,97 +272,137 @@ class Publisher:
         self.close()
 
 
+class InPlaceView:
+    """The newest weights where they lie in shared memory. Use `Subscriber.in_place`.
+
+    Attributes:
+        version: of these weights.
+        tensors: by every name that the model has for them, for `torch.func.functional_call`. They are the publisher's
+            memory: do not write to them (a BatchNorm in training mode would).
+        extras: by name, floats and arrays, copied.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        extras: Mapping[str, Any],
+        whole: Callable[[], bool],
+    ) -> None:
+        self.version = version
+        self.tensors = tensors
+        self.extras = extras
+        self._whole = whole
+        self._final: bool | None = None
+
+    def valid(self) -> bool:
+        """Whether everything read so far, extras too, was this version; after the block: when it ended."""
+        return self._whole() if self._final is None else self._final
+
+    def end(self) -> None:
+        """Settles the answer: what happens to the slot from now on does not matter."""
+        if self._final is None:
+            self._final = self._whole()
+
+
 class Subscriber:
-    """Keeps a local model up to date; made by `ParameterStore.subscriber`.
+    """Keeps a local model up to date. Use `ParameterStore.subscriber`.
 
     Attributes:
         version: of the local model's weights, 0 before the first pull.
-        extras: that were published with them; floats for the shape (), else float64 arrays.
+        extras: what was published with them: a float for shape () (what `item` gives for other dtypes), else an
+            array; empty before the first pull.
     """
 
-    def __init__(self, store: ParameterStore, model: nn.Module) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, flat: FlatModel) -> None:
         self._store = store
-        self._model = FlatModel(model, store._layout)
-        self._row = np.zeros(store.row_bytes, np.uint8)
-        self._host = torch.from_numpy(self._row)[: store._layout.nbytes]
-        self._read = store._lanes.newest_reader(0, self._row)
-        self._event = Event(store._segment.body)
+        self._lanes = lanes
+        self._event = event
+        self._flat = flat
+        self._scratch = flat.host_row()
+        self._scratch_extras = flat.layout.extra_views(self._scratch.numpy())
+        self._read_newest = lanes.newest_reader(0, self._scratch.numpy())
+        self._slots: dict[int, tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]] = {}
         self.version = 0
-        self.extras: dict[str, Any] = {}
+        self.extras: Mapping[str, Any] = {}
 
     def pull(self, timeout: float = 1.0) -> bool:
-        """Copies newer weights into the local model, whole or not at all.
+        """Copies the newest weights into the local model, whole or not at all; False when there are none newer.
+
+        Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
 
         Args:
-            timeout: seconds to try when the publisher overwrites each copy.
+            timeout: seconds to go on trying while the publisher overwrites what is being copied.
 
-        Returns: whether there were newer weights.
-
-        Raises: TimeoutError: no copy stayed whole for so long; more slots, or fewer publications, help.
+        Raises:
+            TimeoutError: it did so all the time. LayoutMismatch: a tensor of the local model was added or
+            removed, or has another name, shape or dtype now. Either leaves the model as it was.
         """
-        if self._store.version <= self.version:
+        if self._store.version == self.version:
             return False
-        deadline = 0.0
-        while (version := self._read()) < 0:
-            if version != -errno.ESTALE:
-                raise SegmentCorrupt(f"{self._store._segment.path}: the weights' row cannot be read")
-            deadline = deadline or time.monotonic() + timeout
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{self._store._segment.path}: the publisher overwrote every copy for {timeout} s in mode "
-                    f"{self._store.mode!r}; use more slots or publish less often"
-                )
-            time.sleep(SPIN_S)
-        self._model.refresh()
-        self._model.flat.copy_(self._host)
-        self.extras = self._store._extras.read(self._row)
+        if self._flat.moved():
+            self._flat.bind()
+            self._slots.clear()
+        version = self._copy_newest(timeout)
+        self._flat.row.copy_(self._scratch)
+        self.extras = copied_extras(self._scratch_extras)
         self.version = version
         return True
 
-    def wait(self, newer_than: int, timeout: float | None = None) -> bool:
-        """Sleeps until a version newer than `newer_than` is published; False when the time, in seconds, is up."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            seen = self._event.prepare()
-            if self._store.version > newer_than:
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
+    def _copy_newest(self, timeout: float) -> int:
+        """Copies the newest row into the scratch row; its version."""
+        deadline = monotonic() + timeout
+        pause, attempts = 0.0, 1
+        while (version := self._read_newest()) == -errno.ESTALE:
+            if not monotonic() < deadline:
+                raise TimeoutError(
+                    f"{self._store!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
+                    "the slot before it is copied, or died while it did; give the store more slots "
+                    "(triple_buffer) or publish less often"
+                )
+            sleep(pause)
+            pause, attempts = min(2 * pause + 1e-6, _LONGEST_PAUSE_S), attempts + 1
+        if version <= 0:
+            raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
+        return version
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """Sleeps until the store's version is above `newer_than`, at most `timeout` seconds; whether it is."""
+        deadline = monotonic() + timeout
+        while self._store.version <= newer_than:
+            left = deadline - monotonic()
+            if not left > 0:
                 return False
-            self._event.wait(seen, min(left, WAIT_SLICE_S))
+            seen = self._event.prepare()
+            if self._store.version <= newer_than:  # a publish before `prepare` wakes nobody
+                self._event.wait(seen, min(left, _WAIT_SLICE_S))
+        return True
 
     @contextmanager
-    def in_place(self) -> Iterator[ParameterView]:
-        """The newest slot itself, without a copy; ask `valid()` after using it.
+    def in_place(self) -> Iterator[InPlaceView]:
+        """The newest weights without a copy; ask `view.valid()` after reading, and discard the result if not.
 
-        Raises: ValueError: nothing was published yet.
+        Raises: NotEnoughData: nothing was published yet.
         """
         version = self._store.version
         if version == 0:
-            raise ValueError("in_place: expected a published version, got none yet")
-        yield ParameterView(self._store, version)
+            raise NotEnoughData(f"{self._store!r}: nothing was published yet")
+        tensors, extras = self._slot((version - 1) % SLOTS[self._store.mode])
+        view = InPlaceView(version, tensors, copied_extras(extras), self._validator(version - 1))
+        try:
+            yield view
+        finally:
+            view.end()
 
+    def _slot(self, slot: int) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
+        """Views of a slot's tensors, by all their names, and extras."""
+        if slot not in self._slots:
+            row = self._store.slot_tensor(slot)
+            views = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
+            tensors = {name: view for group, view in views for name in group.names}
+            self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
+        return self._slots[slot]
 
-class ParameterView:
-    """Weights where they are published; what is computed with them counts only if `valid()` afterwards.
-
-    Attributes:
-        version: of the weights.
-        tensors: by each name in the model, views of shared memory, as torch.func.functional_call takes them.
-        extras: by name, copies.
-    """
-
-    def __init__(self, store: ParameterStore, version: int) -> None:
-        slot = store.slot_tensor((version - 1) % SLOTS[store.mode])
-        self.version = version
-        self.tensors = {name: place.of(slot) for place in store._layout.places for name in place.names}
-        self.extras = store._extras.read(slot.numpy())
-        self._lanes = store._lanes
-        self._which = np.zeros(1, np.int64)
-        self._ticket = np.array([version - 1], np.int64)
-        self._whole = np.zeros(1, np.uint8)
-        self._validate = self._lanes.validator(self._which, self._ticket, self._whole)
-
-    def valid(self) -> bool:
-        """Whether the slot still holds this version, whole: what was read from it until now is right."""
-        return self._validate(1) == 0
+    def _validator(self, ticket: int) -> Callable[[], bool]:
+        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket], np.int64), np.zeros(1, np.uint8))
+        return lambda: lapped(1) == 0

@@ -111,6 +111,7 @@ class Sampler:
         self._pool: list[_Storage] = []
         self._body = segment.body
         self._words = segment.body.view(np.uint32)
+        self._floats = segment.body.view(np.float32)
         self._state = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._table = np.array(
             [geometry.column_offset(0), geometry.stride(0), geometry.capacity, geometry.lanes,
@@ -156,7 +157,7 @@ class Sampler:
                         f"{self._segment.path}: writers overwrote every draw; use a larger capacity"
                     )
         self.stats.drawn += self._options.batch_size
-        return Batch(storage.root, self._batch)
+        return Batch(storage.fields)
 
     def _has_enough(self) -> bool:
         held = sum(self._lanes.transitions(lane) for lane in range(self._lanes.count))
@@ -167,7 +168,7 @@ class Sampler:
         """Chooses transitions for output rows; how many slots were filled, 0 when nothing is sampleable."""
         self._read_windows()
         filled, refused = kernels.plan(
-            self._words, self._table, self._options.gamma, self._windows, self._state, rows, len(rows),
+            self._words, self._floats, self._table, self._options.gamma, self._windows, self._state, rows, len(rows),
             self._chosen, storage.numbers, storage.ends,
         )  # fmt: skip
         self.stats.redrawn += refused
@@ -177,13 +178,13 @@ class Sampler:
         """The same where nearly every draw is refused: lists the sampleable rows first."""
         found = np.empty((2, int(np.sum(self._windows[1] - self._windows[0]))), np.int64)
         listed = kernels.list_sampleable(
-            self._words, self._table, self._options.gamma, self._windows,
+            self._words, self._floats, self._table, self._options.gamma, self._windows,
             self._chosen, storage.numbers, storage.ends, rows[0], found,
         )  # fmt: skip
         if not listed:
             return 0
         filled: int = kernels.plan_from(
-            self._words, self._table, self._options.gamma, self._windows, self._state, rows, len(rows),
+            self._words, self._floats, self._table, self._options.gamma, self._windows, self._state, rows, len(rows),
             self._chosen, storage.numbers, storage.ends, found, listed,
         )  # fmt: skip
         return filled
@@ -191,7 +192,8 @@ class Sampler:
     def _copy(self, storage: _Storage, rows: NDArray[np.int64], filled: int) -> NDArray[np.int64]:
         """Copies what was chosen and asks whether it stayed whole; the output rows that are to be drawn again."""
         kernels.gather(
-            self._body, self._words, self._table, self._windows, filled, self._chosen, self._batch.frames, self._batch.fields,
+            self._body, self._words, self._table, self._windows, filled, self._chosen,
+            self._batch.frames, self._batch.fields,
             self._options.pad == "repeat", storage.root, storage.tags, storage.valid,
         )  # fmt: skip
         lapped = self._validate(filled)
@@ -235,14 +237,20 @@ class Sampler:
 
 
 class _Storage:
-    """The bytes of one batch, used again once no array of the batch is alive."""
+    """The memory of one batch, used again once nobody has the batch or an array of it."""
 
     def __init__(self, layout: BatchLayout) -> None:
-        # Faulted in now, once, rather than in the middle of the first batch's copies.
+        # Written now, once: first touches in the middle of a batch's copies would cost more than the copies.
         self.root = np.full(layout.plan.nbytes, 0, np.uint8)
         blocks = [layout.plan.arrays[name].of(self.root) for name in ("numbers", "ends", "tags", "valid")]
         self.numbers, self.ends, self.tags, self.valid = blocks
-        self._unused = sys.getrefcount(self.root)
+        self.fields = layout.carve(self.root)
+        self._arrays = [self.root, *layout.flatten(self.fields)]
+        self._unused = self._references()
 
     def is_free(self) -> bool:
-        return sys.getrefcount(self.root) == self._unused
+        return self._references() == self._unused
+
+    def _references(self) -> int:
+        # An array made of one of these refers to the root, so that every way to reach the memory counts.
+        return sum(map(sys.getrefcount, self._arrays))

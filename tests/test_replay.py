@@ -130,7 +130,7 @@ def test_a_batch_as_long_as_the_lane_fits_and_wraps():
             if start == 5:
                 writer.add_batch(np.zeros(5), np.zeros(5, int), np.zeros(5))
             writer.add_batch(np.arange(8.0) + start, np.arange(8), np.arange(8.0), np.ones(8, bool))
-            batch = replay.sampler(64, seed=0).sample()
+            batch = replay.sampler(64, seed=0, min_size=1).sample()
             assert set(batch.obs.tolist()) == set((np.arange(8.0) + start).tolist())
 
 
@@ -176,7 +176,7 @@ def test_large_fields_that_are_no_observation_may_go_with_a_final_obs():
         for i in range(6):
             obs, action, state = np.full(300, i), np.full(100, i), np.full(99, i)
             writer.add(obs, action, i, truncated=True, final_obs=obs + 100, state=state)
-        batch = replay.sampler(32).sample()
+        batch = replay.sampler(32, min_size=1).sample()
         assert (batch.next_obs[:, 0] == batch.obs[:, 0] + 100).all()
         assert (batch.extras["state"] == batch.obs[:, :1]).all()
 
@@ -907,7 +907,7 @@ BAD_BATCHES = [
     (batch_of(reward=["a"] * 4), TypeError, "reward: expected float32 (4,), got dtype <U1"),
     (batch_of(reward=[0.0, 1.0, math.nan, 0.0]), ValueError, "reward: expected a finite number"),
     (batch_of(reward=[0.0, 1.0, 0.0, math.inf]), ValueError, "reward: expected a finite number"),
-    (batch_of(reward=np.ones(3)), ValueError, "obs['frame']: expected uint8 (3, 20, 20), got shape (4, 20, 20)"),
+    (batch_of(reward=np.ones(3)), ValueError, "obs['id']: expected int8 (3,), got shape (4,)"),
     (batch_of(action=np.ones((4, 2), int)), ValueError, "action: expected int64 (4,), got shape (4, 2)"),
     (batch_of(action=np.ones(4)), TypeError, "action: expected int64 (4,), got dtype float64"),
     (batch_of(obs=None), ValueError, "obs: expected the fields ['frame', 'id', 'state'], got None"),
@@ -918,7 +918,7 @@ BAD_BATCHES = [
     (batch_of(terminated=True), ValueError, "terminated: expected bool (4,), got shape ()"),
     (batch_of(truncated=np.ones(3, bool)), ValueError, "truncated: expected bool (4,), got shape (3,)"),
     (batch_of(truncated=ONE_TRUNCATED), ValueError, "final_obs: expected one observation for each truncated row, got None"),
-    (batch_of(truncated=ONE_TRUNCATED, final_obs=batch_of(2)["obs"]), ValueError, "final_obs['frame']: expected uint8 (1, 20, 20), got shape (2, 20, 20)"),
+    (batch_of(truncated=ONE_TRUNCATED, final_obs=batch_of(2)["obs"]), ValueError, "final_obs['id']: expected int8 (1,), got shape (2,)"),
     (batch_of(final_obs=batch_of(1)["obs"]), ValueError, "final_obs: expected None unless rows are truncated"),
     (batch_of(entropy=np.zeros(4)), ValueError, "extras: expected the fields ['big', 'flag', 'log_prob'], got"),
     (batch_of(flag=...), ValueError, "extras: expected the fields ['big', 'flag', 'log_prob'], got ['log_prob', 'big']"),
@@ -1096,7 +1096,7 @@ TestReplayMachine.settings = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=100,
+    max_examples=250,
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),
 )

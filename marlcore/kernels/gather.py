@@ -148,11 +148,11 @@ def _resolve(words, floats, geometry, gamma, windows, lane, ticket, slot, chosen
 
 
 @jit
-def plan(words, geometry, gamma, windows, state, rows, count, chosen, numbers, ends):
+def plan(words, floats, geometry, gamma, windows, state, rows, count, chosen, numbers, ends):
     """Draws transitions for output rows `rows[:count]`, each sampleable one equally likely.
 
     Args:
-        words: the segment's body, uint32.
+        words, floats: the segment's body, as uint32 and as float32.
         geometry: int64, see the names above.
         gamma: discount of one step.
         windows: int64 [3, lanes]: the tickets [lo, hi) of each lane; the seams are found here.
@@ -164,7 +164,6 @@ def plan(words, geometry, gamma, windows, state, rows, count, chosen, numbers, e
 
     Returns: (slots filled, draws refused); fewer than `count` slots when nearly all draws were refused.
     """
-    floats = words.view(np.float32)
     total = _find_seams(geometry, windows)
     filled, refused = 0, 0
     patience = 64 * count + 1024
@@ -209,17 +208,16 @@ def _draw(windows, state, total):
 
 
 @jit
-def list_sampleable(words, geometry, gamma, windows, chosen, numbers, ends, row, found):
+def list_sampleable(words, floats, geometry, gamma, windows, chosen, numbers, ends, row, found):
     """Writes (lane, ticket) of every sampleable transition into found, int64 [2, rows]; returns how many.
 
     Slot 0 of chosen and output row `row`, which must be one that is yet to be filled, are scratch.
     """
-    floats = words.view(np.float32)
     _find_seams(geometry, windows)
     count = 0
     for lane in range(windows.shape[1]):
         for ticket in range(windows[LO, lane], windows[HI, lane]):
-            if _resolve(words, floats, geometry, gamma, windows, lane, ticket, 0, chosen, numbers, ends, 0):
+            if _resolve(words, floats, geometry, gamma, windows, lane, ticket, 0, chosen, numbers, ends, row):
                 found[0, count] = lane
                 found[1, count] = ticket
                 count += 1
@@ -227,9 +225,8 @@ def list_sampleable(words, geometry, gamma, windows, chosen, numbers, ends, row,
 
 
 @jit
-def plan_from(words, geometry, gamma, windows, state, rows, count, chosen, numbers, ends, found, listed):
+def plan_from(words, floats, geometry, gamma, windows, state, rows, count, chosen, numbers, ends, found, listed):
     """`plan` for a lane where few rows are sampleable: draws from the list that `list_sampleable` made."""
-    floats = words.view(np.float32)
     filled = 0
     for slot in range(count):
         pick = below(state, listed)
