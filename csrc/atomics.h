@@ -68,7 +68,14 @@ static inline uint32_t mc_load_half(mc_half *from) {
     return atomic_load_explicit(from, memory_order_relaxed);
 }
 static inline void mc_add_half(mc_half *to) { atomic_fetch_add_explicit(to, 1, memory_order_relaxed); }
-static inline void mc_clear_half(mc_half *to) { atomic_exchange_explicit(to, 0, memory_order_relaxed); }
+/* The release keeps the load of the event before the announcement; pairs with mc_take_announcements. */
+static inline void mc_announce(mc_half *waiters) {
+    atomic_fetch_add_explicit(waiters, 1, memory_order_release);
+}
+/* Pairs with mc_announce: what moves the event after this is not what its announcer saw. */
+static inline void mc_take_announcements(mc_half *waiters) {
+    atomic_exchange_explicit(waiters, 0, memory_order_acquire);
+}
 
 /* control words: the release pairs with the acquire below. */
 static inline void mc_store_word(mc_word *to, uint64_t value) {

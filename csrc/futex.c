@@ -16,8 +16,9 @@ static struct mc_event *mc_event_at(uint8_t *event) { return (struct mc_event *)
 
 uint32_t mc_event_prepare(uint8_t *event) {
     struct mc_event *e = mc_event_at(event);
-    mc_add_half(&e->waiters);
+    /* In this order: a writer that takes the announcement moves the event on from what was seen. */
     uint32_t seen = mc_load_half(&e->event);
+    mc_announce(&e->waiters);
     mc_fence_event(); /* announced before the caller checks its condition; pairs with mc_event_notify */
     return seen;
 }
@@ -35,7 +36,7 @@ void mc_event_notify(uint8_t *event) {
     mc_fence_event(); /* the condition is true before waiters is read; pairs with mc_event_prepare */
     if (mc_load_half(&e->waiters) == 0)
         return;
-    mc_clear_half(&e->waiters);
+    mc_take_announcements(&e->waiters);
     mc_add_half(&e->event);
     syscall(SYS_futex, &e->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -258,12 +258,11 @@ class AddRows:
         self._sources = _ffi.new("void *[]", MAX_COLUMNS)
 
     def __call__(self, frames: list[NDArray[Any]]) -> int:
-        keep = [_ffi.from_buffer(frame) for frame in frames]
-        self._sources[1 : 1 + len(keep)] = keep
-        ticket = int(
-            _lib.mc_writer_add_rows(
-                self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
-            )
+        if frames:
+            keep = [_ffi.from_buffer(frame) for frame in frames]
+            self._sources[1 : 1 + len(keep)] = keep
+        ticket: int = _lib.mc_writer_add_rows(
+            self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
         )
         if ticket < 0:
             raise _error(ticket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
-from operator import methodcaller
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ __all__ = [
 
 _ALIGNMENT = 64  # bytes: a cache line, and more than any dtype asks for
 
-_values = methodcaller("values")
 _same_view = torch.Tensor.is_set_to
+_dtype_of = attrgetter("dtype")
+_END = object()  # behind the last member, so that one more or one less is noticed
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,8 @@ class FlatModel:
         modules = list(self._model.modules())
         containers = [c for m in modules for c in (m._parameters, m._buffers, m._modules)]
         self._empty = [c for c in containers if not c]
-        self._filled = [c for c in containers if c]
-        self._members = list(chain.from_iterable(map(_values, self._filled)))  # alive, so that ids stay theirs
-        self._ids = list(map(id, self._members))
+        self._contents = [*(c.values() for c in containers if c), (_END,)]
+        self._members = list(chain.from_iterable(self._contents))
         pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
         self._tensors = [tensor for tensor, _ in pairs]
         self._views = [view for _, view in pairs]
@@ -183,9 +183,9 @@ class FlatModel:
         """
         return (
             any(self._empty)
-            or list(map(id, chain.from_iterable(map(_values, self._filled)))) != self._ids
+            or not all(map(is_, chain.from_iterable(self._contents), self._members))
             or not all(map(_same_view, self._tensors, self._views))  # storage, offset, shape and strides
-            or [tensor.dtype for tensor in self._tensors] != self._dtypes
+            or not all(map(is_, map(_dtype_of, self._tensors), self._dtypes))
             or self.row.data_ptr() != self._address  # share_memory moves a storage in place
         )
 
@@ -226,6 +226,8 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
 
 def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
     """The value as an array of the extra's shape and dtype; integers must keep their values."""
+    if type(value) is float and not expected.shape and expected.dtype == "float64":
+        return np.array(value)
     array = np.asarray(value)
     dtype = np.dtype(expected.dtype)
     if array.shape != expected.shape:

@@ -249,11 +249,10 @@ class Publisher:
 
     def _take(self, extras: dict[str, Any]) -> None:
         fields = self._flat.layout.extras
-        unknown, missing = extras.keys() - fields.keys(), self._missing - extras.keys()
-        if unknown or missing:
-            raise ValueError(
-                f"extras: expected {sorted(fields)}, got unknown {sorted(unknown)}, missing {sorted(missing)}"
-            )
+        if self._missing or not extras.keys() <= fields.keys():
+            unknown, missing = sorted(extras.keys() - fields.keys()), sorted(self._missing - extras.keys())
+            if unknown or missing:
+                raise ValueError(f"extras: expected {sorted(fields)}, got unknown {unknown}, missing {missing}")
         checked = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
         for name, value in checked.items():
             self._extras[name][...] = value

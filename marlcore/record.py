@@ -25,6 +25,7 @@ INLINE_BYTES = 256
 class Place:
     """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` tells fields of a role apart."""
 
+    number: int  # in the layout's places
     role: str
     name: str
     field: Field
@@ -70,11 +71,11 @@ class RecordLayout:
         fields += [("extra", name, field) for name, field in extras]
         inline = [entry for entry in fields if entry[2].nbytes <= INLINE_BYTES]
         offsets, end = _pack([field for _, _, field in inline])
-        places = [Place(*entry, 0, offset) for entry, offset in zip(inline, offsets, strict=True)]
+        places = [Place(i, *entry, 0, offsets[i]) for i, entry in enumerate(inline)]
         columns = [end]
         for entry in fields:
             if entry[2].nbytes > INLINE_BYTES:
-                places.append(Place(*entry, len(columns), 0))
+                places.append(Place(len(places), *entry, len(columns), 0))
                 columns.append(entry[2].nbytes)
         return cls(tuple(places), end, tuple(columns))
 
@@ -87,8 +88,8 @@ def _pack(fields: list[Field]) -> tuple[list[int], int]:
     """Offsets of fields behind the head, widest items first so that each is aligned; and the record's size."""
     offsets = [0] * len(fields)
     end = HEAD_BYTES
-    for i in sorted(range(len(fields)), key=lambda i: -np.dtype(fields[i].dtype).itemsize):
-        alignment = min(np.dtype(fields[i].dtype).itemsize, 8)
+    for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):
+        alignment = min(fields[i].numpy.itemsize, 8)
         end = -(-end // alignment) * alignment
         offsets[i] = end
         end += fields[i].nbytes

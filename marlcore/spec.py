@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,15 @@ class Field:
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "dtype", dtype.name)
 
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The dtype as NumPy's object."""
+        return np.dtype(self.dtype)
+
     @property
     def nbytes(self) -> int:
         """Bytes that the field takes in one transition."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.numpy.itemsize
 
     def describe(self) -> str:
         """A short form for error messages, such as float32 (4,)."""

@@ -235,7 +235,7 @@ class Writer:
 
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
         """Large fields are not staged: the C core copies them from the caller's array into the lane."""
-        field, dtype, shape = place.field, np.dtype(place.field.dtype), place.field.shape
+        field, dtype, shape = place.field, place.field.numpy, place.field.shape
         if place.role != "obs":  # of a boundary row too the core copies every column
             self._keep[place.column, True] = self._native.set_frame(place.column, np.zeros(shape, dtype), True)
         set_frame, keep, key, final = (
@@ -315,14 +315,15 @@ class _Staging:
         ends = np.zeros((3, rows), np.bool_)
         self.terminated, self.truncated, self.boundary = ends
         self.reward = records.view(np.float32)[:, REWARD_OFFSET // 4]
-        self._views = {place: place.views(records) for place in layout.places if not place.column}
+        self._views = [None if place.column else place.views(records) for place in layout.places]
         self._frames: list[Any] = [None] * (len(layout.columns) - 1)
         self._append = native.rows_adder(records, ends.view(np.uint8), boundaries)
 
     def put(self, place: Place, at: Any, array: NDArray[Any]) -> None:
         """Stages a field's rows, at all places or at those of an index array."""
-        if not place.column:
-            self._views[place][at] = array
+        view = self._views[place.number]
+        if view is not None:
+            view[at] = array
         elif at is _ALL:
             self._frames[place.column - 1] = np.ascontiguousarray(array)
         else:
@@ -334,7 +335,8 @@ class _Staging:
         try:
             return self._append(self._frames)
         finally:
-            self._frames = [None] * len(self._frames)
+            if self._frames:
+                self._frames = [None] * len(self._frames)
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -346,7 +348,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{label}: expected {field.describe()}, got {error}") from None
-    dtype = np.dtype(field.dtype)
+    dtype = field.numpy
     if array.shape != field.shape:
         raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
     if array.dtype == dtype:
@@ -394,7 +396,7 @@ def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
 
 
 def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    dtype, shape = np.dtype(field.dtype), field.shape
+    dtype, shape = field.numpy, field.shape
 
     def put(value: Any) -> None:
         if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
@@ -408,7 +410,7 @@ def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
 def _rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     """`value` as an array [rows, *shape] of the field's dtype; as it is when it is one."""
     shape = (rows, *field.shape)
-    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == np.dtype(field.dtype):
+    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
         return value  # type: ignore[no-any-return]
     return as_field(label, Field(shape, field.dtype), value)
 

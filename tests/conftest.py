@@ -44,9 +44,11 @@ def _left() -> dict[str, set[str]]:
     descriptors = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
-            descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+            target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:
             continue  # the descriptor that listed the directory
+        if "/mpl-data/fonts/" not in target:  # matplotlib keeps each font that it drew with open for good
+            descriptors.add(f"{fd} -> {target}")
     children = set()
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -193,7 +193,7 @@ def random_value(rng: np.random.Generator, one: Field) -> np.ndarray:
 
 def random_obs(rng, spec):
     values = {name: random_value(rng, one) for name, one in spec.obs_fields.items()}
-    return values[""] if "" in values else values
+    return values if isinstance(spec.obs, dict) else values[""]
 
 
 def random_row(spec: TransitionSpec, rng: np.random.Generator, end: float) -> dict[str, Any]:

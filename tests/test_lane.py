@@ -194,5 +194,5 @@ def test_as_many_large_fields_as_columns_fit_and_no_more():
         batch = replay.sampler(1).sample()
         assert all((batch.obs[f"f{i}"] == i).all() for i in range(most))
         del batch
-    with pytest.raises(ValueError, match="^columns: expected at most 16 large fields, got 17"):
+    with pytest.raises(ValueError, match=r"^columns: expected at most 16 large fields, got 17"):
         ReplayBuffer.create(TransitionSpec({f"f{i}": large for i in range(most + 1)}, Field()), 4)

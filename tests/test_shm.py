@@ -151,7 +151,7 @@ def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n"])
 def test_a_name_of_other_characters_is_refused(name):
-    with pytest.raises(ValueError, match="^name: expected letters, digits, '_' and '.', got "):
+    with pytest.raises(ValueError, match=r"^name: expected letters, digits, '_' and '.', got "):
         Segment.create(name, DESCRIPTION, 10)
 
 
@@ -172,7 +172,7 @@ def test_a_segment_in_a_file_stays_until_it_is_unlinked(tmp_path):
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path):
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(ValueError, match="^path: expected a file that does not exist yet"):
+    with pytest.raises(ValueError, match=r"^path: expected a file that does not exist yet"):
         Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "precious"
 
