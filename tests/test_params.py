@@ -1,0 +1,866 @@
+"""The parameter store: what is published arrives whole, whatever happens to models, processes and slots."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from marlcore import (
+    ClosedError,
+    Field,
+    LaneBusy,
+    LayoutMismatch,
+    NotEnoughData,
+    ParameterStore,
+    ReplayBuffer,
+    SegmentCorrupt,
+    SegmentNotFound,
+    StaleHandle,
+    TransitionSpec,
+)
+
+MODES = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
+
+
+class Odd(nn.Module):
+    """Tied weights, a BatchNorm's integer buffer, mixed dtypes, a frozen and an empty and a transposed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5)
+        self.hidden = nn.Linear(5, 5).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(5)
+        self.head = nn.Linear(5, 7)
+        self.head.weight = self.embedding.weight
+        self.brief = nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.transposed = nn.Parameter(torch.randn(4, 3).t())
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("phase", torch.randn(2, dtype=torch.complex64), persistent=False)
+        self.register_buffer("absent", None)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.hidden(self.embedding(tokens))))
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def assert_equal(model: nn.Module, other: nn.Module) -> None:
+    expected, got = values(model), values(other)
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return mlp()
+
+
+@pytest.fixture
+def store(model):
+    with ParameterStore.create(model) as store:
+        yield store
+
+
+@pytest.fixture
+def publisher(store, model):
+    with store.publisher(model) as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def subscriber(store):
+    return store.subscriber(mlp())
+
+
+# ---- what is published arrives ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_published_is_what_is_pulled(mode):
+    torch.manual_seed(1)
+    model, local = Odd(), Odd()
+    with ParameterStore.create(model, mode, {"epsilon": (), "obs_mean": (4,)}) as store:
+        assert (store.mode, store.version) == (mode, 0)
+        with store.publisher(model) as publisher, ParameterStore.attach(store.handle) as attached:
+            subscriber = attached.subscriber(local)
+            assert not subscriber.pull() and subscriber.version == 0 and subscriber.extras == {}
+            for version in range(1, 8):
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    tensor.data.copy_(torch.randint(0, 2, tensor.shape))
+                assert publisher.publish(epsilon=version / 2, obs_mean=np.arange(4) + version) == version
+                assert attached.version == publisher.version == version
+                assert subscriber.pull() and subscriber.version == version
+                assert_equal(model, local)
+                assert type(subscriber.extras["epsilon"]) is float and subscriber.extras["epsilon"] == version / 2
+                np.testing.assert_array_equal(subscriber.extras["obs_mean"], np.arange(4) + version)
+                assert not subscriber.pull()
+
+
+def test_a_model_keeps_its_values_ties_and_parameter_objects_when_it_is_laid_flat():
+    torch.manual_seed(2)
+    model = Odd()
+    before, objects = values(model), dict(model.named_parameters())
+    with ParameterStore.create(model) as store, store.publisher(model):
+        after = values(model)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert all(parameter is objects[name] for name, parameter in model.named_parameters())
+        assert model.head.weight is model.embedding.weight
+        assert not model.hidden.weight.requires_grad and model.head.weight.requires_grad
+        storages = {tensor.untyped_storage().data_ptr() for tensor in model.parameters() if tensor.numel()}
+        assert len(storages) == 1
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in [*model.parameters(), *model.buffers()])
+
+
+def test_two_parameters_with_the_same_memory_stay_tied():
+    model = mlp()
+    model.twin = nn.Parameter(model[0].weight.data)
+    with ParameterStore.create(model) as store, store.publisher(model):
+        model.twin.data.fill_(3)
+        assert (model[0].weight == 3).all()
+        assert len(store.layout.tensors) == 4
+
+
+def test_tensors_that_share_a_part_of_their_memory_are_refused():
+    model = mlp()
+    model.register_buffer("row", model[0].weight.data[1])
+    with pytest.raises(ValueError, match=r"0\.weight, row: expected memory shared whole"):
+        ParameterStore.create(model)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(3), lambda: nn.Linear(2, 2, device="meta")])
+def test_tensors_without_memory_are_refused(make):
+    with pytest.raises(ValueError, match="weight: expected a tensor with memory"):
+        ParameterStore.create(make())
+
+
+def test_a_model_without_tensors_can_have_extras():
+    with ParameterStore.create(nn.ReLU(), extras={"epsilon": ()}) as store:
+        subscriber = store.subscriber(nn.ReLU())
+        with store.publisher(nn.ReLU()) as publisher:
+            publisher.publish(epsilon=0.25)
+        assert subscriber.pull() and subscriber.extras == {"epsilon": 0.25}
+
+
+def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
+    model[0].weight.data.fill_(2)
+    publisher.publish()
+    publisher.publish()
+    for slot in range(2):
+        flat = store.slot_tensor(slot)
+        assert flat.dtype == torch.uint8 and flat.shape == (store.layout.nbytes,)
+        assert (store.layout.views(flat)[0] == 2).all()
+    for slot in (-1, 2):
+        with pytest.raises(ValueError, match="expected 0 to 1"):
+            store.slot_tensor(slot)
+    assert store.nbytes >= 2 * store.layout.nbytes
+
+
+def test_a_pull_does_not_see_what_was_not_published(publisher, subscriber, model):
+    publisher.publish()
+    published = copy.deepcopy(model)
+    model[0].weight.data.fill_(9)
+    assert subscriber.pull()
+    assert_equal(published, subscriber._flat._model)
+
+
+# ---- a flattened model is a model ----
+
+
+def train(model: nn.Module, steps: int, after_step=lambda: None) -> None:
+    generator = torch.Generator().manual_seed(5)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(steps):
+        tokens = torch.randint(0, 7, (16,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens), tokens).backward()
+        optimizer.step()
+        after_step()
+
+
+def test_a_flattened_model_trains_as_any_other():
+    torch.manual_seed(3)
+    plain = Odd()
+    flat = copy.deepcopy(plain)
+    with ParameterStore.create(flat) as store, store.publisher(flat) as publisher:
+        address = publisher._flat.row.data_ptr()
+        train(plain, 20)
+        train(flat, 20, publisher.publish)
+        assert publisher._flat.row.data_ptr() == address, "nothing moved"
+        assert_equal(plain, flat)
+        local = Odd()
+        assert store.subscriber(local).pull()
+        assert_equal(plain, local)
+        assert local.norm.num_batches_tracked == 20
+
+
+def test_an_optimizer_made_before_the_model_was_laid_flat_stays_valid(store, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with store.publisher(model):
+        before = values(model)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        assert not torch.equal(values(model)["0.weight"], before["0.weight"])
+
+
+def test_state_dicts_of_flattened_models_load_anywhere(tmp_path, publisher, model):
+    publisher.publish()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    plain = mlp()
+    plain.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert_equal(plain, model)
+    other = mlp()
+    model.load_state_dict(other.state_dict())
+    assert_equal(other, model)
+    assert not publisher._flat.moved()
+
+
+def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
+    clone = copy.deepcopy(model)
+    clone[0].weight.data.fill_(7)
+    assert not (model[0].weight == 7).any()
+    again = pickle.loads(pickle.dumps(model))
+    assert_equal(again, model)
+    model[0].bias.data.fill_(8)
+    assert not (again[0].bias == 8).any() and not (clone[0].bias == 8).any()
+    assert not publisher._flat.moved()
+
+
+def test_a_model_laid_flat_and_pulled_in_inference_mode_is_trainable_afterwards(publisher, store):
+    publisher.publish()
+    local = mlp()
+    with torch.inference_mode():
+        subscriber = store.subscriber(local)
+        assert subscriber.pull()
+    publisher.publish()
+    assert subscriber.pull()
+    local(torch.ones(1, 3)).sum().backward()
+    torch.optim.SGD(local.parameters(), lr=0.1).step()
+
+
+# ---- never stale ----
+
+
+def give_double_and_back(model):
+    model.double().float()
+
+
+def assign_state(model):
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def replace_parameter(model):
+    model[0].weight = nn.Parameter(torch.full((8, 3), 5.0))
+
+
+def replace_data(model):
+    model[2].bias.data = torch.full((2,), 6.0)
+
+
+def replace_submodule(model):
+    model[2] = nn.Linear(8, 2)
+
+
+def share(model):
+    model.share_memory()
+
+
+def restride(model):
+    model[0].bias.data = model[0].bias.data.flip(0)
+
+
+def exchange(model):
+    model.a.data, model.b.data = model.b.data, model.a.data
+
+
+def transpose_in_place(model):
+    model.a.data = model.a.data.t()
+
+
+def wrap(model):
+    model[0] = copy.deepcopy(model[0])
+
+
+def reassign_buffer(model):
+    model.steps = model.steps + 1
+
+
+HARMLESS = [
+    give_double_and_back,
+    assign_state,
+    replace_parameter,
+    replace_data,
+    replace_submodule,
+    share,
+    restride,
+    exchange,
+    transpose_in_place,
+    wrap,
+    reassign_buffer,
+]
+
+
+def rich() -> nn.Module:
+    model = mlp()
+    model.a, model.b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+    model.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+    return model
+
+
+@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
+def test_a_publish_takes_in_what_replaced_the_models_tensors(change):
+    model, local = rich(), rich()
+    with ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish(epsilon=0.5)
+        change(model)
+        expected = copy.deepcopy(model)
+        assert publisher.publish() == 2
+        assert subscriber.pull()
+        assert_equal(expected, local)
+        assert_equal(expected, model)
+        assert subscriber.extras == {"epsilon": 0.5}, "the last value is kept across the move"
+        for parameter in model.parameters():
+            parameter.data.fill_(3)
+        publisher.publish()
+        assert subscriber.pull()
+        assert_equal(model, local)
+        assert not publisher._flat.moved()
+
+
+@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
+def test_a_pull_reaches_what_replaced_the_local_models_tensors(change):
+    model, local = rich(), rich()
+    with ParameterStore.create(model) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish()
+        assert subscriber.pull()
+        change(local)
+        publisher.publish()
+        assert subscriber.pull()
+        assert_equal(model, local)
+
+
+def double(model):
+    model.double()
+
+
+def add_parameter(model):
+    model[1].scale = nn.Parameter(torch.ones(2))
+
+
+def add_buffer(model):
+    model.register_buffer("last", torch.ones(2))
+
+
+def add_submodule(model):
+    model.append(nn.Linear(2, 2))
+
+
+def remove_parameter(model):
+    model[2].bias = None
+
+
+def delete_submodule(model):
+    del model[2]
+
+
+def grow(model):
+    model[2] = nn.Linear(8, 3)
+
+
+def shrink_in_place(model):
+    model[2].bias.data = model[2].bias.data[:1]
+
+
+def reinterpret(model):
+    model.steps.data = model.steps.data.view(torch.float64)
+
+
+def untie(model):
+    model.b = nn.Parameter(model.a.data)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (double, r"a float32 \(4, 4\), got a float64 \(4, 4\)"),
+        (add_parameter, r"expected 2.weight float32 \(2, 8\), got 1.scale float32 \(2,\)"),
+        (add_buffer, r"expected 0.weight float32 \(8, 3\), got last"),
+        (add_submodule, "expected no further tensor, got 3.weight"),
+        (remove_parameter, "expected 2.bias .* got no further tensor"),
+        (delete_submodule, "expected 2.weight .* got no further tensor"),
+        (grow, r"2.weight float32 \(2, 8\), got 2.weight float32 \(3, 8\)"),
+        (shrink_in_place, r"2.bias float32 \(2,\), got 2.bias float32 \(1,\)"),
+        (reinterpret, "steps int64 .* got steps float64"),
+        (untie, "expected b float32 .* got steps"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_model_that_became_another_is_a_layout_mismatch_naming_the_tensor(change, named):
+    model, local = rich(), rich()
+    with ParameterStore.create(model) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish()
+        other = copy.deepcopy(model)
+        change(model)
+        change(local)
+        for _ in range(2):
+            with pytest.raises(LayoutMismatch, match=named):
+                publisher.publish()
+            with pytest.raises(LayoutMismatch, match=named):
+                subscriber.pull()
+        assert store.version == publisher.version == 1
+        change(other)
+        with pytest.raises(LayoutMismatch, match=named):
+            store.subscriber(other)
+
+
+def test_a_publisher_of_another_model_is_refused_and_gives_the_lane_back(store, model):
+    before = model[0].weight.data_ptr()
+    for other in (nn.Linear(3, 8), nn.Sequential(*mlp(), nn.Linear(2, 2))):
+        with pytest.raises(LayoutMismatch):
+            store.publisher(other)
+    assert model[0].weight.data_ptr() == before
+    store.publisher(model).close()
+
+
+# ---- extras ----
+
+
+@pytest.fixture
+def extras_publisher():
+    declared = {"epsilon": (), "mean": (2,), "count": Field((), "int32"), "done": Field((), "bool")}
+    with ParameterStore.create(mlp(), extras=declared) as store, store.publisher(mlp()) as publisher:
+        yield publisher
+
+
+GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
+
+
+def test_the_first_publish_needs_every_extra_and_later_ones_keep_the_last_value(extras_publisher):
+    with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
+        extras_publisher.publish(epsilon=0.5)
+    assert extras_publisher.publish(**GIVEN) == 1
+    subscriber = extras_publisher._store.subscriber(mlp())
+    assert extras_publisher.publish(epsilon=1) == 2
+    assert subscriber.pull()
+    assert subscriber.extras.pop("mean").tolist() == [1.0, 2.0]
+    assert subscriber.extras == {"epsilon": 1.0, "count": 3, "done": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"epsilom": 0.1}, ValueError, r"unknown \['epsilom'\]"),
+        ({"mean": [1.0, 2.0, 3.0]}, ValueError, r"mean: expected float64 \(2,\), got shape \(3,\)"),
+        ({"mean": 1.0}, ValueError, r"mean: expected float64 \(2,\), got shape \(\)"),
+        ({"epsilon": [0.1]}, ValueError, r"epsilon: expected float64 \(\), got shape \(1,\)"),
+        ({"epsilon": 1j}, TypeError, "epsilon: expected float64 .* got complex128"),
+        ({"epsilon": "a"}, TypeError, "epsilon: expected float64"),
+        ({"count": 2.5}, TypeError, "count: expected int32"),
+        ({"count": 2**31}, ValueError, "count: expected values that fit int32"),
+    ],
+)
+def test_a_wrong_extra_is_refused_by_name_and_nothing_is_published(extras_publisher, wrong, error, message):
+    with pytest.raises(error, match=message):
+        extras_publisher.publish(**{**GIVEN, **wrong})
+    extras_publisher.publish(**GIVEN)
+    with pytest.raises(error, match=message):
+        extras_publisher.publish(**{"epsilon": 0.25, **wrong})
+    assert extras_publisher.version == 1
+    extras_publisher.publish()
+    subscriber = extras_publisher._store.subscriber(mlp())
+    assert subscriber.pull() and subscriber.extras["epsilon"] == 0.5
+
+
+def test_extras_may_be_nan_and_infinite(extras_publisher):
+    extras_publisher.publish(**{**GIVEN, "epsilon": float("nan"), "mean": np.array([np.inf, -np.inf])})
+    subscriber = extras_publisher._store.subscriber(mlp())
+    assert subscriber.pull()
+    assert np.isnan(subscriber.extras["epsilon"]) and np.isinf(subscriber.extras["mean"]).all()
+
+
+def test_wrong_declarations_are_refused(model):
+    with pytest.raises(ValueError, match="mode: expected one of snapshot"):
+        ParameterStore.create(model, "quadruple")
+    with pytest.raises(ValueError, match="identifiers"):
+        ParameterStore.create(model, extras={"a b": ()})
+    with pytest.raises(ValueError, match="positive integers"):
+        ParameterStore.create(model, extras={"a": (0,)})
+
+
+# ---- in place ----
+
+
+@pytest.mark.parametrize(("mode", "slots"), MODES.items())
+def test_a_slot_read_in_place_is_valid_until_the_publisher_comes_round_to_it(mode, slots):
+    torch.manual_seed(4)
+    model, local = Odd().eval(), Odd().eval()
+    with ParameterStore.create(model, mode, {"epsilon": ()}) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        with pytest.raises(NotEnoughData, match="nothing was published"), subscriber.in_place():
+            pass
+        publisher.publish(epsilon=0.5)
+        tokens = torch.arange(7)
+        with subscriber.in_place() as view:
+            assert view.version == 1 and view.extras == {"epsilon": 0.5} and view.valid()
+            assert view.tensors.keys() == values(model).keys(), "every name, tied ones too"
+            output = torch.func.functional_call(local, dict(view.tensors), tokens)
+            for _ in range(slots - 1):
+                publisher.publish()
+                assert view.valid()
+        assert view.valid()
+        publisher.publish()
+        assert view.valid(), "what happens after the block does not matter"
+        assert torch.equal(output, model(tokens))
+        assert subscriber.version == 0 and not torch.equal(local.brief, model.brief), "the local model is untouched"
+        with subscriber.in_place() as view:
+            assert view.version == slots + 1
+            for _ in range(slots):
+                publisher.publish()
+            assert not view.valid()
+        assert not view.valid()
+
+
+# ---- waiting ----
+
+
+def test_a_wait_ends_when_a_newer_version_comes_or_the_time_is_up(store, publisher, subscriber):
+    assert not subscriber.wait(newer_than=0, timeout=0.01)
+    assert not subscriber.wait(newer_than=0, timeout=float("nan"))
+    publisher.publish()
+    assert subscriber.wait(newer_than=0, timeout=0)
+    woken = []
+    thread = threading.Thread(target=lambda: woken.append(subscriber.wait(newer_than=1, timeout=60)))
+    thread.start()
+    publisher.publish()
+    thread.join(30)
+    assert woken == [True]
+
+
+def test_a_wait_sleeps(subscriber):
+    before = time.thread_time()
+    assert not subscriber.wait(newer_than=0, timeout=0.35)
+    assert time.thread_time() - before < 0.1
+
+
+# ---- lifetimes ----
+
+
+def test_closed_things_say_so(store, model):
+    publisher, subscriber = store.publisher(model), store.subscriber(mlp())
+    publisher.publish()
+    with subscriber.in_place() as view:
+        pass
+    publisher.close()
+    publisher.close()
+    with pytest.raises(ClosedError, match="publisher was closed"):
+        publisher.publish()
+    successor = store.publisher(model)
+    store.close()
+    actions = [
+        successor.publish,
+        subscriber.pull,
+        lambda: subscriber.wait(0, 0),
+        lambda: store.version,
+        lambda: store.slot_tensor(0),
+        lambda: store.subscriber(mlp()),
+        lambda: store.publisher(model),
+        lambda: subscriber.in_place().__enter__(),
+    ]
+    for action in actions:
+        with pytest.raises(ClosedError):
+            action()
+    assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
+    successor.close()
+
+
+def test_a_store_is_gone_when_its_creator_leaves_and_stays_when_another_does(model, tmp_path):
+    for path in (None, tmp_path / "weights"):
+        with ParameterStore.create(model, path=path) as store:
+            with ParameterStore.attach(store.handle) as attached:
+                assert os.path.exists(attached.handle.path)
+            assert os.path.exists(store.handle.path)
+        assert not os.path.exists(store.handle.path)
+        with pytest.raises(SegmentNotFound):
+            ParameterStore.attach(store.handle)
+
+
+def test_pickling_a_store_attaches_to_it(store, publisher, model):
+    publisher.publish()
+    with pickle.loads(pickle.dumps(store)) as again:
+        local = mlp()
+        assert again.mode == store.mode and again.layout == store.layout
+        assert again.subscriber(local).pull()
+        assert_equal(model, local)
+
+
+def test_a_segment_of_another_kind_is_no_store():
+    spec = TransitionSpec(Field(), Field((), "int64"))
+    with ReplayBuffer.create(spec, 8) as replay, pytest.raises(SegmentCorrupt, match="expected a parameter store"):
+        ParameterStore.attach(replay.handle)
+
+
+def test_a_store_has_one_publisher_at_a_time(store, model):
+    publisher = store.publisher(model)
+    publisher.publish()
+    with ParameterStore.attach(store.handle) as attached:
+        with pytest.raises(LaneBusy):
+            attached.publisher(mlp())
+        publisher.close()
+        with attached.publisher(mlp()) as successor:
+            assert successor.version == 1 and successor.publish() == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(store, publisher, subscriber, model):
+    publisher.publish()
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        for action in (publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: store.version):
+            try:
+                action()
+                code = 1
+            except StaleHandle:
+                continue
+            except BaseException:
+                code = 2
+        publisher.close()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(LaneBusy):
+        store.publisher(mlp())
+    assert publisher.publish() == 2
+
+
+# ---- lapping ----
+
+
+def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkeypatch):
+    model, local = mlp(), mlp()
+    with ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish()
+        before = copy.deepcopy(local)
+        # A publisher that died between reserving the slot and committing it leaves reserved = committed + 1.
+        counters = store._segment.body[128:144].view(np.uint64)
+        counters[1] += 1
+        with pytest.raises(TimeoutError, match=r"lapped.*triple_buffer"):
+            subscriber.pull(timeout=0.05)
+        with pytest.raises(TimeoutError):
+            subscriber.pull(timeout=0)
+        assert_equal(before, local)
+        assert subscriber.version == 0 and subscriber.extras == {}
+        assert publisher.publish() == 2
+        assert subscriber.pull()
+        assert_equal(model, local)
+
+
+def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
+    publisher.publish()
+    store._segment.body[128:144].view(np.uint64)[:] = 1 << 62
+    with pytest.raises(SegmentCorrupt):
+        subscriber.pull()
+    with pytest.raises(SegmentCorrupt):
+        publisher.publish()
+
+
+# ---- many processes ----
+
+FILLED = """
+    import sys
+    import torch
+    from torch import nn
+    from marlcore import ParameterStore
+
+    torch.set_num_threads(1)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+
+    def fill(version):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(version % 4096)
+
+    store = ParameterStore.attach(sys.argv[1])
+"""
+
+FLAT_OUT = """
+    publisher = store.publisher(model)
+    version = publisher.version + 1
+    fill(version)
+    publisher.publish(epsilon=float(version))
+    print("publishing", flush=True)
+    while True:
+        version += 1
+        fill(version)
+        publisher.publish(epsilon=float(version))
+"""
+
+
+def filled_model() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+
+
+def torn(tensors, epsilon: float, version: int | None) -> bool:
+    """Whether the words are not all those of one version; version None: of any."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    first = float(flat[0])
+    if bool((flat != first).any()) or first != epsilon % 4096:
+        return True
+    return version is not None and epsilon != version
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, program):
+    local = filled_model()
+    with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
+        writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
+        assert writer.line() == "publishing"
+        subscriber = store.subscriber(local)
+        pulled = accepted = seen_torn = 0
+        last = 0
+        for attempt in range(60_000):
+            if pulled < 150:
+                assert subscriber.pull(timeout=30)
+                pulled += 1
+                assert subscriber.version > last
+                last = subscriber.version
+                assert not torn(local.parameters(), subscriber.extras["epsilon"], last)
+            with subscriber.in_place() as view:
+                copies = [tensor.clone() for tensor in view.tensors.values()]
+            bad = torn(copies, view.extras["epsilon"], view.version)
+            if view.valid():
+                accepted += 1
+                assert not bad
+            seen_torn += bad
+            if attempt >= 150 and accepted >= 20 and seen_torn:
+                break
+        assert pulled == 150 and accepted >= 20
+        assert seen_torn, "the control: reading without validation sees torn rows"
+        writer.kill()
+
+
+def test_in_one_process_a_thread_that_publishes_never_tears_what_another_pulls(store):
+    """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
+    model, local = filled_model(), filled_model()
+    with ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+
+        def publish() -> None:
+            for version in range(1, 1501):
+                for parameter in model.parameters():
+                    parameter.data.fill_(version)
+                publisher.publish(epsilon=float(version))
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        while subscriber.version < 1500:
+            assert subscriber.wait(newer_than=subscriber.version, timeout=30)
+            assert subscriber.pull(timeout=30)
+            assert not torn(local.parameters(), subscriber.extras["epsilon"], subscriber.version)
+        thread.join()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
+    """SIGKILL while it publishes flat out: most of these find it inside an append."""
+    local = filled_model()
+    with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
+        subscriber = store.subscriber(local)
+        last = 0
+        for _ in range(3):
+            writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
+            assert writer.line() == "publishing"
+            assert subscriber.wait(newer_than=last + 50, timeout=30)
+            with pytest.raises(LaneBusy):
+                store.publisher(filled_model())
+            writer.kill()
+            left = store.version
+            assert left > last
+            model = filled_model()
+            with store.publisher(model) as successor:
+                for parameter in model.parameters():
+                    parameter.data.fill_((left + 1) % 4096)
+                assert successor.publish(epsilon=float(left + 1)) == left + 1
+            assert subscriber.pull() and subscriber.version == left + 1
+            assert not torn(local.parameters(), subscriber.extras["epsilon"], left + 1)
+            last = left + 1
+
+
+def test_a_publisher_killed_inside_an_append_leaves_the_older_slots_readable():
+    """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
+    model, local = filled_model(), filled_model()
+    with ParameterStore.create(model, "double_buffer") as store:
+        subscriber = store.subscriber(local)
+        with store.publisher(model) as publisher:
+            for version in (1, 2):
+                for parameter in model.parameters():
+                    parameter.data.fill_(version)
+                publisher.publish()
+        store._segment.body[128:144].view(np.uint64)[1] += 1
+        store.slot_tensor(0)[: store.layout.nbytes // 2] = 255
+        assert subscriber.pull()
+        assert not torn(local.parameters(), 2.0, None)
+        with store.publisher(model) as successor:
+            for parameter in model.parameters():
+                parameter.data.fill_(3)
+            assert successor.publish() == 3
+        assert subscriber.pull()
+        assert not torn(local.parameters(), 3.0, None)
+
+
+def _echo(store, results) -> None:
+    local = mlp()
+    subscriber = store.subscriber(local)
+    assert subscriber.wait(newer_than=0, timeout=60) and subscriber.pull()
+    results.send((subscriber.version, float(local[0].weight.sum())))
+    store.close()
+
+
+def test_a_store_passed_to_a_process_is_the_same_store(store, publisher, model):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_echo, args=(store, theirs))
+    process.start()
+    model[0].weight.data.fill_(0.5)
+    publisher.publish()
+    assert ours.poll(60)
+    assert ours.recv() == (1, 12.0)
+    process.join()
+    process.close()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_a_model_on_an_accelerator_is_published_and_pulled():
+    model, local = rich().cuda(), rich().cuda()
+    with ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
+        subscriber = store.subscriber(local)
+        for change in (lambda: None, model.cpu, model.cuda):
+            change()
+            model[0].weight.data.add_(1)
+            publisher.publish(epsilon=0.5)
+            assert subscriber.pull()
+            assert torch.equal(local[0].weight.cpu(), model[0].weight.cpu())
+            assert subscriber.extras == {"epsilon": 0.5}
