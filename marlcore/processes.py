@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -38,6 +39,8 @@ class WorkerProcess:
         self._process = context.Process(
             target=_child_main, args=(name, blueprint, log, child_end, os.getpid()), name=name
         )
+        # Starting multiprocessing's resource tracker unblocks signals, so it must not happen while they are blocked.
+        resource_tracker.ensure_running()
         # Blocked signals stay blocked in the child, from its first instruction on: a Ctrl-C that reaches the
         # whole terminal is the parent's to handle, and it stays pending here until the child has started.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

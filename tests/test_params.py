@@ -678,7 +678,7 @@ def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkey
 
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
-    store._segment.body[128:144].view(np.uint64)[:] = 1 << 62
+    store._segment.body[128:144].view(np.uint64)[:] = (1 << 62) + 1
     with pytest.raises(SegmentCorrupt):
         subscriber.pull()
     with pytest.raises(SegmentCorrupt):
@@ -741,7 +741,7 @@ def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, pr
         last = 0
         for attempt in range(60_000):
             if pulled < 150:
-                assert subscriber.pull(timeout=30)
+                assert subscriber.wait(newer_than=last, timeout=30) and subscriber.pull(timeout=30)
                 pulled += 1
                 assert subscriber.version > last
                 last = subscriber.version

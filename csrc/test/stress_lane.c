@@ -33,10 +33,11 @@ struct reader {
 };
 
 static void *allocate(uint64_t bytes) {
-    void *memory = NULL;
-    if (posix_memalign(&memory, MC_LINE, bytes))
+    uint64_t lines = bytes / MC_LINE + 1;
+    void *memory = aligned_alloc(MC_LINE, lines * MC_LINE);
+    if (!memory)
         abort();
-    return memset(memory, 0, bytes);
+    return memset(memory, 0, lines * MC_LINE);
 }
 
 /* ticket, ticket * odd + i for each further word, the sum of them all; the low bytes of the ticket at the end. */

@@ -1,0 +1,232 @@
+"""Breaks the core on purpose, one protocol rule at a time: each mutant must be found out by its check.
+
+Usage: python csrc/test/mutants.py [name ...]; the status is 1 when a mutant survives. The model needs Relacy
+(Debian: relacy-dev).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+CORE = Path(__file__).parent.parent
+RELACY = Path("/usr/include/relacy/relacy.hpp")
+CFLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
+MODEL_FLAGS = ["-std=gnu++17", "-w", "-fpermissive"]
+STRESS = ["--reads", "2000000", "--capacity", "4"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One rule broken."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    """Each a file, a text that occurs there once, and what takes its place."""
+    checks: tuple[str, ...]
+    """What finds it out: scenarios of the model, or "stress"; each of them must."""
+
+
+NO_WRITE_FENCE = (
+    "atomics.h",
+    "static inline void mc_fence_write(void) { atomic_thread_fence(memory_order_release); }",
+    "static inline void mc_fence_write(void) {}",
+)
+NO_READ_FENCE = (
+    "atomics.h",
+    "static inline void mc_fence_read(void) { atomic_thread_fence(memory_order_acquire); }",
+    "static inline void mc_fence_read(void) {}",
+)
+NO_RESERVATION = (
+    "lane.c",
+    "        mc_store_reserved(counters, c + n);\n",
+    "        (void)counters;\n",
+)
+
+MUTANTS = [
+    Mutant("no_writer_fence", (NO_WRITE_FENCE,), ("sample_stale",)),
+    Mutant(
+        "release_store_instead_of_writer_fence",
+        (
+            NO_WRITE_FENCE,
+            ("atomics.h", "&c->reserved, value, memory_order_relaxed", "&c->reserved, value, memory_order_release"),
+        ),
+        ("sample_stale",),
+    ),
+    Mutant("no_reader_fence", (NO_READ_FENCE,), ("sample_stale", "newest_of_2")),
+    Mutant(
+        "acquire_load_instead_of_reader_fence",
+        (
+            NO_READ_FENCE,
+            (
+                "atomics.h",
+                "((struct mc_counters *)c)->reserved, memory_order_relaxed",
+                "((struct mc_counters *)c)->reserved, memory_order_acquire",
+            ),
+        ),
+        ("sample_stale", "newest_of_2"),
+    ),
+    Mutant(
+        "relaxed_store_of_committed",
+        (
+            (
+                "atomics.h",
+                "&c->committed, value, memory_order_release",
+                "&c->committed, value, memory_order_relaxed",
+            ),
+        ),
+        ("sample_stale",),
+    ),
+    Mutant(
+        "relaxed_load_of_committed",
+        (
+            (
+                "atomics.h",
+                "((struct mc_counters *)c)->committed, memory_order_acquire",
+                "((struct mc_counters *)c)->committed, memory_order_relaxed",
+            ),
+        ),
+        ("sample_stale",),
+    ),
+    Mutant(
+        "one_row_too_many_accepted",
+        (("lane.c", "ticket + capacity >= reserved;", "ticket + capacity + 1 >= reserved;"),),
+        ("sample_stale", "newest_of_1", "stress"),
+    ),
+    Mutant(
+        "reserve_after_the_copy",
+        (
+            NO_RESERVATION,
+            (
+                "lane.c",
+                "    mc_store_committed(mc_counters_of(lane), first + n);\n",
+                "    mc_store_reserved(mc_counters_of(lane), first + n);\n"
+                "    mc_store_committed(mc_counters_of(lane), first + n);\n",
+            ),
+        ),
+        ("sample_stale", "stress"),
+    ),
+    Mutant(
+        "plain_rows",
+        (
+            (
+                "atomics.h",
+                "    atomic_store_explicit(to, value, memory_order_relaxed);\n}\n"
+                "static inline uint64_t mc_load_row_word(mc_word *from) {\n"
+                "    return atomic_load_explicit(from, memory_order_relaxed);\n",
+                "    model_plain_store(to, value);\n}\n"
+                "static inline uint64_t mc_load_row_word(mc_word *from) {\n"
+                "    return model_plain_load(from);\n",
+            ),
+        ),
+        ("sample_stale",),
+    ),
+    Mutant(
+        "successor_lowers_reserved",
+        (("lane.c", "    if (r < c + n)\n", ""),),
+        ("takeover",),
+    ),
+    Mutant(
+        "no_waiter_fence",
+        (("futex.c", "    mc_fence_event(); /* announced", "    /* announced"),),
+        ("sleep",),
+    ),
+    Mutant(
+        "no_notifier_fence",
+        (("futex.c", "    mc_fence_event(); /* the condition", "    /* the condition"),),
+        ("sleep",),
+    ),
+    Mutant(
+        "announced_before_the_event_is_seen",
+        (
+            (
+                "futex.c",
+                "    uint32_t seen = mc_load_half(&e->event);\n    mc_announce(&e->waiters);\n",
+                "    mc_announce(&e->waiters);\n    uint32_t seen = mc_load_half(&e->event);\n",
+            ),
+        ),
+        ("sleep",),
+    ),
+]
+
+
+class EditError(Exception):
+    """The text that a mutant changes is not there, or not once: the core moved on, its mutants must follow."""
+
+
+def compile_with(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{done.stderr}")
+
+
+def build_model(core: Path, binary: Path, *flags: str) -> Path:
+    """The model of the core in `core`: the whole searches, or with -DMODEL_QUICK random ones."""
+    test = core / "test"
+    include = [f"-I{core}", f"-I{test / 'model'}"]
+    compile_with(["g++", *MODEL_FLAGS, *flags, *include, str(test / "model_lane.cpp"), "-o", str(binary)])
+    return binary
+
+
+def build_stress(core: Path, binary: Path) -> Path:
+    sources = [core / "test" / "stress_lane.c", core / "copy.c", core / "futex.c", core / "lane.c"]
+    compile_with(["gcc", *CFLAGS, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread"])
+    return binary
+
+
+def mutate(mutant: Mutant, folder: Path) -> Path:
+    """A copy of the core with the mutant's edits."""
+    core = folder / mutant.name
+    shutil.copytree(CORE, core, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in mutant.edits:
+        text = (core / name).read_text()
+        if text.count(old) != 1:
+            raise EditError(f"{mutant.name}: {name} holds {text.count(old)} times, expected once: {old!r}")
+        (core / name).write_text(text.replace(old, new))
+    return core
+
+
+def survived(mutant: Mutant, folder: Path) -> list[tuple[str, str]]:
+    """The checks that did not find the mutant out, and what they said."""
+    core = mutate(mutant, folder)
+    silent = []
+    model = stress = None
+    for check in mutant.checks:
+        if check == "stress":
+            stress = stress or build_stress(core, folder / f"{mutant.name}.stress")
+            command = [str(stress), *STRESS]
+        else:
+            model = model or build_model(core, folder / f"{mutant.name}.model", "-O0", "-DMODEL_QUICK")
+            command = [str(model), check]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode == 0:
+            silent.append((check, done.stdout))
+        elif done.returncode != 1:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    return silent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="*", choices=[[], *(mutant.name for mutant in MUTANTS)])
+    names = parser.parse_args().name
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for mutant in MUTANTS:
+            if names and mutant.name not in names:
+                continue
+            silent = [check for check, _ in survived(mutant, Path(folder))]
+            killers = [check for check in mutant.checks if check not in silent]
+            sys.stdout.write(f"{mutant.name}: found by {killers}, not by {silent}\n")
+            sys.stdout.flush()
+            alive += bool(silent)
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
