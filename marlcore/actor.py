@@ -34,9 +34,7 @@ class RowWriter(Protocol):
 
     policy_version: int
 
-    def add(
-        self, obs: Any, action: Any, reward: float, terminated: bool, truncated: bool, final_obs: Any
-    ) -> int: ...
+    def add(self, obs: Any, action: Any, reward: float, terminated: bool, truncated: bool, final_obs: Any) -> int: ...
 
     def new_episode(self) -> None: ...
 
@@ -70,9 +68,7 @@ class Policy:
     def act(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """Actions [B] for observations [B, ...]."""
         tensor = torch.from_numpy(obs).to(self._device)
-        return self._algorithm.act(
-            self._network, tensor, float(self._subscriber.extras["epsilon"]), self._rng
-        )
+        return self._algorithm.act(self._network, tensor, float(self._subscriber.extras["epsilon"]), self._rng)
 
 
 class _Player:
@@ -149,8 +145,7 @@ class Actor:
         self._envs = envs
         self._policies = policies
         self._players = [
-            {agent: _Player(writers[agent][copy], stack, pad) for agent in policies}
-            for copy in range(len(envs))
+            {agent: _Player(writers[agent][copy], stack, pad) for agent in policies} for copy in range(len(envs))
         ]
         self._sync_interval = sync_interval
         self._report = report

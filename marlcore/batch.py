@@ -138,9 +138,7 @@ class BatchLayout:
         self.shift = 0 if spec.next_obs else 1 if n == 1 else stack
         frames = [self._frames(place, batch, stack) for place in layout.of_role("obs")]
         fields = [
-            self._field(place, batch)
-            for role in ("next_obs", "action", "extra")
-            for place in layout.of_role(role)
+            self._field(place, batch) for role in ("next_obs", "action", "extra") for place in layout.of_role(role)
         ]
         self.frames = np.array(frames, np.int64).reshape(-1, 5)
         self.fields = np.array(fields, np.int64).reshape(-1, 5)
@@ -178,9 +176,7 @@ class BatchLayout:
 
     def _frames(self, place: Place, batch: int, stack: int) -> tuple[int, ...]:
         """One block of stack + shift frames a row; obs and next_obs are views of it."""
-        block = self.plan.add(
-            f"block.{place.name}", (batch, stack + self.shift, *place.field.shape), place.field.dtype
-        )
+        block = self.plan.add(f"block.{place.name}", (batch, stack + self.shift, *place.field.shape), place.field.dtype)
         frame = place.field.nbytes
         inner = _contiguous_strides(place.field.shape, block.dtype.itemsize)
         row = (stack + self.shift) * frame
@@ -189,9 +185,7 @@ class BatchLayout:
                 continue
             shape = (batch, *place.field.shape) if stack == 1 else (batch, stack, *place.field.shape)
             strides = (row, *inner) if stack == 1 else (row, frame, *inner)
-            self.plan.arrays[f"{role}.{place.name}"] = _Array(
-                block.offset + first * frame, shape, block.dtype, strides
-            )
+            self.plan.arrays[f"{role}.{place.name}"] = _Array(block.offset + first * frame, shape, block.dtype, strides)
         return (*self._source(place), frame, block.offset, self.shift)
 
     def _field(self, place: Place, batch: int) -> tuple[int, ...]:

@@ -139,8 +139,7 @@ class Config:
             raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
         if self.replay.capacity < self.lanes:
             raise ValueError(
-                f"replay.capacity: expected at least one row for each of {self.lanes} lanes, "
-                f"got {self.replay.capacity}"
+                f"replay.capacity: expected at least one row for each of {self.lanes} lanes, got {self.replay.capacity}"
             )
         rows = self.replay.capacity // self.lanes
         if self.replay.stack + self.learner.n_step > rows:

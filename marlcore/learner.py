@@ -139,7 +139,5 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})"
-        ) from None
+        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
     return device

@@ -198,8 +198,7 @@ class Publisher:
         self._flat = flat
         self._claim: LaneClaim | None = claimed
         self.version = lanes.committed(0)
-        self._missing = set(flat.layout.extras)
-        self._extras: dict[str, NDArray[Any]] = {}
+        self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
         self._stage()
 
     def _stage(self) -> None:
@@ -207,11 +206,10 @@ class Publisher:
         row = self._flat.row
         self._host = self._flat.host_row() if row.device.type != "cpu" else None
         staged = (row if self._host is None else self._host).numpy()
-        extras = self._flat.layout.extra_views(staged)
-        for name, last in self._extras.items():
-            extras[name][...] = last
-        self._extras = extras
+        self._extras = self._flat.layout.extra_views(staged)
+        self._put(self._given)
         self._append = self._lanes.appender(0, staged)
+        self._row = row  # last: an interrupt before this has the next publish stage it again
 
     def publish(self, /, **extras: Any) -> int:
         """Publishes the model's weights as they are now, whole.
@@ -237,26 +235,32 @@ class Publisher:
             raise ClosedError("the publisher was closed")
         if self._flat.moved():
             self._flat.bind()
+        if self._row is not self._flat.row:
             self._stage()
-        if extras or self._missing:
+        if extras or len(self._given) < len(self._extras):
             self._take(extras)
         if self._host is not None:
             weights = self._flat.layout.tensor_bytes
             self._host[:weights].copy_(self._flat.row[:weights])
         self._append()
-        self.version += 1
+        self.version = self._lanes.committed(0)
         return self.version
 
     def _take(self, extras: dict[str, Any]) -> None:
+        """Checks all of them, then puts all of them into the row."""
         fields = self._flat.layout.extras
-        if self._missing or not extras.keys() <= fields.keys():
-            unknown, missing = sorted(extras.keys() - fields.keys()), sorted(self._missing - extras.keys())
+        if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
+            unknown = sorted(extras.keys() - fields.keys())
+            missing = sorted(fields.keys() - self._given.keys() - extras.keys())
             if unknown or missing:
                 raise ValueError(f"extras: expected {sorted(fields)}, got unknown {unknown}, missing {missing}")
-        checked = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
-        for name, value in checked.items():
+        fitted = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
+        self._given.update(fitted)
+        self._put(fitted)
+
+    def _put(self, fitted: dict[str, NDArray[Any]]) -> None:
+        for name, value in fitted.items():
             self._extras[name][...] = value
-        self._missing.clear()
 
     def close(self) -> None:
         """Gives the store up to a successor; the model stays usable."""
@@ -282,11 +286,7 @@ class InPlaceView:
     """
 
     def __init__(
-        self,
-        version: int,
-        tensors: Mapping[str, torch.Tensor],
-        extras: Mapping[str, Any],
-        whole: Callable[[], bool],
+        self, version: int, tensors: Mapping[str, torch.Tensor], extras: Mapping[str, Any], whole: Callable[[], bool]
     ) -> None:
         self.version = version
         self.tensors = tensors
@@ -387,7 +387,8 @@ class Subscriber:
         if version == 0:
             raise NotEnoughData(f"{self._store!r}: nothing was published yet")
         tensors, extras = self._slot((version - 1) % SLOTS[self._store.mode])
-        view = InPlaceView(version, tensors, copied_extras(extras), self._validator(version - 1))
+        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([version - 1]), np.zeros(1, np.uint8))
+        view = InPlaceView(version, tensors, copied_extras(extras), lambda: lapped(1) == 0)
         try:
             yield view
         finally:
@@ -401,7 +402,3 @@ class Subscriber:
             tensors = {name: view for group, view in views for name in group.names}
             self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
         return self._slots[slot]
-
-    def _validator(self, ticket: int) -> Callable[[], bool]:
-        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket], np.int64), np.zeros(1, np.uint8))
-        return lambda: lapped(1) == 0

@@ -81,9 +81,7 @@ class ReplayBuffer:
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
         if not lanes <= capacity <= MAX_ROWS:
-            raise ValueError(
-                f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}"
-            )
+            raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
         lane_rows = int(capacity) // int(lanes)
         description = {"kind": "replay", "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)

@@ -120,10 +120,7 @@ def read_metrics(path: str | Path) -> list[Metric]:
     header = next(rows, [])
     if header != _HEADER:
         raise ValueError(f"{str(path)!r}: expected the header {','.join(_HEADER)}, got {','.join(header)!r}")
-    return [
-        Metric(float(time_s), int(step), agent, name, float(value))
-        for time_s, step, agent, name, value in rows
-    ]
+    return [Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows]
 
 
 def agent_order(agent: str) -> tuple[int, str]:

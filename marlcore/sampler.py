@@ -73,11 +73,11 @@ class SamplerOptions:
             )
         if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma!r}")
+        if self.seed is not None and (not isinstance(self.seed, (int, np.integer)) or self.seed < 0):
+            raise ValueError(f"seed: expected an integer of at least 0 or None, got {self.seed!r}")
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
-        if self.min_size is not None and (
-            not isinstance(self.min_size, (int, np.integer)) or self.min_size < 1
-        ):
+        if self.min_size is not None and (not isinstance(self.min_size, (int, np.integer)) or self.min_size < 1):
             raise ValueError(f"min_size: expected an integer of at least 1, got {self.min_size!r}")
 
 
@@ -140,22 +140,21 @@ class Sampler:
             ClosedError: the replay was closed.
         """
         self._segment.check_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
         if not self._enough and not self._has_enough():
-            self._wait(self._has_enough, timeout)
+            self._wait(self._has_enough, deadline)
         storage = self._storage()
         rows, lapped_since = self._all_rows, None
         while len(rows):
             filled = self._draw(storage, rows)
             if filled == 0:
-                self._wait(partial(self._draw, storage, rows[:1]), timeout)
+                self._wait(partial(self._draw, storage, rows[:1]), deadline)
                 continue
             rows = self._copy(storage, rows, filled)
             if len(rows):
                 lapped_since = lapped_since or time.monotonic()
                 if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                    raise TimeoutError(
-                        f"{self._segment.path}: writers overwrote every draw; use a larger capacity"
-                    )
+                    raise TimeoutError(f"{self._segment.path}: writers overwrote every draw; use a larger capacity")
         self.stats.drawn += self._options.batch_size
         return Batch(storage.fields)
 
@@ -204,17 +203,19 @@ class Sampler:
         again = self._chosen[kernels.ROW, :filled][self._ok[:filled] == 0]
         return np.concatenate([again, rows[filled:]])
 
-    def _wait(self, ready: Callable[[], int], timeout: float | None) -> None:
+    def _wait(self, ready: Callable[[], int], deadline: float | None) -> None:
         """Sleeps until `ready()`, woken by writers; in slices, so that signals are seen."""
         began = time.monotonic()
         while True:
             seen = self._event.prepare()
             if ready():
                 break
-            left = (timeout or 0.0) - (time.monotonic() - began)
+            if deadline is None:
+                raise NotEnoughData(f"{self._segment.path}: {self._shortage()}")
+            left = deadline - time.monotonic()
             if left <= 0:
-                error = NotEnoughData if timeout is None else TimeoutError
-                raise error(f"{self._segment.path}: {self._shortage()}")
+                self.stats.waited += time.monotonic() - began
+                raise TimeoutError(f"{self._segment.path}: {self._shortage()}")
             self._event.wait(seen, min(left, WAIT_SLICE_S))
             self._segment.check_open()
         self.stats.waited += time.monotonic() - began

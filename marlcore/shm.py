@@ -259,6 +259,8 @@ class _Header:
 
 def _open_nameless(target: Path, nbytes: int) -> int:
     """A file of `nbytes` allocated bytes in target's directory that has no name yet."""
+    if not target.parent.is_dir():
+        raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = _free_bytes(target.parent)
     if nbytes > free:
         raise _full(target.parent, nbytes, free)
@@ -327,7 +329,7 @@ def _release(fd: int, owned: str | None, pid: int) -> None:
     os.close(fd)
 
 
-def _free_bytes(directory: Path) -> int:
+def _free_bytes(directory: Path) -> int | float:
     """Bytes that may be allocated: what the file system has, or the memory limit if that is less."""
     file_system = os.statvfs(directory)
     free = file_system.f_bavail * file_system.f_frsize
@@ -339,9 +341,11 @@ def _memory_left() -> int | float:
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        stats = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
     except (FileNotFoundError, PermissionError):
         return math.inf
-    return math.inf if limit == "max" else max(0, int(limit) - used)
+    cache = int(stats["inactive_file"])  # which the kernel gives up before it kills
+    return math.inf if limit == "max" else max(0, int(limit) - used + cache)
 
 
 def _full(directory: Path, nbytes: int, free: int | float) -> SharedMemoryFull:

@@ -37,6 +37,8 @@ class Field:
         ):
             raise ValueError(f"Field shape: expected a tuple of positive integers, got {self.shape!r}")
         try:
+            if self.dtype is None:  # which NumPy takes for float64
+                raise TypeError
             dtype = np.dtype(self.dtype)
         except TypeError:
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None

@@ -139,9 +139,7 @@ class ActorWorker(Worker):
         writers = {}
         for plan in blueprint.agents:
             replay = self.hold(ReplayBuffer.attach(plan.replay))
-            writers[plan.name] = [
-                self.hold(replay.writer(index * config.actor.envs + copy)) for copy in copies
-            ]
+            writers[plan.name] = [self.hold(replay.writer(index * config.actor.envs + copy)) for copy in copies]
         policies = {plan.name: self._policy(i, plan) for i, plan in enumerate(blueprint.agents)}
         self._actor = Actor(
             envs,
@@ -157,9 +155,7 @@ class ActorWorker(Worker):
     def _policy(self, index: int, plan: AgentPlan) -> Policy:
         config = self._blueprint.config
         device = choose_device(config.actor.device)
-        network = build_network(self._blueprint.algorithm, plan.observation, plan.actions, config, index).to(
-            device
-        )
+        network = build_network(self._blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         store = self.hold(ParameterStore.attach(plan.weights))
         subscriber = store.subscriber(network)
         while not self.control.stopping and not subscriber.wait(newer_than=0, timeout=WAIT_S):

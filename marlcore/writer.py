@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,13 @@ from .lane import LaneClaim
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
+from .values import Put, as_field, came, names_error, rows_of, setter
 
-__all__ = ["Writer", "as_field"]
-
-Put = Callable[[Any], None]
+__all__ = ["Writer"]
 
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
 _ALL = slice(None)
-_MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # of the kinds i, u and f, those whose items a memoryview can set
 
 
 class Writer:
@@ -37,11 +35,10 @@ class Writer:
         lane: the lane's number.
     """
 
-    def __init__(
-        self, lanes: NativeLanes, lane: int, layout: RecordLayout, spec: TransitionSpec, claim: LaneClaim
-    ):
+    def __init__(self, lanes: NativeLanes, lane: int, layout: RecordLayout, spec: TransitionSpec, claim: LaneClaim):
         self.lane = lane
         self._claim = claim
+        self._forked = False
         self._layout = layout
         self._spec = spec
         self._records = np.zeros((2, layout.record_bytes), np.uint8)
@@ -51,7 +48,7 @@ class Writer:
         self._raw = self._native.raw
         self._put_obs = self._put_many("obs", 0)
         self._put_final = self._put_many("obs", 1, "final_obs")
-        self._reward = memoryview(self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4]).cast("f")
+        self._reward = self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4].data.cast("f")
         self._obs_places = {role: layout.of_role(role) for role in ("obs", "next_obs")}
         self._action_place = layout.of_role("action")[0]
         self._put_action = self._put(self._action_place, 0)
@@ -97,7 +94,7 @@ class Writer:
         try:
             self._reward[0] = reward
         except (TypeError, ValueError):
-            raise TypeError(f"reward: expected a number, got {_came(reward)}") from None
+            raise TypeError(f"reward: expected a number, got {came(reward)}") from None
         if extras or self._extras:
             self._put_extras(extras)
         ticket: int = self._add_row(self._raw, flags)
@@ -127,20 +124,17 @@ class Writer:
         """
         rows = len(reward) if isinstance(reward, (np.ndarray, list, tuple)) else 0
         if not rows:
-            raise ValueError(
-                f"reward: expected an array of shape (T,) with T of at least 1, got {_came(reward)}"
-            )
+            raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {came(reward)}")
+        at: Any = _ALL
         if final_obs is None:
-            staging, at = self._staging_of(rows), _ALL
+            staging = self._staging_of(rows)
         else:
             staging, at = self._stage_finals(final_obs, truncated, rows)
-        staging.reward[at] = _rows_of("reward", _REWARD, reward, rows)
-        staging.terminated[at] = (
-            False if terminated is None else _rows_of("terminated", _FLAG, terminated, rows)
-        )
-        staging.truncated[at] = False if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
+        staging.reward[at] = rows_of("reward", _REWARD, reward, rows)
+        staging.terminated[at] = False if terminated is None else rows_of("terminated", _FLAG, terminated, rows)
+        staging.truncated[at] = False if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         for place, label, value in self._batch_values(obs, action, extras):
-            staging.put(place, at, _rows_of(label, place.field, value, rows))
+            staging.put(place, at, rows_of(label, place.field, value, rows))
         try:
             return staging.append()
         except ClosedError:
@@ -167,9 +161,7 @@ class Writer:
     def forked(self) -> None:
         """In a forked child: the lane is the parent's."""
         self._native.close()
-        self._failure = lambda code: StaleHandle(
-            "the writer was made before a fork; its lane is the parent's"
-        )  # type: ignore[method-assign]
+        self._forked = True
 
     def __enter__(self) -> Writer:
         return self
@@ -181,13 +173,15 @@ class Writer:
         raise TypeError("a Writer belongs to one process: pass the replay and call its `writer` there")
 
     def _failure(self, code: int) -> Exception:
+        if self._forked:
+            return StaleHandle("the writer was made before a fork; its lane is the parent's")
         return self._native.fail(code)
 
     def _ending(self, terminated: Any, truncated: Any, final_obs: Any) -> int:
         """The flags of a row that may end its episode; stages final_obs."""
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, (bool, np.bool_)):
-                raise TypeError(f"{name}: expected a bool, got {_came(value)}")
+                raise TypeError(f"{name}: expected a bool, got {came(value)}")
         if final_obs is None:
             if truncated and not self._spec.next_obs:
                 raise ValueError("final_obs: expected the observation after a truncated transition, got None")
@@ -201,7 +195,7 @@ class Writer:
 
     def _put_extras(self, extras: dict[str, Any]) -> None:
         if extras.keys() != self._extras.keys():
-            raise _names_error("extras", self._extras.keys(), extras.keys())
+            raise names_error("extras", self._extras.keys(), extras.keys())
         for name, put in self._extras.items():
             put(extras[name])
 
@@ -215,7 +209,7 @@ class Writer:
 
         def put(value: Any) -> None:
             if not isinstance(value, Mapping) or value.keys() != puts.keys():
-                raise _names_error(label, puts.keys(), value)
+                raise names_error(label, puts.keys(), value)
             for name, put_one in puts.items():
                 put_one(value[name])
 
@@ -227,11 +221,7 @@ class Writer:
         if place.column:
             return self._frame_put(place, record, label)
         view = place.views(self._records)[record : record + 1]
-        if not place.field.shape and view.dtype.char in _MEMORYVIEW_ITEMS:
-            return _scalar_put(label, place.field, view)
-        if len(place.field.shape) == 1 and view.dtype.kind in "iuf":
-            return _vector_put(label, place.field, view[0])
-        return _array_put(label, place.field, view[0, ...])
+        return setter(label, place.field, view)
 
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
         """Large fields are not staged: the C core copies them from the caller's array into the lane."""
@@ -265,26 +255,22 @@ class Writer:
 
     def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> tuple[_Staging, NDArray[np.int64]]:
         """Staging with a boundary row behind each truncated one, and the places of the transitions in it."""
-        ended = (
-            np.zeros(rows, np.bool_) if truncated is None else _rows_of("truncated", _FLAG, truncated, rows)
-        )
+        ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         count = int(np.count_nonzero(ended))
         if self._spec.next_obs or not count:
-            raise ValueError(
-                "final_obs: expected None unless rows are truncated and the spec stores no next_obs"
-            )
+            raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
         at = np.arange(rows) + np.cumsum(ended) - ended
         staging = _Staging(self._native, self._layout, rows + count, boundaries=True)
         finals = at[ended] + 1
         staging.boundary[finals] = True
         for place, label, value in self._obs_values("obs", "final_obs", final_obs):
-            staging.put(place, finals, _rows_of(label, place.field, value, count))
+            staging.put(place, finals, rows_of(label, place.field, value, count))
         return staging, at
 
     def _batch_values(self, obs: Any, action: Any, extras: dict[str, Any]) -> list[tuple[Place, str, Any]]:
         """(place, label, value) of every stored field but the reward."""
         if extras.keys() != self._extras.keys():
-            raise _names_error("extras", self._extras.keys(), extras.keys())
+            raise names_error("extras", self._extras.keys(), extras.keys())
         values = self._obs_values("obs", "obs", obs)
         values.append((self._action_place, "action", action))
         if self._spec.next_obs:
@@ -297,7 +283,7 @@ class Writer:
         if isinstance(self._spec.obs, Field):
             return [(places[0], label, value)]
         if not isinstance(value, Mapping) or value.keys() != self._spec.obs.keys():
-            raise _names_error(label, self._spec.obs.keys(), value)
+            raise names_error(label, self._spec.obs.keys(), value)
         return [(place, f"{label}[{place.name!r}]", value[place.name]) for place in places]
 
 
@@ -307,9 +293,7 @@ class _Staging:
     def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool) -> None:
         capacity = native.raw.lane.capacity
         if 0 < capacity < rows:
-            raise ValueError(
-                f"reward: expected at most the lane's {capacity} rows, final_obs included, got {rows}"
-            )
+            raise ValueError(f"reward: expected at most the lane's {capacity} rows, final_obs included, got {rows}")
         self.rows = rows
         records = np.zeros((rows, layout.record_bytes), np.uint8)
         ends = np.zeros((3, rows), np.bool_)
@@ -337,90 +321,3 @@ class _Staging:
         finally:
             if self._frames:
                 self._frames = [None] * len(self._frames)
-
-
-def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
-    """`value` as an array of the field's shape and dtype.
-
-    Raises: ValueError, TypeError: naming the field, what was expected and what came.
-    """
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{label}: expected {field.describe()}, got {error}") from None
-    dtype = field.numpy
-    if array.shape != field.shape:
-        raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
-    if array.dtype == dtype:
-        return array
-    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    if integers:
-        _check_range(label, field, array)
-    if integers or np.can_cast(array.dtype, dtype, "same_kind"):
-        return array.astype(dtype)
-    raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
-
-
-def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
-    limits = np.iinfo(field.dtype)
-    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise ValueError(
-            f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}"
-        )
-
-
-def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """A memoryview checks the type and range of a Python or NumPy number by itself."""
-    memory = memoryview(view)
-
-    def put(value: Any) -> None:
-        try:
-            memory[0] = value
-        except (TypeError, ValueError):
-            memory[0] = as_field(label, field, value)[()]
-
-    return put
-
-
-def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """Assigning an array to a memoryview checks its shape and dtype on the way."""
-    memory = memoryview(view)
-
-    def put(value: Any) -> None:
-        try:
-            memory[:] = value
-        except (TypeError, ValueError):
-            view[:] = as_field(label, field, value)
-
-    return put
-
-
-def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    dtype, shape = field.numpy, field.shape
-
-    def put(value: Any) -> None:
-        if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
-            view[...] = value
-        else:
-            view[...] = as_field(label, field, value)
-
-    return put
-
-
-def _rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
-    """`value` as an array [rows, *shape] of the field's dtype; as it is when it is one."""
-    shape = (rows, *field.shape)
-    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
-        return value  # type: ignore[no-any-return]
-    return as_field(label, Field(shape, field.dtype), value)
-
-
-def _names_error(label: str, expected: Any, got: Any) -> ValueError:
-    names = list(got) if isinstance(got, (Mapping, Set)) else got
-    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {_came(names)}")
-
-
-def _came(value: Any) -> str:
-    """What came, on one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 200 else text[:197] + "..."

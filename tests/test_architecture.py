@@ -11,7 +11,7 @@ PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
     {"errors", "config", "spec"},
-    {"protocols"},
+    {"protocols", "values"},
     {"_native"},
     {"shm"},
     {"lane"},

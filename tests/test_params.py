@@ -788,7 +788,7 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         subscriber = store.subscriber(local)
         last = 0
-        for _ in range(3):
+        for _ in range(2):
             writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
             assert writer.line() == "publishing"
             assert subscriber.wait(newer_than=last + 50, timeout=30)

@@ -191,10 +191,10 @@ def mutate(mutant: Mutant, folder: Path) -> Path:
     return core
 
 
-def survived(mutant: Mutant, folder: Path) -> list[tuple[str, str]]:
-    """The checks that did not find the mutant out, and what they said."""
+def examine(mutant: Mutant, folder: Path) -> dict[str, tuple[bool, str]]:
+    """For each of the mutant's checks: whether it found the mutant out, and what it said."""
     core = mutate(mutant, folder)
-    silent = []
+    verdicts = {}
     model = stress = None
     for check in mutant.checks:
         if check == "stress":
@@ -204,11 +204,10 @@ def survived(mutant: Mutant, folder: Path) -> list[tuple[str, str]]:
             model = model or build_model(core, folder / f"{mutant.name}.model", "-O0", "-DMODEL_QUICK")
             command = [str(model), check]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        if done.returncode == 0:
-            silent.append((check, done.stdout))
-        elif done.returncode != 1:
+        if done.returncode not in (0, 1):
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
-    return silent
+        verdicts[check] = (done.returncode == 1, done.stdout.strip())
+    return verdicts
 
 
 def main() -> int:
@@ -220,11 +219,10 @@ def main() -> int:
         for mutant in MUTANTS:
             if names and mutant.name not in names:
                 continue
-            silent = [check for check, _ in survived(mutant, Path(folder))]
-            killers = [check for check in mutant.checks if check not in silent]
-            sys.stdout.write(f"{mutant.name}: found by {killers}, not by {silent}\n")
-            sys.stdout.flush()
-            alive += bool(silent)
+            for check, (found, said) in examine(mutant, Path(folder)).items():
+                sys.stdout.write(f"{mutant.name}: {'found' if found else 'NOT FOUND'} by {check} ({said})\n")
+                sys.stdout.flush()
+                alive += not found
     return 1 if alive else 0
 
 

@@ -61,6 +61,4 @@ def adapt(env: Any) -> Environment:
         from .gymnasium import GymnasiumEnvironment
 
         return GymnasiumEnvironment(env)
-    raise TypeError(
-        f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}"
-    )
+    raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}")

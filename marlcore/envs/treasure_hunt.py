@@ -66,9 +66,7 @@ class TreasureHunt:
             raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {size}x{size}")
         width = 2 * view + 1
         self.agents: tuple[str, ...] = tuple(f"agent_{i}" for i in range(agents))
-        self.observations: Mapping[str, Field] = dict.fromkeys(
-            self.agents, Field((len(PLANES), width, width))
-        )
+        self.observations: Mapping[str, Field] = dict.fromkeys(self.agents, Field((len(PLANES), width, width)))
         self.actions: Mapping[str, int] = dict.fromkeys(self.agents, 4)
         self.agent: str | None = None
         self._window = (width, width)

@@ -302,9 +302,7 @@ def gather(body, words, geometry, windows, count, chosen, frames, fields, repeat
             valid[row, place] = stack - 1 - place <= age
         next_age = min(age + successor - ticket, stack - 1)
         for f in range(frames.shape[0]):
-            _gather_frames(
-                body, out, frames[f], geometry, windows, repeat, lane, ticket, successor, age, next_age, row
-            )
+            _gather_frames(body, out, frames[f], geometry, windows, repeat, lane, ticket, successor, age, next_age, row)
     for f in range(fields.shape[0]):
         base, stride, size = fields[f, BASE], fields[f, STRIDE], fields[f, SIZE]
         source, to = body.ctypes.data + base, out.ctypes.data + fields[f, OUT]

@@ -1,0 +1,65 @@
+/* The tests' runner: each test is a function named as a sentence; a failed check ends the program. */
+#ifndef MC_CHECK_H
+#define MC_CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core.h"
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s: not so: %s\n", __FILE__, __LINE__, __func__, #condition);            \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+struct test {
+    const char *name;
+    void (*run)(void);
+};
+#define TEST(function) {#function, function}
+
+static inline void run_tests(const struct test *tests, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        puts(tests[i].name);
+        fflush(stdout);
+        tests[i].run();
+    }
+}
+
+/* A lane in memory of its own, each allocation apart, so that a sanitizer sees every step outside. */
+static inline struct mc_lane make_lane(uint64_t capacity, uint64_t columns, const uint64_t *sizes) {
+    struct mc_lane lane = {.capacity = capacity, .columns = columns};
+    lane.counters = calloc(1, MC_LINE);
+    lane.event = calloc(1, MC_LINE);
+    for (uint64_t k = 0; k < columns; k++) {
+        struct mc_column *column = &lane.column[k];
+        column->size = sizes[k];
+        column->stride = (sizes[k] + 7) / 8 * 8;
+        column->base = calloc(capacity, column->stride);
+        CHECK(column->base);
+    }
+    CHECK(lane.counters && lane.event);
+    return lane;
+}
+
+static inline void free_lane(struct mc_lane *lane) {
+    for (uint64_t k = 0; k < lane->columns; k++)
+        free(lane->column[k].base);
+    free(lane->counters);
+    free(lane->event);
+}
+
+static inline void set_counters(struct mc_lane *lane, uint64_t committed, uint64_t reserved) {
+    mc_store_committed(mc_counters_of(lane), committed);
+    mc_store_reserved(mc_counters_of(lane), reserved);
+}
+
+static inline uint64_t reserved_of(const struct mc_lane *lane) {
+    return mc_load_reserved(mc_counters_of(lane));
+}
+
+#endif

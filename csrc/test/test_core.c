@@ -1,0 +1,296 @@
+/* Lanes, words, locks and events, one behaviour a test. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { LIMIT = 1024 };
+
+static const uint64_t one_word[] = {8};
+
+/* Byte i of column k of row t. */
+static uint8_t byte_of(uint64_t ticket, uint64_t k, uint64_t i) { return (uint8_t)(ticket * 31 + k * 7 + i); }
+
+static void append_bytes(struct mc_lane *lane, uint64_t n) {
+    static uint8_t rows[3][LIMIT * 8];
+    const void *sources[] = {rows[0], rows[1], rows[2]};
+    uint64_t first = (uint64_t)mc_lane_committed(lane);
+    for (uint64_t k = 0; k < lane->columns; k++) {
+        uint64_t pitch = k == 0 ? lane->column[0].stride : lane->column[k].size;
+        for (uint64_t t = 0; t < n; t++)
+            for (uint64_t i = 0; i < lane->column[k].size; i++)
+                rows[k][t * pitch + i] = byte_of(first + t, k, i);
+    }
+    CHECK(mc_lane_append(lane, n, sources) == 0);
+}
+
+static void expect_bytes(const struct mc_lane *lane, uint64_t ticket, uint64_t n) {
+    static uint8_t rows[3][LIMIT * 8];
+    void *dests[] = {rows[0], rows[1], rows[2]};
+    CHECK(mc_lane_read(lane, ticket, n, dests) == 0);
+    for (uint64_t k = 0; k < lane->columns; k++)
+        for (uint64_t t = 0; t < n; t++)
+            for (uint64_t i = 0; i < lane->column[k].size; i++)
+                CHECK(rows[k][t * lane->column[k].size + i] == byte_of(ticket + t, k, i));
+}
+
+static void what_is_appended_is_read_in_any_number_of_rows(void) {
+    struct mc_lane lane = make_lane(8, 1, one_word);
+    append_bytes(&lane, 1);
+    append_bytes(&lane, 5);
+    CHECK(mc_lane_committed(&lane) == 6 && reserved_of(&lane) == 6);
+    for (uint64_t t = 0; t < 6; t++)
+        expect_bytes(&lane, t, 6 - t);
+    free_lane(&lane);
+}
+
+static void rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour(void) {
+    const uint64_t sizes[] = {24, 567, 3};
+    struct mc_lane lane = make_lane(5, 3, sizes);
+    for (uint64_t n = 1; n <= 5; n++)
+        for (int again = 0; again < 5; again++) {
+            append_bytes(&lane, n);
+            uint64_t c = (uint64_t)mc_lane_committed(&lane);
+            expect_bytes(&lane, c < 5 ? 0 : c - 5, c < 5 ? c : 5);
+        }
+    for (uint64_t row = 0; row < 5; row++)
+        CHECK(lane.column[1].base[row * 568 + 567] == 0 && lane.column[2].base[row * 8 + 3] == 0);
+    free_lane(&lane);
+}
+
+static void a_column_without_a_destination_is_passed_over(void) {
+    const uint64_t sizes[] = {8, 16};
+    struct mc_lane lane = make_lane(4, 2, sizes);
+    uint8_t frame[16];
+    void *dests[] = {NULL, frame};
+    append_bytes(&lane, 1);
+    CHECK(mc_lane_read(&lane, 0, 1, dests) == 0 && frame[3] == byte_of(0, 1, 3));
+    free_lane(&lane);
+}
+
+static void an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing(void) {
+    struct mc_lane lane = make_lane(4, 1, one_word);
+    uint64_t rows[5] = {0};
+    const void *sources[] = {rows};
+    CHECK(mc_lane_append(&lane, 0, sources) == -EINVAL);
+    CHECK(mc_lane_append(&lane, 5, sources) == -EINVAL);
+    CHECK(mc_lane_committed(&lane) == 0 && reserved_of(&lane) == 0);
+    CHECK(mc_lane_append(&lane, 4, sources) == 0);
+    free_lane(&lane);
+}
+
+static void a_read_says_not_yet_and_lapped_and_invalid(void) {
+    struct mc_lane lane = make_lane(4, 1, one_word);
+    uint64_t rows[8];
+    void *dests[] = {rows};
+    CHECK(mc_lane_read(&lane, 0, 1, dests) == -EAGAIN);
+    append_bytes(&lane, 3);
+    CHECK(mc_lane_read(&lane, 2, 2, dests) == -EAGAIN);
+    append_bytes(&lane, 3);
+    CHECK(mc_lane_read(&lane, 1, 1, dests) == -ESTALE);
+    expect_bytes(&lane, 2, 4);
+    CHECK(mc_lane_read(&lane, 2, 0, dests) == -EINVAL);
+    CHECK(mc_lane_read(&lane, 2, 5, dests) == -EINVAL);
+    CHECK(mc_lane_read(&lane, MC_TICKET_LIMIT, 1, dests) == -EINVAL);
+    CHECK(mc_lane_read(&lane, UINT64_MAX, 1, dests) == -EINVAL);
+    free_lane(&lane);
+}
+
+static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) {
+    for (uint64_t capacity = 1; capacity <= 3; capacity++) {
+        struct mc_lane lane = make_lane(capacity, 1, one_word);
+        uint64_t first;
+        uint8_t row[8];
+        CHECK(mc_lane_read_newest(&lane, row) == 0);
+        for (int64_t version = 1; version <= 7; version++) {
+            append_bytes(&lane, 1);
+            CHECK(mc_lane_read_newest(&lane, row) == version && row[5] == byte_of((uint64_t)version - 1, 0, 5));
+        }
+        CHECK(mc_lane_reserve(&lane, 1, &first) == 0 && first == 7);
+        CHECK(mc_lane_read_newest(&lane, row) == (capacity == 1 ? -ESTALE : 7));
+        free_lane(&lane);
+    }
+}
+
+static void a_window_leaves_out_what_is_being_overwritten(void) {
+    struct mc_lane lanes[3];
+    int64_t lo[3], hi[3];
+    uint64_t first;
+    for (int i = 0; i < 3; i++)
+        lanes[i] = make_lane(4, 1, one_word);
+    append_bytes(&lanes[1], 3);
+    append_bytes(&lanes[2], 4);
+    append_bytes(&lanes[2], 2);
+    CHECK(mc_lane_reserve(&lanes[2], 2, &first) == 0);
+    CHECK(mc_lanes_window(lanes, 3, lo, hi) == 0);
+    CHECK(lo[0] == 0 && hi[0] == 0 && lo[1] == 0 && hi[1] == 3 && lo[2] == 4 && hi[2] == 6);
+    CHECK(mc_lane_reserve(&lanes[2], 4, &first) == 0);
+    CHECK(mc_lanes_window(lanes, 3, lo, hi) == 0 && lo[2] == 6 && hi[2] == 6);
+    for (int i = 0; i < 3; i++)
+        free_lane(&lanes[i]);
+}
+
+static void validation_counts_the_rows_that_were_reserved_meanwhile(void) {
+    struct mc_lane lanes[2] = {make_lane(4, 1, one_word), make_lane(4, 1, one_word)};
+    const int64_t which[] = {0, 1, 1, 1}, lowest[] = {0, 0, 1, 2};
+    uint8_t ok[4];
+    uint64_t first;
+    append_bytes(&lanes[0], 4);
+    append_bytes(&lanes[1], 4);
+    CHECK(mc_lanes_validate(lanes, 2, which, lowest, ok) == 0 && ok[0] && ok[1]);
+    CHECK(mc_lane_reserve(&lanes[1], 2, &first) == 0);
+    CHECK(mc_lanes_validate(lanes, 4, which, lowest, ok) == 2);
+    CHECK(ok[0] == 1 && ok[1] == 0 && ok[2] == 0 && ok[3] == 1);
+    free_lane(&lanes[0]);
+    free_lane(&lanes[1]);
+}
+
+static void a_successor_keeps_what_a_killed_writer_reserved(void) {
+    struct mc_lane lane = make_lane(4, 1, one_word);
+    uint64_t first, row;
+    void *dests[] = {&row};
+    append_bytes(&lane, 4);
+    CHECK(mc_lane_reserve(&lane, 3, &first) == 0 && first == 4); /* and here it is killed */
+    CHECK(mc_lane_check(&lane) == 0 && mc_lane_committed(&lane) == 4 && reserved_of(&lane) == 7);
+    append_bytes(&lane, 1);
+    CHECK(mc_lane_committed(&lane) == 5 && reserved_of(&lane) == 7);
+    CHECK(mc_lane_read(&lane, 2, 1, dests) == -ESTALE);
+    expect_bytes(&lane, 3, 2);
+    append_bytes(&lane, 3);
+    CHECK(mc_lane_committed(&lane) == 8 && reserved_of(&lane) == 8);
+    expect_bytes(&lane, 4, 4);
+    free_lane(&lane);
+}
+
+static void counters_that_contradict_one_another_quarantine_the_lane(void) {
+    const uint64_t insane[][2] = {{5, 4}, {5, 10}, {MC_TICKET_LIMIT, MC_TICKET_LIMIT}, {UINT64_MAX, 0}, {0, 5},
+                                  {0, UINT64_MAX}};
+    struct mc_lane lane = make_lane(4, 1, one_word);
+    uint64_t row = 0;
+    const void *sources[] = {&row};
+    for (size_t i = 0; i < sizeof insane / sizeof *insane; i++) {
+        set_counters(&lane, insane[i][0], insane[i][1]);
+        CHECK(mc_lane_check(&lane) == -EUCLEAN);
+        CHECK(mc_lane_append(&lane, 1, sources) == -EUCLEAN);
+        CHECK((uint64_t)mc_lane_committed(&lane) == insane[i][0] && reserved_of(&lane) == insane[i][1]);
+    }
+    set_counters(&lane, MC_TICKET_LIMIT - 1, MC_TICKET_LIMIT - 1);
+    CHECK(mc_lane_check(&lane) == 0 && mc_lane_append(&lane, 1, sources) == -EUCLEAN);
+    set_counters(&lane, 5, 9);
+    CHECK(mc_lane_check(&lane) == 0 && mc_lane_append(&lane, 1, sources) == 0);
+    free_lane(&lane);
+}
+
+static void a_window_of_tickets_out_of_range_is_refused(void) {
+    struct mc_lane lane = make_lane(4, 1, one_word);
+    int64_t lo, hi;
+    set_counters(&lane, MC_TICKET_LIMIT, 4);
+    CHECK(mc_lanes_window(&lane, 1, &lo, &hi) == -EUCLEAN);
+    set_counters(&lane, 4, UINT64_MAX);
+    CHECK(mc_lanes_window(&lane, 1, &lo, &hi) == -EUCLEAN);
+    free_lane(&lane);
+}
+
+static void words_hold_what_was_stored(void) {
+    const int64_t values[] = {0, 1, -1, INT64_MIN, INT64_MAX};
+    uint64_t word = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        mc_word_store((uint8_t *)&word, values[i]);
+        CHECK(mc_word_load((const uint8_t *)&word) == values[i]);
+    }
+}
+
+static void locks_belong_to_open_files_and_end_with_them(void) {
+    char path[] = "/tmp/mc_locks_XXXXXX";
+    int first = mkstemp(path), second = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(first >= 0 && second >= 0 && unlink(path) == 0);
+    CHECK(mc_lock_try(first, 1, 1) == 0 && mc_lock_try(first, 1, 1) == 0);
+    CHECK(mc_lock_try(second, 1, 1) == -EAGAIN && mc_lock_try(second, 1, 0) == -EAGAIN);
+    CHECK(mc_lock_try(second, 2, 1) == 0 && mc_lock_try(first, 2, 0) == -EAGAIN);
+    CHECK(mc_lock_try(first, 0, 0) == 0 && mc_lock_try(second, 0, 0) == 0);
+    CHECK(mc_lock_try(second, 0, 1) == -EAGAIN);
+    close(first);
+    CHECK(mc_lock_try(second, 0, 1) == 0 && mc_lock_try(second, 1, 1) == 0);
+    close(second);
+    CHECK(mc_lock_try(second, 0, 1) == -EBADF);
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on(void) {
+    uint32_t event[MC_LINE / 4] = {0};
+    uint8_t *e = (uint8_t *)event;
+    int64_t start = nanoseconds();
+    CHECK(mc_event_wait(e, mc_event_prepare(e), 20000000) == -ETIMEDOUT);
+    CHECK(nanoseconds() - start >= 20000000);
+    uint32_t seen = mc_event_prepare(e);
+    mc_event_notify(e);
+    CHECK(event[0] == 0 && event[1] == seen + 1);
+    CHECK(mc_event_wait(e, seen, INT64_C(60000000000)) == 0);
+    mc_event_notify(e); /* nobody waits */
+    CHECK(event[1] == seen + 1);
+}
+
+enum { HANDS = 100000 };
+static uint8_t event_line[MC_LINE] __attribute__((aligned(MC_LINE)));
+static uint64_t ball[2];
+
+/* Waits for the other's word to reach each number in turn; a wake-up lost would end in a time-out. */
+static void *play(void *argument) {
+    int me = argument != NULL;
+    for (int64_t turn = 1; turn <= HANDS; turn++) {
+        if (me == 0) {
+            mc_word_store((uint8_t *)&ball[0], turn);
+            mc_event_notify(event_line);
+        }
+        for (;;) {
+            uint32_t seen = mc_event_prepare(event_line);
+            if (mc_word_load((uint8_t *)&ball[!me]) >= turn)
+                break;
+            int code = mc_event_wait(event_line, seen, INT64_C(10000000000));
+            CHECK(code == 0 || code == -EINTR);
+        }
+        if (me == 1) {
+            mc_word_store((uint8_t *)&ball[1], turn);
+            mc_event_notify(event_line);
+        }
+    }
+    return NULL;
+}
+
+static void no_wake_up_is_lost_between_two_threads(void) {
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, play, event_line) == 0);
+    play(NULL);
+    pthread_join(other, NULL);
+}
+
+int main(void) {
+    const struct test tests[] = {
+        TEST(what_is_appended_is_read_in_any_number_of_rows),
+        TEST(rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour),
+        TEST(a_column_without_a_destination_is_passed_over),
+        TEST(an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing),
+        TEST(a_read_says_not_yet_and_lapped_and_invalid),
+        TEST(the_newest_row_is_numbered_from_one_and_stale_once_begun_over),
+        TEST(a_window_leaves_out_what_is_being_overwritten),
+        TEST(validation_counts_the_rows_that_were_reserved_meanwhile),
+        TEST(a_successor_keeps_what_a_killed_writer_reserved),
+        TEST(counters_that_contradict_one_another_quarantine_the_lane),
+        TEST(a_window_of_tickets_out_of_range_is_refused),
+        TEST(words_hold_what_was_stored),
+        TEST(locks_belong_to_open_files_and_end_with_them),
+        TEST(a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on),
+        TEST(no_wake_up_is_lost_between_two_threads),
+    };
+    run_tests(tests, sizeof tests / sizeof *tests);
+    return 0;
+}
