@@ -28,9 +28,7 @@ from .spec import Field
 __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
-
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
-
 _WAIT_SLICE_S = 0.1  # a signal or a dead publisher is noticed this soon
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
 
@@ -42,17 +40,15 @@ class ParameterStore:
     to a process attaches to the same memory.
 
     A row holds each parameter and buffer once (tied ones too; buffers that are not persistent as well) in its own
-    dtype, and the extras. More slots take more memory and leave a reader more time: with n slots a read is discarded
-    when the publisher begins the n-th publish after the one that is being read.
+    dtype, and the extras. With n slots a read is discarded when the n-th publish after the one that it reads begins.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
         layout: where the tensors and extras lie in a row.
     """
 
-    def __init__(self, segment: Segment, created: bool) -> None:
+    def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._created = created
         try:
             if segment.description["kind"] != "params":
                 raise KeyError("kind")
@@ -93,7 +89,7 @@ class ParameterStore:
         layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
         description = {"kind": "params", "mode": mode, **layout.to_dict()}
         geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
-        return cls(Segment.create(name, description, geometry.nbytes, path), created=True)
+        return cls(Segment.create(name, description, geometry.nbytes, path))
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | Path) -> ParameterStore:
@@ -103,7 +99,7 @@ class ParameterStore:
         """
         segment = Segment.attach(handle)
         try:
-            return cls(segment, created=False)
+            return cls(segment)
         except BaseException:
             segment.close()
             raise
@@ -174,8 +170,6 @@ class ParameterStore:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._created:
-            self.unlink()
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., ParameterStore], tuple[SegmentHandle]]:
@@ -219,8 +213,7 @@ class Publisher:
         tensors is taken in and published.
 
         Args:
-            extras: the store's extras by name. The first publish gives all of them, a later one those that changed.
-                Any number of the extra's shape is allowed, NaN and infinities included.
+            extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
 
         Returns: the version, 1 for the store's first.
 
@@ -266,7 +259,7 @@ class Publisher:
         """Gives the store up to a successor; the model stays usable."""
         if self._claim is not None:
             self._claim.release()
-            self._claim = None
+        self._claim = None
 
     def __enter__(self) -> Publisher:
         return self
@@ -300,8 +293,7 @@ class InPlaceView:
 
     def end(self) -> None:
         """Settles the answer: what happens to the slot from now on does not matter."""
-        if self._final is None:
-            self._final = self._whole()
+        self._final = self.valid()
 
 
 class Subscriber:
@@ -398,7 +390,7 @@ class Subscriber:
         """Views of a slot's tensors, by all their names, and extras."""
         if slot not in self._slots:
             row = self._store.slot_tensor(slot)
-            views = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
-            tensors = {name: view for group, view in views for name in group.names}
+            pairs = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
+            tensors = {name: view for group, view in pairs for name in group.names}
             self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
         return self._slots[slot]

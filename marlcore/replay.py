@@ -37,10 +37,11 @@ class ReplayBuffer:
         lanes: how many.
     """
 
-    def __init__(self, segment: Segment, owner: bool) -> None:
+    def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._owner = owner
         try:
+            if segment.description["kind"] != "replay":
+                raise KeyError("kind")
             self.spec = TransitionSpec.from_dict(segment.description["spec"])
             self.lanes: int = segment.description["lanes"]
             lane_rows: int = segment.description["lane_rows"]
@@ -85,7 +86,7 @@ class ReplayBuffer:
         lane_rows = int(capacity) // int(lanes)
         description = {"kind": "replay", "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)
-        return cls(Segment.create(name, description, geometry.nbytes, path), owner=path is None)
+        return cls(Segment.create(name, description, geometry.nbytes, path))
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | Path, spec: TransitionSpec | None = None) -> ReplayBuffer:
@@ -95,11 +96,15 @@ class ReplayBuffer:
             SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such replay any more, or none at all.
             LayoutMismatch: `spec` was given and is not the replay's.
         """
-        replay = cls(Segment.attach(handle), owner=False)
-        if spec is not None and spec != replay.spec:
-            replay.close()
-            raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
-        return replay
+        segment = Segment.attach(handle)
+        try:
+            replay = cls(segment)
+            if spec is not None and spec != replay.spec:
+                raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
+            return replay
+        except BaseException:
+            segment.close()
+            raise
 
     @property
     def handle(self) -> SegmentHandle:

@@ -235,7 +235,7 @@ template <typename scenario, template <rl::thread_id_t> class scheduler> static 
 /* The mutants need no exhaustive search and are built without it: most of the compiler's time goes there. */
 #ifdef MODEL_QUICK
 #define EXHAUSTIVE(scenario) run<scenario, rl::random_scheduler>
-enum { ALL = 100000 };
+enum { ALL = 1000000 };
 #else
 #define EXHAUSTIVE(scenario) run<scenario, rl::full_search_scheduler>
 enum { ALL = 0 };

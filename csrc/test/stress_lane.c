@@ -4,8 +4,9 @@
  * find torn rows, or the machine did not stress anything.
  *
  * Usage: stress_lane [--reads N | --seconds S] [--readers N] [--capacity ROWS] [--row BYTES] [--frame BYTES]
- *                    [--append ROWS] [--newest] [--no-validation]
- * --frame adds a second column; --newest reads the newest row only, as a subscriber to weights does.
+ *                    [--append ROWS] [--newest] [--no-validation] [--until-torn]
+ * --frame adds a second column; --newest reads the newest row only, as a subscriber to weights does;
+ * --until-torn stops at the first torn row.
  * The status is 1 when a torn row was accepted, 2 for wrong arguments. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,7 +22,7 @@ enum { BATCH = 16, MAX_READERS = 64 };
 
 static struct {
     uint64_t reads, seconds, readers, capacity, append, row, frame;
-    int newest, no_validation;
+    int newest, no_validation, until_torn;
 } options = {.reads = 1000000, .readers = 2, .capacity = 16, .append = 1, .row = 40};
 
 static struct mc_lane lane;
@@ -88,6 +89,8 @@ static void judge(struct reader *reader, uint8_t *const *copy, uint64_t ticket, 
     reader->accepted += (uint64_t)accepted;
     reader->lapped += (uint64_t)!accepted;
     reader->torn += (uint64_t)(accepted && torn);
+    if (reader->torn && options.until_torn)
+        finished = 1;
 }
 
 static void copy_row(uint8_t *const *copy, uint64_t ticket) {
@@ -195,6 +198,8 @@ static int parse(int argc, char **argv) {
             options.newest = 1;
         else if (!strcmp(argv[i], "--no-validation"))
             options.no_validation = 1;
+        else if (!strcmp(argv[i], "--until-torn"))
+            options.until_torn = 1;
         else
             return -EINVAL;
     }

@@ -1,0 +1,55 @@
+"""`python -m bench.actors`: the rate of an actor with its learners training, and with them waiting for data.
+
+Both runs do the same work in the actor (epsilon is 0, so that every action is the network's); they differ in the
+learners' warmup alone. With one agent the two processes have a core each where there are two; with three agents four
+processes share what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import marlcore as mc
+from marlcore.config import ExplorationConfig, LearnerConfig, ReplayConfig
+from marlcore.envs import TreasureHunt
+from marlcore.rundir import read_metrics
+
+STEPS = 60_000
+ROUNDS = 3
+NEVER = 1_000_000
+
+
+def rate(agents: int, trains: bool) -> float:
+    """Steps a second in the second half of a run."""
+    config = mc.Config(
+        total_steps=STEPS,
+        replay=ReplayConfig(capacity=NEVER),
+        learner=LearnerConfig(warmup=1000 if trains else NEVER, device="cpu"),
+        exploration=ExplorationConfig(epsilon_start=0.0, epsilon_min=0.0),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(config, run_dir=str(Path(folder) / "run"))
+        result = mc.train(partial(TreasureHunt, agents=agents), "dqn", config, progress=False)
+        metrics = read_metrics(result.run_dir / "metrics.csv")
+    return statistics.median(m.value for m in metrics if m.name == "env_steps_per_s" and m.step > STEPS // 2)
+
+
+def main() -> None:
+    for agents in (1, 3):
+        pairs = [(rate(agents, trains=False), rate(agents, trains=True)) for _ in range(ROUNDS)]
+        alone, beside = (statistics.median(column) for column in zip(*pairs, strict=True))
+        kept = statistics.median(with_learners / without for without, with_learners in pairs)
+        sys.stdout.write(
+            f"{agents} agents, {agents + 1} processes on {os.cpu_count()} cores: {alone:,.0f} steps/s alone, "
+            f"{beside:,.0f} while learners train, kept {kept:.2f} (median of {ROUNDS} pairs)\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

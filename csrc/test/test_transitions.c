@@ -1,0 +1,268 @@
+/* Transitions on a lane, one behaviour a test. Records are 24 bytes, of which the head is 16; frames are 3. */
+#include <errno.h>
+#include <math.h>
+
+#include "check.h"
+
+enum { RECORD = 24, FRAME = 3 };
+
+/* A writer with its staging, as a process has it. */
+struct fixture {
+    struct mc_writer writer;
+    uint8_t records[2 * RECORD], frame[FRAME], final_frame[FRAME];
+};
+
+static void open_writer(struct fixture *f, struct mc_lane lane) {
+    memset(f, 0, sizeof *f);
+    f->writer.lane = lane;
+    f->writer.records = f->records;
+    f->writer.frames[1] = f->frame;
+    f->writer.final_frames[1] = f->final_frame;
+    CHECK(mc_writer_open(&f->writer) == 0);
+}
+
+static struct mc_lane make_replay(uint64_t capacity) {
+    const uint64_t sizes[] = {RECORD, FRAME};
+    return make_lane(capacity, 2, sizes);
+}
+
+static int64_t add(struct fixture *f, float reward, int flags) {
+    struct mc_row row = {.ordinal = 99, .age = 99, .flags = 99, .zero = 99, .policy_version = 99, .reward = reward};
+    memcpy(f->records, &row, sizeof row);
+    row.reward = 0;
+    memcpy(f->records + RECORD, &row, sizeof row);
+    memset(f->frame, (int)reward, FRAME);
+    memset(f->final_frame, (int)reward + 100, FRAME);
+    return mc_writer_add(&f->writer, flags);
+}
+
+static struct mc_row row_at(const struct mc_lane *lane, uint64_t ticket) {
+    uint8_t record[RECORD];
+    struct mc_row row;
+    void *dests[] = {record, NULL};
+    CHECK(mc_lane_read(lane, ticket, 1, dests) == 0);
+    memcpy(&row, record, sizeof row);
+    CHECK(row.zero == 0);
+    return row;
+}
+
+static void expect_row(const struct mc_lane *lane, uint64_t ticket, uint32_t ordinal, uint16_t age, int flags) {
+    struct mc_row row = row_at(lane, ticket);
+    CHECK(row.ordinal == ordinal);
+    CHECK(row.age == age);
+    CHECK(row.flags == flags);
+}
+
+static int frame_at(const struct mc_lane *lane, uint64_t ticket) {
+    uint8_t frame[FRAME];
+    void *dests[] = {NULL, frame};
+    CHECK(mc_lane_read(lane, ticket, 1, dests) == 0 && frame[0] == frame[FRAME - 1]);
+    return frame[0];
+}
+
+static void heads_count_transitions_and_age_within_an_episode(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    open_writer(&f, lane);
+    f.writer.policy_version = 7;
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1 && add(&f, 3, MC_TERMINATED) == 2 && add(&f, 4, 0) == 3);
+    expect_row(&lane, 0, 0, 0, 0);
+    expect_row(&lane, 1, 1, 1, 0);
+    expect_row(&lane, 2, 2, 2, MC_TERMINATED);
+    expect_row(&lane, 3, 3, 0, 0);
+    CHECK(row_at(&lane, 1).policy_version == 7 && row_at(&lane, 1).reward == 2 && frame_at(&lane, 1) == 2);
+    free_lane(&lane);
+}
+
+static void a_boundary_row_follows_the_transition_that_it_closes(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, MC_TRUNCATED | MC_BOUNDARY) == 1 && add(&f, 3, 0) == 3);
+    expect_row(&lane, 1, 1, 1, MC_TRUNCATED);
+    expect_row(&lane, 2, 2, 2, MC_BOUNDARY);
+    expect_row(&lane, 3, 2, 0, 0);
+    CHECK(frame_at(&lane, 1) == 2 && frame_at(&lane, 2) == 102 && frame_at(&lane, 3) == 3);
+    CHECK(mc_lane_transitions(&lane) == 3);
+    free_lane(&lane);
+}
+
+static void a_transition_and_its_boundary_row_wrap_around_together(void) {
+    struct mc_lane lane = make_replay(3);
+    struct fixture f;
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1);
+    CHECK(add(&f, 3, MC_TRUNCATED | MC_BOUNDARY) == 2 && mc_lane_committed(&lane) == 4);
+    expect_row(&lane, 2, 2, 2, MC_TRUNCATED);
+    expect_row(&lane, 3, 3, 3, MC_BOUNDARY);
+    CHECK(frame_at(&lane, 3) == 103);
+    free_lane(&lane);
+}
+
+static void an_age_stays_at_its_largest(void) {
+    struct mc_lane lane = make_replay(4);
+    struct fixture f;
+    open_writer(&f, lane);
+    for (int i = 0; i < UINT16_MAX + 3; i++)
+        add(&f, 0, 0);
+    expect_row(&lane, UINT16_MAX - 1, UINT16_MAX - 1, UINT16_MAX - 1, 0);
+    expect_row(&lane, UINT16_MAX, UINT16_MAX, UINT16_MAX, 0);
+    expect_row(&lane, UINT16_MAX + 2, UINT16_MAX + 2, UINT16_MAX, 0);
+    free_lane(&lane);
+}
+
+static void a_reward_that_is_not_finite_changes_nothing(void) {
+    const float rewards[] = {NAN, INFINITY, -INFINITY};
+    struct mc_lane lane = make_replay(4);
+    struct fixture f;
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0);
+    for (int i = 0; i < 3; i++) {
+        uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0}, ends[6] = {0};
+        const void *sources[] = {NULL, frames};
+        CHECK(add(&f, rewards[i], MC_TRUNCATED | MC_BOUNDARY) == -EDOM);
+        memcpy(rows + RECORD + offsetof(struct mc_row, reward), &rewards[i], sizeof rewards[i]);
+        CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, ends, 0) == -EDOM);
+        CHECK(mc_lane_committed(&lane) == 1 && reserved_of(&lane) == 1);
+    }
+    CHECK(add(&f, 2, 0) == 1);
+    expect_row(&lane, 1, 1, 1, 0);
+    free_lane(&lane);
+}
+
+static void a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was(void) {
+    struct mc_lane lane = make_replay(1);
+    struct fixture f;
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, MC_TRUNCATED | MC_BOUNDARY) == -EINVAL);
+    CHECK(mc_lane_committed(&lane) == 1 && add(&f, 3, 0) == 1);
+    expect_row(&lane, 1, 1, 1, 0);
+    free_lane(&lane);
+}
+
+static void a_closed_writer_says_so(void) {
+    struct mc_lane lane = make_replay(4);
+    struct fixture f;
+    uint8_t rows[RECORD] = {0}, ends[3] = {0};
+    const void *sources[] = {NULL, rows};
+    open_writer(&f, lane);
+    f.writer.lane.capacity = 0;
+    CHECK(add(&f, 1, 0) == -ESHUTDOWN);
+    CHECK(mc_writer_add_rows(&f.writer, 1, rows, sources, ends, 0) == -ESHUTDOWN);
+    free_lane(&lane);
+}
+
+static void a_successor_counts_on_and_begins_an_episode(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    uint64_t first;
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1);
+    CHECK(mc_lane_reserve(&lane, 2, &first) == 0); /* and here it is killed */
+    open_writer(&f, lane);
+    CHECK(add(&f, 3, MC_TRUNCATED | MC_BOUNDARY) == 2);
+    expect_row(&lane, 2, 2, 0, MC_TRUNCATED);
+    expect_row(&lane, 3, 3, 1, MC_BOUNDARY);
+    open_writer(&f, lane);
+    CHECK(add(&f, 4, 0) == 4);
+    expect_row(&lane, 4, 3, 0, 0);
+    CHECK(mc_lane_transitions(&lane) == 4);
+    set_counters(&lane, 5, 4);
+    CHECK(mc_writer_open(&f.writer) == -EUCLEAN);
+    free_lane(&lane);
+}
+
+static void rows_added_together_have_the_heads_of_rows_added_one_by_one(void) {
+    enum { N = 7 };
+    const uint8_t terminated[N] = {0, 1, 0, 0, 0, 0, 0}, truncated[N] = {0, 0, 0, 1, 0, 0, 0},
+                  boundary[N] = {0, 0, 0, 0, 1, 0, 0};
+    struct mc_lane lane = make_replay(N);
+    struct fixture f;
+    uint8_t rows[N * RECORD] = {0}, frames[N * FRAME], ends[3 * N];
+    const void *sources[] = {NULL, frames};
+    memcpy(ends, terminated, N);
+    memcpy(ends + N, truncated, N);
+    memcpy(ends + 2 * N, boundary, N);
+    for (int i = 0; i < N; i++)
+        memset(frames + i * FRAME, i, FRAME);
+    open_writer(&f, lane);
+    CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1);
+    CHECK(mc_writer_add_rows(&f.writer, N, rows, sources, ends, 1) == 2);
+    expect_row(&lane, 2, 2, 2, 0);
+    expect_row(&lane, 3, 3, 3, MC_TERMINATED);
+    expect_row(&lane, 4, 4, 0, 0);
+    expect_row(&lane, 5, 5, 1, MC_TRUNCATED);
+    expect_row(&lane, 6, 6, 2, MC_BOUNDARY);
+    expect_row(&lane, 7, 6, 0, 0);
+    expect_row(&lane, 8, 7, 1, 0);
+    for (uint64_t i = 0; i < N; i++)
+        CHECK(frame_at(&lane, 2 + i) == (int)i);
+    CHECK(mc_lane_transitions(&lane) == 6);
+    free_lane(&lane);
+}
+
+static void a_truncated_row_without_its_boundary_row_changes_nothing(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0};
+    uint8_t in_the_middle[] = {0, 0, 1, 0, 0, 0}, at_the_end[] = {0, 0, 0, 1, 0, 0};
+    const void *sources[] = {NULL, frames};
+    open_writer(&f, lane);
+    CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, in_the_middle, 1) == -EPROTO);
+    CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, at_the_end, 1) == -EPROTO);
+    CHECK(mc_writer_add_rows(&f.writer, 0, rows, sources, at_the_end, 1) == -EINVAL);
+    CHECK(mc_lane_committed(&lane) == 0 && reserved_of(&lane) == 0);
+    CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, at_the_end, 0) == 0);
+    expect_row(&lane, 1, 1, 1, MC_TRUNCATED);
+    free_lane(&lane);
+}
+
+static void the_transitions_held_are_counted_across_the_wrap_without_boundary_rows(void) {
+    for (uint64_t capacity = 2; capacity <= 9; capacity++) {
+        struct mc_lane lane = make_replay(capacity);
+        struct fixture f;
+        open_writer(&f, lane);
+        CHECK(mc_lane_transitions(&lane) == 0);
+        for (int i = 0; i < 60; i++) {
+            int64_t held = 0;
+            CHECK(add(&f, (float)(i % 100), i % 4 == 3 ? MC_TRUNCATED | MC_BOUNDARY : 0) >= 0);
+            uint64_t c = (uint64_t)mc_lane_committed(&lane);
+            for (uint64_t t = c < capacity ? 0 : c - capacity; t < c; t++)
+                held += !(row_at(&lane, t).flags & MC_BOUNDARY);
+            CHECK(mc_lane_transitions(&lane) == held);
+        }
+        free_lane(&lane);
+    }
+}
+
+static void the_count_of_transitions_survives_the_wrap_of_ordinals(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    open_writer(&f, lane);
+    f.writer.ordinal = UINT32_MAX - 1;
+    for (int i = 0; i < 5; i++)
+        add(&f, 0, 0);
+    expect_row(&lane, 1, UINT32_MAX, 1, 0);
+    expect_row(&lane, 2, 0, 2, 0);
+    CHECK(mc_lane_transitions(&lane) == 5);
+    free_lane(&lane);
+}
+
+int main(void) {
+    const struct test tests[] = {
+        TEST(heads_count_transitions_and_age_within_an_episode),
+        TEST(a_boundary_row_follows_the_transition_that_it_closes),
+        TEST(a_transition_and_its_boundary_row_wrap_around_together),
+        TEST(an_age_stays_at_its_largest),
+        TEST(a_reward_that_is_not_finite_changes_nothing),
+        TEST(a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was),
+        TEST(a_closed_writer_says_so),
+        TEST(a_successor_counts_on_and_begins_an_episode),
+        TEST(rows_added_together_have_the_heads_of_rows_added_one_by_one),
+        TEST(a_truncated_row_without_its_boundary_row_changes_nothing),
+        TEST(the_transitions_held_are_counted_across_the_wrap_without_boundary_rows),
+        TEST(the_count_of_transitions_survives_the_wrap_of_ordinals),
+    };
+    run_tests(tests, sizeof tests / sizeof *tests);
+    return 0;
+}
