@@ -48,11 +48,13 @@ int64_t mc_lane_committed(const struct mc_lane *lane);
 int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources);
 /* Any process. Copies n rows from ticket on into dests (a NULL dest is passed over). 0, -EAGAIN, -ESTALE. */
 int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests);
-/* Any process. Copies column 0 of the newest row: its ticket + 1, 0 when there is none, -ESTALE when lapped. */
+/* Any process. Copies column 0 of the newest row: its ticket + 1, 0 when there is none, -ESTALE when lapped.
+ */
 int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
 /* Any process. The tickets [lo, hi) that each of n lanes holds whole. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
-/* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not. */
+/* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not.
+ */
 int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
                           uint8_t *ok);
 
@@ -60,18 +62,18 @@ int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t
 
 enum { MC_TERMINATED = 1, MC_TRUNCATED = 2, MC_BOUNDARY = 4 };
 
-struct mc_row {             /* the head of a record, which is column 0 */
-    uint32_t ordinal;       /* transitions written to the lane before this row, modulo 2^32 */
-    uint16_t age;           /* rows of the same episode before this one, at most 65535; 0 begins an episode */
-    uint8_t flags;          /* MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY */
+struct mc_row {       /* the head of a record, which is column 0 */
+    uint32_t ordinal; /* transitions written to the lane before this row, modulo 2^32 */
+    uint16_t age;     /* rows of the same episode before this one, at most 65535; 0 begins an episode */
+    uint8_t flags;    /* MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY */
     uint8_t zero;
     uint32_t policy_version;
     float reward;
 };
 
-struct mc_writer {           /* private to the process that holds the lane's lock */
-    struct mc_lane lane;     /* capacity 0 once closed */
-    uint8_t *records;        /* the caller's staging: the transition's record, then the boundary row's */
+struct mc_writer {       /* private to the process that holds the lane's lock */
+    struct mc_lane lane; /* capacity 0 once closed */
+    uint8_t *records;    /* the caller's staging: the transition's record, then the boundary row's */
     const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.. */
     const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
     uint32_t ordinal;

@@ -8,9 +8,7 @@ from cffi import FFI
 SOURCES = ["copy.c", "futex.c", "lane.c", "locks.c", "transition.c", "words.c"]
 
 root = Path(__file__).parent
-declarations = "\n".join(
-    line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#")
-)
+declarations = "\n".join(line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#"))
 
 ffi = FFI()
 ffi.cdef(declarations)

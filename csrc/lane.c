@@ -137,7 +137,8 @@ int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t
     mc_fence_read();
     for (uint64_t i = 0; i < n; i++) {
         const struct mc_lane *of = &lanes[lane[i]];
-        ok[i] = (uint8_t)mc_ticket_whole((uint64_t)lowest[i], of->capacity, mc_load_reserved(mc_counters_of(of)));
+        ok[i] =
+            (uint8_t)mc_ticket_whole((uint64_t)lowest[i], of->capacity, mc_load_reserved(mc_counters_of(of)));
         lapped += !ok[i];
     }
     return lapped;

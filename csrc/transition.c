@@ -71,8 +71,8 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
 }
 
 /* Nothing may be written of rows that are not all in order. */
-static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8_t *records, const uint8_t *ends,
-                         int boundaries) {
+static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8_t *records,
+                         const uint8_t *ends, int boundaries) {
     const uint8_t *truncated = ends + n, *boundary = ends + 2 * n;
     uint64_t bytes = writer->lane.column[0].stride;
     for (uint64_t i = 0; i < n; i++) {

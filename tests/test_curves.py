@@ -30,9 +30,7 @@ def noisy_run(agents: int, episodes: int) -> list[Metric]:
     rng = np.random.default_rng(0)
     steps = rng.permutation(episodes) * 25
     return [
-        episode(
-            int(step), -60 + 40 * math.tanh(step / (12 * episodes)) + rng.normal(0, 8) - 3 * i, f"agent_{i}"
-        )
+        episode(int(step), -60 + 40 * math.tanh(step / (12 * episodes)) + rng.normal(0, 8) - 3 * i, f"agent_{i}")
         for i in range(agents)
         for step in steps
     ]

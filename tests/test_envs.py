@@ -184,9 +184,7 @@ def board(env: TreasureHunt, size: int) -> tuple[NDArray[Any], tuple[int, int]]:
     return np.array(planes)[:, top : bottom + 1, left : right + 1], (size - top, size - left)
 
 
-def moved(
-    planes: NDArray[Any], place: tuple[int, int], action: int
-) -> tuple[NDArray[Any], tuple[int, int], float]:
+def moved(planes: NDArray[Any], place: tuple[int, int], action: int) -> tuple[NDArray[Any], tuple[int, int], float]:
     """What the rules make of a board: the plain oracle."""
     dy, dx = [(-1, 0), (1, 0), (0, -1), (0, 1)][action]
     y, x = place[0] + dy, place[1] + dx
@@ -201,9 +199,7 @@ def moved(
 
 
 @pytest.mark.parametrize(("agents", "size", "items"), [(1, 5, 3), (3, 5, 4), (3, 2, 0), (8, 4, 2)])
-def test_agents_act_one_after_another_on_the_board_the_previous_one_left(
-    agents: int, size: int, items: int
-) -> None:
+def test_agents_act_one_after_another_on_the_board_the_previous_one_left(agents: int, size: int, items: int) -> None:
     """Also: walls and agents block the way, and the reward comes at the agent's own next turn."""
     env = TreasureHunt(
         agents=agents, size=size, view=size, horizon=40, gems=items, food=items, bones=items, respawn=0.0
@@ -345,9 +341,7 @@ def test_cart_pole_is_what_gymnasium_itself_gives() -> None:
 def test_a_fallen_pole_terminates_and_a_time_limit_truncates() -> None:
     fallen = record(make("gymnasium:CartPole-v1"), episodes=1)
     assert fallen[-1][3:] == (True, False, None)
-    assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, (
-        "the final observation is the fallen one"
-    )
+    assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, "the final observation is the fallen one"
     cut = record(make("gymnasium:CartPole-v1", max_episode_steps=5), episodes=1)
     assert cut[-1][3:] == (False, True, None)
     assert len(cut) == 6
@@ -479,9 +473,7 @@ def test_an_unknown_name_is_answered_in_one_line_with_what_is_expected(name: str
         ("pettingzoo:classic.rps_v2", {}, r"observation space of player_0: expected a Box, got Discrete\("),
     ],
 )
-def test_a_space_that_is_not_supported_is_named_with_its_agent(
-    name: str, options: dict[str, Any], line: str
-) -> None:
+def test_a_space_that_is_not_supported_is_named_with_its_agent(name: str, options: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}"):
         make(name, **options)
 
@@ -510,9 +502,7 @@ def test_a_missing_package_is_an_import_error_that_says_what_to_install(
         make(name)
 
 
-def test_a_module_whose_own_import_fails_is_not_called_unknown(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_whose_own_import_fails_is_not_called_unknown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needy_env_v0.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
@@ -520,8 +510,6 @@ def test_a_module_whose_own_import_fails_is_not_called_unknown(
 
 
 def test_third_party_packages_wait_until_they_are_needed() -> None:
-    check = (
-        "import sys, marlcore.envs; print(*{'gymnasium', 'pettingzoo', 'mpe2', 'torch'} & set(sys.modules))"
-    )
+    check = "import sys, marlcore.envs; print(*{'gymnasium', 'pettingzoo', 'mpe2', 'torch'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == ""

@@ -30,9 +30,7 @@ def clock(monkeypatch):
 
 
 def console(terminal: bool) -> Console:
-    return Console(
-        file=io.StringIO(), force_terminal=terminal, width=120, height=40, color_system=None, _environ={}
-    )
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, height=40, color_system=None, _environ={})
 
 
 def text(console: Console) -> str:
@@ -130,9 +128,7 @@ def test_numbers_that_are_not_finite_are_shown(clock):
         shown.update(metric("episode_return", -math.inf))
         shown.tick(1, 2, math.nan)
     assert "return (last 100) nan, loss nan" in text(out)
-    assert math.isnan(
-        final_returns([metric("episode_return", v) for v in (math.inf, -math.inf)], 1)["agent_0"]
-    )
+    assert math.isnan(final_returns([metric("episode_return", v) for v in (math.inf, -math.inf)], 1)["agent_0"])
 
 
 def test_piped_output_stays_in_its_pipe_while_a_terminal_shows_the_table(capsys):

@@ -136,11 +136,7 @@ def test_metrics_read_back_exactly(tmp_path):
     with RunDirectory.create(tmp_path, {}) as run:
         for metric in metrics:
             run.record(metric)
-    assert (
-        (tmp_path / "metrics.csv")
-        .read_text()
-        .startswith("time_s,step,agent,name,value\n0.30000000000000004,")
-    )
+    assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
     assert read_metrics(tmp_path / "metrics.csv") == metrics
 
 
@@ -220,9 +216,7 @@ logging.debug("too quiet")
 warnings.warn("careful")
 """
     log = tmp_path / "actor-0.log"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(log)], check=True, capture_output=True, encoding="utf-8"
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(log)], check=True, capture_output=True, encoding="utf-8")
     assert done.stderr == ""
     lines = log.read_text().splitlines()
     assert lines[0][:4].isdigit()

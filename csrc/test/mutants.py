@@ -18,7 +18,7 @@ CORE = Path(__file__).parent.parent
 RELACY = Path("/usr/include/relacy/relacy.hpp")
 CFLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 MODEL_FLAGS = ["-std=gnu++17", "-w", "-fpermissive"]
-STRESS = ["--reads", "100000000", "--capacity", "2", "--row", "248", "--until-torn"]
+STRESS = ["--reads", "20000000", "--capacity", "2", "--row", "4096", "--until-torn"]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ static void *allocate(uint64_t bytes) {
     return memset(memory, 0, lines * MC_LINE);
 }
 
-/* ticket, ticket * odd + i for each further word, the sum of them all; the low bytes of the ticket at the end. */
+/* ticket, ticket * odd + i for each further word, the sum of them all; the low bytes of the ticket at the
+ * end. */
 static void fill(uint8_t *row, uint64_t size, uint64_t ticket) {
     uint64_t words = size / 8, sum = 0;
     for (uint64_t i = 0; i < words; i++) {
@@ -60,7 +61,8 @@ static int whole(const uint8_t *row, uint64_t size, uint64_t ticket) {
         sum += word;
     }
     memcpy(&word, row + 8 * (words - 1), 8);
-    return first == ticket && word == (words > 1 ? sum : ticket) && !memcmp(row + 8 * words, &ticket, size % 8);
+    return first == ticket && word == (words > 1 ? sum : ticket) &&
+           !memcmp(row + 8 * words, &ticket, size % 8);
 }
 
 static void *write_rows(void *unused) {
@@ -183,9 +185,9 @@ static int parse(int argc, char **argv) {
     const struct {
         const char *name;
         uint64_t *value;
-    } numbers[] = {{"--reads", &options.reads},       {"--seconds", &options.seconds},
-                   {"--readers", &options.readers},   {"--capacity", &options.capacity},
-                   {"--append", &options.append},     {"--row", &options.row},
+    } numbers[] = {{"--reads", &options.reads},     {"--seconds", &options.seconds},
+                   {"--readers", &options.readers}, {"--capacity", &options.capacity},
+                   {"--append", &options.append},   {"--row", &options.row},
                    {"--frame", &options.frame}};
     for (int i = 1; i < argc; i++) {
         uint64_t *value = NULL;
@@ -203,7 +205,8 @@ static int parse(int argc, char **argv) {
         else
             return -EINVAL;
     }
-    int sizes = options.row >= 8 && (options.frame == 0 || options.frame >= 8) && !(options.newest && options.frame);
+    int sizes =
+        options.row >= 8 && (options.frame == 0 || options.frame >= 8) && !(options.newest && options.frame);
     int counts = options.readers >= 1 && options.readers <= MAX_READERS && options.append >= 1 &&
                  options.append <= options.capacity;
     return sizes && counts ? 0 : -EINVAL;
@@ -236,5 +239,6 @@ int main(int argc, char **argv) {
     finished = 1;
     pthread_join(writer, NULL);
     clock_gettime(CLOCK_MONOTONIC, &end);
-    return report(readers, (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
+    return report(readers,
+                  (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
 }

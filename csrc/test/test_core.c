@@ -108,7 +108,8 @@ static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) 
         CHECK(mc_lane_read_newest(&lane, row) == 0);
         for (int64_t version = 1; version <= 7; version++) {
             append_bytes(&lane, 1);
-            CHECK(mc_lane_read_newest(&lane, row) == version && row[5] == byte_of((uint64_t)version - 1, 0, 5));
+            CHECK(mc_lane_read_newest(&lane, row) == version &&
+                  row[5] == byte_of((uint64_t)version - 1, 0, 5));
         }
         CHECK(mc_lane_reserve(&lane, 1, &first) == 0 && first == 7);
         CHECK(mc_lane_read_newest(&lane, row) == (capacity == 1 ? -ESTALE : 7));
@@ -167,8 +168,8 @@ static void a_successor_keeps_what_a_killed_writer_reserved(void) {
 }
 
 static void counters_that_contradict_one_another_quarantine_the_lane(void) {
-    const uint64_t insane[][2] = {{5, 4}, {5, 10}, {MC_TICKET_LIMIT, MC_TICKET_LIMIT}, {UINT64_MAX, 0}, {0, 5},
-                                  {0, UINT64_MAX}};
+    const uint64_t insane[][2] = {{5, 4},          {5, 10}, {MC_TICKET_LIMIT, MC_TICKET_LIMIT},
+                                  {UINT64_MAX, 0}, {0, 5},  {0, UINT64_MAX}};
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t row = 0;
     const void *sources[] = {&row};

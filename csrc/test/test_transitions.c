@@ -1,4 +1,5 @@
-/* Transitions on a lane, one behaviour a test. Records are 24 bytes, of which the head is 16; frames are 3. */
+/* Transitions on a lane, one behaviour a test. Records are 24 bytes, of which the head is 16; frames are 3.
+ */
 #include <errno.h>
 #include <math.h>
 
@@ -27,7 +28,8 @@ static struct mc_lane make_replay(uint64_t capacity) {
 }
 
 static int64_t add(struct fixture *f, float reward, int flags) {
-    struct mc_row row = {.ordinal = 99, .age = 99, .flags = 99, .zero = 99, .policy_version = 99, .reward = reward};
+    struct mc_row row = {
+        .ordinal = 99, .age = 99, .flags = 99, .zero = 99, .policy_version = 99, .reward = reward};
     memcpy(f->records, &row, sizeof row);
     row.reward = 0;
     memcpy(f->records + RECORD, &row, sizeof row);
@@ -46,7 +48,8 @@ static struct mc_row row_at(const struct mc_lane *lane, uint64_t ticket) {
     return row;
 }
 
-static void expect_row(const struct mc_lane *lane, uint64_t ticket, uint32_t ordinal, uint16_t age, int flags) {
+static void expect_row(const struct mc_lane *lane, uint64_t ticket, uint32_t ordinal, uint16_t age,
+                       int flags) {
     struct mc_row row = row_at(lane, ticket);
     CHECK(row.ordinal == ordinal);
     CHECK(row.age == age);
