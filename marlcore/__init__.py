@@ -10,9 +10,11 @@ with the names that need it.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing's, without its import: the command line wants to be ready for Ctrl-C early
 if TYPE_CHECKING:
+    from typing import Any
+
     from .batch import Batch as Batch
     from .config import Config as Config
     from .errors import ClosedError as ClosedError
