@@ -64,7 +64,7 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
         writer->final_frames[0] = writer->records + bytes;
         mc_lane_put(&writer->lane, first + 1, 1, writer->final_frames);
     }
-    if (flags & (MC_TERMINATED | MC_TRUNCATED))
+    if (flags)
         writer->age = 0;
     mc_lane_commit(&writer->lane, first, rows);
     return (int64_t)first;
