@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-enum { MC_LINE = 128, MC_MAX_COLUMNS = 16, MC_API_VERSION = 1 };
+enum { MC_LINE = 128, MC_MAX_COLUMNS = 16 };
 
 /* ---- lanes: fixed-size rows, one writer, any number of readers ---- */
 

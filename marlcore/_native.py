@@ -53,9 +53,9 @@ def _error(code: int) -> Exception:
     return MarlcoreError(os.strerror(-code))
 
 
-def _pointer(array: NDArray[Any], ctype: str = "uint8_t *") -> Any:
-    """The address of a C-contiguous array, which the result keeps alive through `_ffi.from_buffer`."""
-    return _ffi.from_buffer(ctype if ctype.endswith("]") else ctype.replace(" *", "[]"), array)
+def _pointer(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
+    """The address of a C-contiguous array, which the result keeps alive."""
+    return _ffi.from_buffer(ctype, array)
 
 
 class NativeLanes:
@@ -90,34 +90,34 @@ class NativeLanes:
                 raw.column[k].base = self._memory + offset
                 raw.column[k].size = size
                 raw.column[k].stride = stride
-        self._newest = [_ffi.addressof(self.raw, lane) for lane in range(self.count)]
+        self._each = [_ffi.addressof(self.raw, lane) for lane in range(self.count)]
 
     def check(self, lane: int) -> None:
         """For the lane's writer: SegmentCorrupt when the counters contradict one another."""
-        code = _lib.mc_lane_check(self._newest[lane])
+        code = _lib.mc_lane_check(self._each[lane])
         if code:
             raise _error(code)
 
     def committed(self, lane: int) -> int:
         """Rows committed to the lane since it was created."""
-        return int(_lib.mc_lane_committed(self._newest[lane]))
+        return int(_lib.mc_lane_committed(self._each[lane]))
 
     def transitions(self, lane: int) -> int:
         """Transitions that a replay lane holds, boundary rows not counted."""
-        count = int(_lib.mc_lane_transitions(self._newest[lane]))
+        count = int(_lib.mc_lane_transitions(self._each[lane]))
         if count < 0:
             raise _error(count)
         return count
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
         """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
-        return AppendRow(self, self._newest[lane], source)
+        return AppendRow(self, self._each[lane], source)
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
         """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
         dests = _ffi.new("void *[]", MAX_COLUMNS)
         dests[0] = pointer = _pointer(dest)
-        code = int(_lib.mc_lane_read(self._newest[lane], ticket, rows, dests))
+        code = int(_lib.mc_lane_read(self._each[lane], ticket, rows, dests))
         del pointer
         if code not in (0, -errno.EAGAIN, -errno.ESTALE):
             raise _error(code)
@@ -125,7 +125,7 @@ class NativeLanes:
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> NewestReader:
         """A call that copies the newest row of a lane of one column into `dest`."""
-        return NewestReader(self, self._newest[lane], dest)
+        return NewestReader(self, self._each[lane], dest)
 
     def windows(self, lo: Ints, hi: Ints) -> Windows:
         """A call that fills lo and hi, int64 [lanes], with the tickets that each lane holds."""
@@ -169,8 +169,8 @@ class Windows:
 
     def __init__(self, lanes: NativeLanes, lo: Ints, hi: Ints) -> None:
         self._lanes = lanes
-        self._lo = _pointer(lo, "int64_t *")
-        self._hi = _pointer(hi, "int64_t *")
+        self._lo = _pointer(lo, "int64_t[]")
+        self._hi = _pointer(hi, "int64_t[]")
 
     def __call__(self) -> None:
         code = _lib.mc_lanes_window(self._lanes.raw, self._lanes.count, self._lo, self._hi)
@@ -183,8 +183,8 @@ class Validator:
 
     def __init__(self, lanes: NativeLanes, lane: Ints, lowest: Ints, ok: Bytes) -> None:
         self._lanes = lanes
-        self._lane = _pointer(lane, "int64_t *")
-        self._lowest = _pointer(lowest, "int64_t *")
+        self._lane = _pointer(lane, "int64_t[]")
+        self._lowest = _pointer(lowest, "int64_t[]")
         self._ok = _pointer(ok)
 
     def __call__(self, n: int) -> int:
@@ -285,10 +285,6 @@ class Event:
         code = _lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
             raise _error(code)
-
-    def notify(self) -> None:
-        """Wakes everybody who waits."""
-        _lib.mc_event_notify(self._event)
 
 
 class Words:

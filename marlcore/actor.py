@@ -19,6 +19,8 @@ __all__ = ["Actor", "Policy"]
 
 Report = Callable[[str, str, float], None]
 
+FIRST_PULL_S = 10.0
+
 
 class Subscriber(Protocol):
     """Where an agent's newest weights come from; see `params.py`."""
@@ -26,7 +28,7 @@ class Subscriber(Protocol):
     version: int
     extras: Mapping[str, Any]
 
-    def pull(self) -> bool: ...
+    def pull(self, timeout: float = 1.0) -> bool: ...
 
 
 class RowWriter(Protocol):
@@ -62,8 +64,13 @@ class Policy:
         return self._subscriber.version
 
     def pull(self) -> bool:
-        """Takes over newer weights, if there are any."""
-        return self._subscriber.pull()
+        """Takes over newer weights, if there are any; waits for none but the first."""
+        try:
+            return self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
+        except TimeoutError:
+            if not self.version:
+                raise
+            return False  # they are being overwritten right now: the old ones act on until the next pull
 
     def act(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """Actions [B] for observations [B, ...]."""
@@ -150,7 +157,6 @@ class Actor:
         self._sync_interval = sync_interval
         self._report = report
         self._rounds = 0
-        self.episodes = 0
         for env, child in zip(envs, np.random.SeedSequence(seed).spawn(len(envs)), strict=True):
             env.reset(int(child.generate_state(1)[0]))
 
@@ -189,7 +195,6 @@ class Actor:
             env.step(None)
 
     def _begin(self, copy: int) -> None:
-        self.episodes += 1
         for agent, player in self._players[copy].items():
             if player.begin():
                 self._report(agent, "transitions_lost", 1.0)

@@ -42,7 +42,9 @@ def train(arguments: list[str]) -> None:
     env_fn = partial(envs.make, options.env)
     result = run(env_fn, options.algorithm, options.config)
     metrics = read_metrics(result.run_dir / "metrics.csv")
-    sys.stdout.write(summary(metrics, options.config.total_steps) + f"\nresults in {result.run_dir}\n")
+    updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
+    sys.stdout.write(summary(metrics, options.config.total_steps))
+    sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
 
 
 def _parse(arguments: list[str]) -> Any:

@@ -147,9 +147,9 @@ class Config:
                 f"replay.stack: expected stack + n_step of at most the {rows} rows of a lane, "
                 f"got {self.replay.stack} + {self.learner.n_step}"
             )
-        if self.learner.warmup > self.replay.capacity:
+        if self.learner.warmup > rows * self.lanes:
             raise ValueError(
-                f"learner.warmup: expected at most replay.capacity {self.replay.capacity}, got {self.learner.warmup}"
+                f"learner.warmup: expected at most the {rows * self.lanes} rows of a replay, got {self.learner.warmup}"
             )
 
     @property

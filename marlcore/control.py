@@ -10,7 +10,7 @@ from .shm import Segment, SegmentHandle
 
 __all__ = ["Control", "Counters"]
 
-STEPS, EPISODES, UPDATES, VERSION, READY = range(5)
+STEPS, UPDATES, READY = range(3)
 
 
 class Counters:
@@ -21,7 +21,7 @@ class Counters:
         self._first = first
 
     def load(self, word: int) -> int:
-        """STEPS, EPISODES, UPDATES, VERSION or READY."""
+        """STEPS, UPDATES or READY."""
         return self._words.load(self._first + word)
 
     def store(self, word: int, value: int) -> None:

@@ -137,7 +137,11 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        if device.type == "cuda":
+            if (device.index or 0) >= torch.cuda.device_count():
+                raise RuntimeError(f"there are {torch.cuda.device_count()} CUDA devices")
+        else:
+            torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
     return device

@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -20,9 +19,10 @@ from typing import Any
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["Interrupts", "WorkerProcess"]
+__all__ = ["Interrupts", "WorkerProcess", "wait_any"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
+MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
 
 
 class WorkerProcess:
@@ -41,8 +41,8 @@ class WorkerProcess:
         )
         # Starting multiprocessing's resource tracker unblocks signals, so it must not happen while they are blocked.
         resource_tracker.ensure_running()
-        # Blocked signals stay blocked in the child, from its first instruction on: a Ctrl-C that reaches the
-        # whole terminal is the parent's to handle, and it stays pending here until the child has started.
+        # Blocked signals stay blocked in the child, from its first instruction on: a signal that reaches the
+        # whole process group is the parent's to handle, and it stays pending here until the child has started.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             self._process.start()
@@ -71,15 +71,17 @@ class WorkerProcess:
     def _read_traceback(self) -> str:
         try:
             return str(self._errors.recv()) if self._errors.poll() else ""
-        except EOFError:
+        except (EOFError, OSError):  # it died before or in the middle of sending
             return ""
 
-    def stop(self, grace_s: float) -> None:
-        """Waits for the process to end by itself, then kills it; gives back what it held here."""
-        self._process.join(max(grace_s, 0))
-        if self.running:
-            self._process.kill()
-            self._process.join()
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process if it still runs, and gives back what it held here."""
+        self._process.kill()
+        self._process.join()
         self._errors.close()
         os.close(self._pidfd)
         self._process.close()
@@ -112,7 +114,7 @@ class Interrupts:
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
-    """Sleeps until one of the processes that still run ends, a signal comes, or the time is up."""
+    """Sleeps until one of the processes that still run ends or the time is up."""
     poll = select.poll()
     for process in processes:
         if process.running:
@@ -120,24 +122,15 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def stop_all(processes: list[WorkerProcess], grace_s: float) -> None:
-    """Ends all of them, together within the grace."""
-    deadline = time.monotonic() + grace_s
-    for process in processes:
-        process.stop(deadline - time.monotonic())
-
-
 def _child_main(name: str, blueprint: Blueprint, log: Path, errors: Connection, parent: int) -> None:
     _end_with_parent(parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     setup_logging(log)
     try:
         run_worker(name, blueprint)
     except BaseException:
         text = traceback.format_exc()
         logging.getLogger(__name__).error("%s failed:\n%s", name, text)
-        errors.send(text)
+        errors.send(text[-MESSAGE_LIMIT:])
         sys.exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -47,12 +48,13 @@ class ReplayBuffer:
             lane_rows: int = segment.description["lane_rows"]
             self._layout = RecordLayout.of(self.spec)
             self._geometry = LaneGeometry(self.lanes, lane_rows, self._layout.columns)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SegmentCorrupt(f"{segment.path}: expected a replay, got another kind of segment") from error
         if self._geometry.nbytes > len(segment.body):
             raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of rows")
         self.capacity = self.lanes * lane_rows
         self._lanes = self._geometry.bind(segment.body)
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
     @classmethod
     def create(
@@ -128,7 +130,9 @@ class ReplayBuffer:
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
         claimed = claim(self._segment, self._lanes, int(lane))
-        return Writer(self._lanes, int(lane), self._layout, self.spec, claimed)
+        writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed)
+        self._writers.add(writer)
+        return writer
 
     def sampler(
         self,
@@ -166,7 +170,9 @@ class ReplayBuffer:
         return sum(self._lanes.transitions(lane) for lane in range(self.lanes))
 
     def close(self) -> None:
-        """Lets go of the memory; a replay in /dev/shm disappears when its creator closes it."""
+        """Closes its writers and lets go of the memory; one in /dev/shm disappears when its creator closes it."""
+        for writer in list(self._writers):
+            writer.close()
         self._segment.close()
 
     def unlink(self) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ._native import Event, NativeLanes
 from .batch import Batch, BatchLayout
-from .errors import NotEnoughData
+from .errors import MarlcoreError, NotEnoughData
 from .kernels import gather as kernels
 from .lane import LaneGeometry
 from .record import RecordLayout
@@ -105,6 +105,7 @@ class Sampler:
         self._segment = segment
         self._options = options
         self._lanes = lanes
+        self._lane_rows = geometry.capacity
         self._event = Event(segment.body)
         self._batch = BatchLayout(spec, layout, geometry, options.batch_size, options.stack, options.n_step)
         self._enough = False
@@ -122,11 +123,16 @@ class Sampler:
         self._ok = np.zeros(options.batch_size, np.uint8)
         self._validate = lanes.validator(self._chosen[kernels.LANE], self._chosen[kernels.LOWEST], self._ok)
         self._all_rows = np.arange(options.batch_size)
+        # Nothing is drawn here, but the kernels are compiled or loaded now and not by the first sample.
+        self._copy(self._storage(), self._all_rows[:0], self._plan(self._storage(), self._all_rows[:0]))
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
         self._segment.check_open()
-        return self._has_enough() and self._draw(self._storage(), self._all_rows[:1]) == 1
+        state, redrawn = self._state.copy(), self.stats.redrawn
+        able = self._has_enough() and self._draw(self._storage(), self._all_rows[:1]) == 1
+        self._state[:], self.stats.redrawn = state, redrawn  # asking does not change what is drawn next
+        return able
 
     def sample(self, timeout: float | None = None) -> Batch:
         """A batch.
@@ -136,7 +142,8 @@ class Sampler:
 
         Raises:
             NotEnoughData: without a timeout, fewer than min_size transitions are held or none is whole.
-            TimeoutError: the same, after the timeout; or writers overwrote every draw for 10 seconds.
+            TimeoutError: the same, after the timeout.
+            MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed.
         """
         self._segment.check_open()
@@ -154,24 +161,31 @@ class Sampler:
             if len(rows):
                 lapped_since = lapped_since or time.monotonic()
                 if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                    raise TimeoutError(f"{self._segment.path}: writers overwrote every draw; use a larger capacity")
+                    raise MarlcoreError(f"{self._segment.path}: writers overwrote every draw; use a larger capacity")
         self.stats.drawn += self._options.batch_size
         return Batch(storage.fields)
 
     def _has_enough(self) -> bool:
         held = sum(self._lanes.transitions(lane) for lane in range(self._lanes.count))
-        self._enough = held >= (self._options.min_size or self._options.batch_size)
+        # Full lanes never hold more, and some of their rows may be boundary rows.
+        full = all(self._lanes.committed(lane) >= self._lane_rows for lane in range(self._lanes.count))
+        self._enough = full or held >= (self._options.min_size or self._options.batch_size)
         return self._enough
 
     def _draw(self, storage: _Storage, rows: NDArray[np.int64]) -> int:
         """Chooses transitions for output rows; how many slots were filled, 0 when nothing is sampleable."""
+        return self._plan(storage, rows) or self._draw_from_list(storage, rows)
+
+    def _plan(self, storage: _Storage, rows: NDArray[np.int64]) -> int:
+        """Chooses by drawing at random, until too many draws in a row were refused."""
         self._read_windows()
+        filled: int
         filled, refused = kernels.plan(
             self._words, self._floats, self._table, self._options.gamma, self._windows, self._state, rows, len(rows),
             self._chosen, storage.numbers, storage.ends,
         )  # fmt: skip
         self.stats.redrawn += refused
-        return filled or self._draw_from_list(storage, rows)
+        return filled
 
     def _draw_from_list(self, storage: _Storage, rows: NDArray[np.int64]) -> int:
         """The same where nearly every draw is refused: lists the sampleable rows first."""

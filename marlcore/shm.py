@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import mmap
@@ -112,6 +113,8 @@ class Segment:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
+        if path is None:
+            _sweep_once()
         nonce = secrets.randbits(64)
         header = _Header.build(nonce, description, body_bytes)
         target = Path(path).absolute() if path is not None else SHM_DIR / f"{PREFIX}{name}-{nonce:016x}"
@@ -164,10 +167,13 @@ class Segment:
         """A new descriptor that holds the exclusive lock of byte `offset`, or None when another one does."""
         self.check_open()
         fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        if try_lock(fd, offset, exclusive=True):
-            return fd
-        os.close(fd)
-        return None
+        locked = False
+        try:
+            locked = try_lock(fd, offset, exclusive=True)
+        finally:
+            if not locked:
+                os.close(fd)
+        return fd if locked else None
 
     def close(self) -> None:
         """Lets go of the segment; the memory is unmapped when the last view of it is gone."""
@@ -210,6 +216,12 @@ def sweep() -> list[str]:
         finally:
             os.close(fd)
     return removed
+
+
+@functools.cache
+def _sweep_once() -> None:
+    """Whoever makes the first segment of a process clears away what dead ones left."""
+    sweep()
 
 
 @dataclass(frozen=True)
@@ -290,9 +302,11 @@ def _open_named(path: Path) -> int:
     """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None
     except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.EPERM):
+            raise
         raise SegmentCorrupt(f"{path}: expected a segment, got {error.strerror}") from None
     try:
         status = os.fstat(fd)

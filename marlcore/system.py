@@ -6,33 +6,37 @@ import pickle
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import algos
 from .config import Config
-from .control import READY, Control
+from .control import READY, UPDATES, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, stop_all, wait_any
+from .processes import Interrupts, WorkerProcess, wait_any
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
 from .rundir import RunDirectory, read_metrics
-from .shm import sweep
 from .spec import Field
-from .telemetry import Metric, Telemetry
+from .telemetry import NAME_BYTES, Metric, Telemetry
 from .workers import (
     ActorWorker,
     AgentPlan,
     Blueprint,
     LearnerWorker,
+    Worker,
     actor_names,
     build_network,
     learner_name,
@@ -43,7 +47,7 @@ __all__ = ["Result", "train"]
 
 POLL_S = 0.1
 GRACE_S = 60.0  # for the last checkpoints of a run that ended by itself
-INTERRUPTED_GRACE_S = 2.0
+HURRIED_GRACE_S = 2.0
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 SERIAL_ROUNDS = 50  # between looks at telemetry
 
@@ -55,12 +59,14 @@ class Result:
     Attributes:
         run_dir: where its metrics, checkpoints and curves are.
         steps: taken by all agents together.
+        updates: by agent, the updates of its learner.
         returns: by agent, the mean episode return over the last tenth of the run; no entry without an episode.
         lost_metrics: overwritten before they were written to metrics.csv.
     """
 
     run_dir: Path
     steps: int
+    updates: dict[str, int]
     returns: dict[str, float]
     lost_metrics: int
 
@@ -97,19 +103,16 @@ def train(
     env = make_env()
     spaces = [(agent, env.observations[agent], env.actions[agent]) for agent in env.agents]
     env.close()
-    sweep()
+    for agent, _, _ in spaces:
+        if len(agent.encode()) > NAME_BYTES:
+            raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
     with Interrupts() as interrupts:
-        run_dir = Path(config.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
-        described = {"algorithm": type(chosen).__name__, "hyperparameters": vars(chosen), **config.to_dict()}
-        with RunDirectory.create(run_dir, described) as run:
-            steps, lost = _run(make_env, chosen, config, spaces, run, interrupts, progress)
-        metrics = read_metrics(run.path / "metrics.csv")
-        draw(metrics, run.path / "curves.png", f"{type(chosen).__name__}, seed {config.seed}")
+        result = _run(make_env, chosen, config, spaces, interrupts, progress)
     if interrupts.signum == signal.SIGINT:
         raise KeyboardInterrupt
     if interrupts.signum is not None:
         sys.exit(128 + interrupts.signum)
-    return Result(run.path, steps, final_returns(metrics, config.total_steps), lost)
+    return result
 
 
 @dataclass(frozen=True)
@@ -138,53 +141,60 @@ def _run(
     algorithm: Algorithm,
     config: Config,
     spaces: list[tuple[str, Field, int]],
-    run: RunDirectory,
     interrupts: Interrupts,
     show: bool,
-) -> tuple[int, int]:
-    """The steps taken and the metrics lost."""
+) -> Result:
     workers = [*actor_names(config), *(learner_name(agent) for agent, _, _ in spaces)]
     with ExitStack() as stack:
-        control = Control.create(workers)
-        stack.callback(control.close)
-        telemetry = Telemetry.create(workers)
-        stack.callback(telemetry.close)
-        plans = [_create_agent(stack, algorithm, config, run, i, *space) for i, space in enumerate(spaces)]
-        blueprint = Blueprint(
-            env_fn, algorithm, config, tuple(plans), control.handle, telemetry.handle, time.monotonic()
+        control = stack.enter_context(closing(Control.create(workers)))
+        telemetry = stack.enter_context(closing(Telemetry.create(workers)))
+        memory = [_create_memory(stack, algorithm, config, i, *space[1:]) for i, space in enumerate(spaces)]
+        # Last, when nothing can be refused any more: a directory that exists holds a run that was started.
+        run = stack.enter_context(RunDirectory.create(_run_dir(config), _describe(algorithm, config)))
+        plans = tuple(
+            AgentPlan(*space, run.checkpoint_path(space[0]), replay.handle, store.handle)
+            for space, (replay, store) in zip(spaces, memory, strict=True)
         )
+        began = time.monotonic()
+        blueprint = Blueprint(env_fn, algorithm, config, plans, control.handle, telemetry.handle, began)
         table = stack.enter_context(Progress()) if show else None
-        monitor = _Monitor(run, control, telemetry, table, config.total_steps, blueprint.began)
+        monitor = _Monitor(run, control, telemetry, table, config.total_steps, began)
         stack.callback(monitor.tick)
         if config.mode == "serial":
             _run_serial(blueprint, monitor, interrupts)
         else:
             _run_async(blueprint, control, monitor, interrupts, run)
-        monitor.tick()
-        return control.steps, telemetry.lost
+        steps = control.steps
+        updates = {plan.name: control.workers[learner_name(plan.name)].load(UPDATES) for plan in plans}
+    metrics = read_metrics(run.path / "metrics.csv")
+    draw(metrics, run.path / "curves.png", f"{type(algorithm).__name__}, seed {config.seed}")
+    return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost)
 
 
-def _create_agent(
-    stack: ExitStack,
-    algorithm: Algorithm,
-    config: Config,
-    run: RunDirectory,
-    index: int,
-    agent: str,
-    observation: Field,
-    actions: int,
-) -> AgentPlan:
+def _run_dir(config: Config) -> Path:
+    return Path(config.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
+
+
+def _describe(algorithm: Algorithm, config: Config) -> dict[str, Any]:
+    """What config.json says."""
+    simple = (bool, int, float, str, tuple, type(None))
+    given = getattr(algorithm, "__dict__", {}).items()
+    hyperparameters = {name: value if isinstance(value, simple) else repr(value) for name, value in given}
+    return {"algorithm": type(algorithm).__name__, "hyperparameters": hyperparameters, **config.to_dict()}
+
+
+def _create_memory(
+    stack: ExitStack, algorithm: Algorithm, config: Config, index: int, observation: Field, actions: int
+) -> tuple[ReplayBuffer, ParameterStore]:
+    """An agent's replay and weights, closed with the stack."""
     replay = ReplayBuffer.create(
         transition_spec(observation), config.replay.capacity, config.lanes, name=f"replay.{index}"
     )
-    stack.callback(replay.close)
+    stack.enter_context(replay)
     network = build_network(algorithm, observation, actions, config, index)
-    store = ParameterStore.create(
-        network, mode=config.learner.publish_mode, extras={"epsilon": ()}, name=f"weights.{index}"
-    )
-    stack.callback(store.close)
-    checkpoint = run.checkpoint_path(agent)
-    return AgentPlan(agent, observation, actions, checkpoint, replay.handle, store.handle)
+    mode = config.learner.publish_mode
+    store = ParameterStore.create(network, mode=mode, extras={"epsilon": ()}, name=f"weights.{index}")
+    return replay, stack.enter_context(store)
 
 
 class _Monitor:
@@ -230,23 +240,20 @@ class _Monitor:
 
 def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts) -> None:
     """The workers' work in turn, in this process: the same objects, deterministic under a seed."""
-    import torch
-
     config = blueprint.config
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.learner.threads)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(config.seed)
-        learners = [LearnerWorker(i, blueprint) for i in range(len(blueprint.agents))]
-        actors = [ActorWorker(i, blueprint) for i in range(config.actor.processes)]
-        for worker in [*learners, *actors]:
-            stack.callback(worker.close)
+        learners = [stack.enter_context(closing(LearnerWorker(i, blueprint))) for i in range(len(blueprint.agents))]
+        actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
         due, rounds = 0.0, 0
         while interrupts.signum is None and not all(actor.done for actor in actors):
-            taken = sum(actor.step() for actor in actors if not actor.done)
+            taken = sum(_guarded(actor, actor.step) for actor in actors if not actor.done)
             due += config.updates_per_step * taken / len(learners)
             while due >= 1.0:
-                updated = [learner.step(wait_s=0.0) for learner in learners]
+                updated = [_guarded(learner, partial(learner.step, wait_s=0.0)) for learner in learners]
                 due = due - 1.0 if any(updated) else 0.0
             rounds += 1
             if rounds % SERIAL_ROUNDS == 0:
@@ -255,35 +262,59 @@ def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts)
             learner.finish()
 
 
+def _guarded(worker: Worker, step: Callable[[], int]) -> int:
+    """A worker's step, whose errors end the run as they would from a process."""
+    try:
+        return step()
+    except Exception as error:
+        raise WorkerFailed(worker.name, traceback.format_exc()) from error
+
+
 def _run_async(
     blueprint: Blueprint, control: Control, monitor: _Monitor, interrupts: Interrupts, run: RunDirectory
 ) -> None:
     """A process for each worker, until the actors have taken all steps, one fails, or a signal comes."""
     processes: list[WorkerProcess] = []
-    failed: WorkerFailed | None = None
     try:
         for name in control.workers:
             if interrupts.signum is None:
                 processes.append(WorkerProcess(name, blueprint, run.log_path(name)))
         actors = processes[: blueprint.config.actor.processes]
+        failed = None
         while interrupts.signum is None and failed is None and any(actor.running for actor in actors):
             wait_any(processes, POLL_S)
             monitor.tick()
             failed = _first_failure(processes)
+        control.stop()
+        late = _await_end(processes, control, monitor, interrupts, hurried=failed is not None)
     finally:
         control.stop()
-        whole = interrupts.signum is None and failed is None and sys.exc_info()[0] is None
-        starting = [p for p in processes if not whole and not control.workers[p.name].load(READY)]
-        stop_all(starting, 0.0)
-        others = [p for p in processes if p not in starting]
-        deadline = time.monotonic() + (GRACE_S if whole else INTERRUPTED_GRACE_S)
-        while any(p.running for p in others) and time.monotonic() < deadline:
-            wait_any(others, POLL_S)
-            monitor.tick()
-        failed = failed or (_first_failure(others) if whole else None)
-        stop_all(others, 0.0)
-    if failed is not None and interrupts.signum is None:
-        raise failed
+        for process in processes:
+            process.close()
+    if interrupts.signum is None and (failed or late):
+        raise failed or late or AssertionError
+
+
+def _await_end(
+    processes: list[WorkerProcess], control: Control, monitor: _Monitor, interrupts: Interrupts, hurried: bool
+) -> WorkerFailed | None:
+    """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
+
+    After a failure or a signal (hurried) that is a short time, and none at all for workers that are still starting.
+    """
+    began = time.monotonic()
+    grace = GRACE_S
+    while running := [process for process in processes if process.running]:
+        if (hurried or interrupts.signum is not None) and grace == GRACE_S:
+            hurried, grace = True, time.monotonic() - began + HURRIED_GRACE_S
+            for process in running:
+                if not control.workers[process.name].load(READY):
+                    process.kill()
+        if time.monotonic() - began > grace:
+            return None if hurried else WorkerFailed(running[0].name, f"it did not end within {grace:g} s")
+        wait_any(running, POLL_S)
+        monitor.tick()
+    return None if hurried else _first_failure(processes)
 
 
 def _first_failure(processes: list[WorkerProcess]) -> WorkerFailed | None:

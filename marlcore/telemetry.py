@@ -80,7 +80,8 @@ class Telemetry:
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
         while self._read[lane] < end:
-            oldest = max(self._read[lane], end - ROWS)
+            # One row less than the lane has: its writer may be in the middle of the next, or have died there.
+            oldest = max(self._read[lane], end - (ROWS - 1))
             rows = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
             if code == -errno.ESTALE:  # the worker lapped this read: take what is newer

@@ -33,8 +33,8 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     """
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{label}: expected {field.describe()}, got {error}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{label}: expected {field.describe()}, got {came(value)} ({came(error)})") from None
     dtype = field.numpy
     if array.shape != field.shape:
         raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")

@@ -6,6 +6,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from .actor import Actor, Policy
 from .config import Config
-from .control import EPISODES, READY, STEPS, UPDATES, VERSION, Control
+from .control import READY, STEPS, UPDATES, Control
 from .learner import Learner, choose_device
 from .params import ParameterStore
 from .protocols import Algorithm, Environment
@@ -50,10 +51,6 @@ class AgentPlan:
     checkpoint: Path
     replay: SegmentHandle
     weights: SegmentHandle
-
-    @property
-    def spec(self) -> TransitionSpec:
-        return transition_spec(self.observation)
 
 
 @dataclass(frozen=True)
@@ -103,16 +100,19 @@ class Worker:
     """What actors and learners have in common: counters, telemetry, and a wish to be told to stop."""
 
     def __init__(self, name: str, blueprint: Blueprint) -> None:
+        self.name = name
         self.control = Control.attach(blueprint.control)
         self.counters = self.control.workers[name]
         self._telemetry = Telemetry.attach(blueprint.telemetry)
         self._reporter = self._telemetry.reporter(name)
         self._began = blueprint.began
-        self._held: list[Any] = [self._reporter, self._telemetry, self.control]
+        self._held = ExitStack()
+        for thing in (self.control, self._telemetry, self._reporter):
+            self.hold(thing)
 
     def hold(self, thing: Any) -> Any:
         """Has `thing` closed at the end, before what was held earlier."""
-        self._held.insert(0, thing)
+        self._held.callback(thing.close)
         return thing
 
     def report(self, agent: str, name: str, value: float) -> None:
@@ -120,8 +120,8 @@ class Worker:
         self._reporter.report(Metric(now, self.control.steps, agent, name, value))
 
     def close(self) -> None:
-        for thing in self._held:
-            thing.close()
+        """Closes everything held, also when one of the closings fails."""
+        self._held.close()
 
 
 class ActorWorker(Worker):
@@ -133,7 +133,13 @@ class ActorWorker(Worker):
         self._index = index
         self._share = actor_share(blueprint.config, index)
         self._steps = 0
-        config = blueprint.config
+        with ExitStack() as unless_built:
+            unless_built.callback(self.close)
+            self._actor = self._build()
+            unless_built.pop_all()
+
+    def _build(self) -> Actor:
+        blueprint, index, config = self._blueprint, self._index, self._blueprint.config
         copies = range(config.actor.envs)
         envs = [self.hold(blueprint.env_fn()) for _ in copies]
         writers = {}
@@ -141,7 +147,7 @@ class ActorWorker(Worker):
             replay = self.hold(ReplayBuffer.attach(plan.replay))
             writers[plan.name] = [self.hold(replay.writer(index * config.actor.envs + copy)) for copy in copies]
         policies = {plan.name: self._policy(i, plan) for i, plan in enumerate(blueprint.agents)}
-        self._actor = Actor(
+        return Actor(
             envs,
             policies,
             writers,
@@ -172,7 +178,6 @@ class ActorWorker(Worker):
         taken = self._actor.step()
         self._steps += taken
         self.counters.store(STEPS, self._steps)
-        self.counters.store(EPISODES, self._actor.episodes)
         return taken
 
 
@@ -180,8 +185,15 @@ class LearnerWorker(Worker):
     """A learner process's work."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
-        plan, config = blueprint.agents[index], blueprint.config
+        plan = blueprint.agents[index]
         super().__init__(learner_name(plan.name), blueprint)
+        with ExitStack() as unless_built:
+            unless_built.callback(self.close)
+            self.learner = self._build(index, plan, blueprint)
+            unless_built.pop_all()
+
+    def _build(self, index: int, plan: AgentPlan, blueprint: Blueprint) -> Learner:
+        config = blueprint.config
         device = choose_device(config.learner.device, index, config.learner.device_per_agent)
         network = build_network(blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         replay = self.hold(ReplayBuffer.attach(plan.replay))
@@ -196,7 +208,7 @@ class LearnerWorker(Worker):
         )
         store = self.hold(ParameterStore.attach(plan.weights))
         publisher = self.hold(store.publisher(network))
-        self.learner = Learner(
+        return Learner(
             sampler,
             blueprint.algorithm.make_trainer(network),  # after the publisher moved the weights into place
             publisher,
@@ -206,14 +218,12 @@ class LearnerWorker(Worker):
             report=partial(self.report, plan.name),
             save=lambda state: _save(plan.checkpoint, {**state, "network": network.state_dict()}),
         )
-        self.counters.store(VERSION, self.learner.version)
 
     def step(self, wait_s: float = WAIT_S) -> bool:
         """One update, if there is data."""
         updated = self.learner.step(wait_s)
         if updated:
             self.counters.store(UPDATES, self.learner.updates)
-            self.counters.store(VERSION, self.learner.version)
         return updated
 
     def finish(self) -> None:

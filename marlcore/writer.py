@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class Writer:
 
         Raises: as `add`; ValueError also when the rows are more than the lane's capacity.
         """
-        rows = len(reward) if isinstance(reward, (np.ndarray, list, tuple)) else 0
+        rows = len(reward) if isinstance(reward, (np.ndarray, Sequence)) and np.ndim(reward) else 0
         if not rows:
             raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {came(reward)}")
         at: Any = _ALL

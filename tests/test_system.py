@@ -16,13 +16,13 @@ import torch
 
 import marlcore as mc
 from marlcore.algos import DQN
-from marlcore.config import ActorConfig, LearnerConfig
+from marlcore.config import ActorConfig, LearnerConfig, ReplayConfig
 from marlcore.envs import TreasureHunt
 from marlcore.rundir import read_metrics
 from marlcore.telemetry import Metric
 
 SMALL = mc.Config(
-    total_steps=3000,
+    total_steps=20_000,
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
 )
@@ -68,6 +68,7 @@ def check_run(result: Any, config: mc.Config) -> list[Metric]:
     assert (path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((path / "tensorboard").iterdir())
     assert result.returns.keys() == {"agent_0", "agent_1"}
+    assert all(result.updates[agent] > 0 for agent in ("agent_0", "agent_1"))
     assert result.lost_metrics == 0
     return metrics
 
@@ -90,7 +91,7 @@ def test_several_actors_share_the_steps(tmp_path: Path) -> None:
 def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> None:
     runs = []
     for i, seed in enumerate([3, 3, 4]):
-        config = small(tmp_path / str(i), mode="serial", seed=seed)
+        config = small(tmp_path / str(i), mode="serial", seed=seed, total_steps=3000)
         metrics = check_run(mc.train(SMALL_HUNT, "iqn", config, progress=False), config)
         # Rates are measured by the clock, and so is the time of each row; nothing else is.
         runs.append([(m.step, m.agent, m.name, m.value) for m in metrics if not m.name.endswith("_per_s")])
@@ -105,6 +106,31 @@ def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path
     assert caught.value.worker == "actor-0"
     assert 'raise RuntimeError("the treasure is cursed")' in caught.value.traceback
     assert "the treasure is cursed" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+
+
+class WordyHunt(TreasureHunt):
+    """Fails with more to say than fits a pipe."""
+
+    def step(self, action: int | None) -> None:
+        raise RuntimeError("x" * 1_000_000)
+
+
+def test_a_traceback_that_fits_no_pipe_ends_the_run_too(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match="actor-0 failed"):
+        mc.train(WordyHunt, "dqn", small(tmp_path / "run"), progress=False)
+
+
+def test_in_serial_mode_a_failing_environment_is_told_apart_from_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match="the treasure is cursed") as caught:
+        mc.train(FailingHunt, "dqn", small(tmp_path / "run", mode="serial"), progress=False)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_run_that_memory_has_no_room_for_leaves_no_directory(tmp_path: Path) -> None:
+    config = small(tmp_path / "run", replay=ReplayConfig(capacity=2**32 - 1))
+    with pytest.raises(mc.SharedMemoryFull, match="bytes asked for"):
+        mc.train(SMALL_HUNT, "dqn", config, progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_death_of_a_worker_ends_the_run_and_names_the_signal(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import multiprocessing
 import time
 
+import numpy as np
 import pytest
 
+from marlcore._native import LINE
 from marlcore.control import STEPS, UPDATES, Control
 from marlcore.errors import LaneBusy
 from marlcore.shm import SegmentHandle
@@ -43,8 +45,20 @@ def test_metrics_that_nobody_read_in_time_are_counted_as_lost() -> None:
     reporter = telemetry.reporter("a")
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
-    assert [metric.step for metric in telemetry.tail()] == list(range(10, ROWS + 10))
-    assert telemetry.lost == 10
+    assert [metric.step for metric in telemetry.tail()] == list(range(11, ROWS + 10))
+    assert telemetry.lost == 11  # one more than must be: the row that the worker might be writing now
+    telemetry.close()
+
+
+def test_a_worker_that_died_while_reporting_does_not_hang_the_parent() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    for i in range(ROWS + 10):
+        reporter.report(Metric(0.0, i, "", "x", 0.0))
+    committed, reserved = telemetry._segment.body[LINE : LINE + 16].view(np.int64)
+    telemetry._segment.body[LINE : LINE + 16].view(np.int64)[1] = committed + 1  # as if it had begun another row
+    assert reserved == committed
+    assert len(telemetry.tail()) == ROWS - 1
     telemetry.close()
 
 
