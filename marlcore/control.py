@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from ._native import LINE, Words
-from .shm import Segment, SegmentHandle
+from .shared import Shared
+from .shm import Segment
 
 __all__ = ["Control", "Counters"]
 
@@ -29,15 +30,16 @@ class Counters:
         self._words.store(self._first + word, value)
 
 
-class Control:
+class Control(Shared):
     """A run's control block.
 
     Attributes:
         workers: each worker's counters, by name.
     """
 
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
+    kind = "control block"
+
+    def _understand(self, segment: Segment) -> None:
         self._words = Words(segment.body)
         names: list[str] = segment.description["workers"]
         self.workers = {name: Counters(self._words, LINE // 8 * (1 + i)) for i, name in enumerate(names)}
@@ -45,17 +47,8 @@ class Control:
     @classmethod
     def create(cls, workers: list[str]) -> Control:
         """A block for workers of these names, all zero."""
-        description = {"kind": "control", "workers": workers}
+        description = {"kind": cls.kind, "workers": workers}
         return cls(Segment.create("control", description, LINE * (1 + len(workers))))
-
-    @classmethod
-    def attach(cls, handle: SegmentHandle) -> Control:
-        return cls(Segment.attach(handle))
-
-    @property
-    def handle(self) -> SegmentHandle:
-        """Picklable; `attach` takes it."""
-        return self._segment.handle
 
     @property
     def stopping(self) -> bool:
@@ -70,6 +63,3 @@ class Control:
     def steps(self) -> int:
         """Steps that all workers took together."""
         return sum(counters.load(STEPS) for counters in self.workers.values())
-
-    def close(self) -> None:
-        self._segment.close()

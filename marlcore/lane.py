@@ -57,7 +57,9 @@ class LaneGeometry:
         return self.column_offset(len(self.columns))
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
-        """The lanes in a mapped body."""
+        """The lanes in a mapped body. Raises ValueError when it is too short for them."""
+        if self.nbytes > len(body):
+            raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         lane_columns = [
             [
                 (self.column_offset(k) + lane * self.capacity * self.stride(k), size, self.stride(k))

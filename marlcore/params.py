@@ -10,7 +10,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -22,7 +21,8 @@ from ._native import Event, NativeLanes
 from .errors import ClosedError, NotEnoughData, SegmentCorrupt
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
 from .lane import LaneClaim, LaneGeometry, claim
-from .shm import Segment, SegmentHandle
+from .shared import Shared
+from .shm import Segment
 from .spec import Field
 
 __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
@@ -33,7 +33,7 @@ _WAIT_SLICE_S = 0.1  # a signal or a dead publisher is noticed this soon
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
 
 
-class ParameterStore:
+class ParameterStore(Shared):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
 
     Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ParameterStore
@@ -47,18 +47,12 @@ class ParameterStore:
         layout: where the tensors and extras lie in a row.
     """
 
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-        try:
-            if segment.description["kind"] != "params":
-                raise KeyError("kind")
-            self.mode: str = segment.description["mode"]
-            self.layout = RowLayout.from_dict(segment.description)
-            self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SegmentCorrupt(f"{segment.path}: expected a parameter store, got another kind of segment") from error
-        if self._geometry.nbytes > len(segment.body):
-            raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of rows")
+    kind = "parameter store"
+
+    def _understand(self, segment: Segment) -> None:
+        self.mode: str = segment.description["mode"]
+        self.layout = RowLayout.from_dict(segment.description)
+        self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
         self._lanes = self._geometry.bind(segment.body)
 
     @classmethod
@@ -87,32 +81,9 @@ class ParameterStore:
             raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
-        description = {"kind": "params", "mode": mode, **layout.to_dict()}
+        description = {"kind": cls.kind, "mode": mode, **layout.to_dict()}
         geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
         return cls(Segment.create(name, description, geometry.nbytes, path))
-
-    @classmethod
-    def attach(cls, handle: SegmentHandle | str | Path) -> ParameterStore:
-        """An existing store, by its handle or its file's path.
-
-        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such store any more, or none at all.
-        """
-        segment = Segment.attach(handle)
-        try:
-            return cls(segment)
-        except BaseException:
-            segment.close()
-            raise
-
-    @property
-    def handle(self) -> SegmentHandle:
-        """Picklable; `attach` takes it."""
-        return self._segment.handle
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of shared memory."""
-        return self._segment.nbytes
 
     @property
     def version(self) -> int:
@@ -153,27 +124,6 @@ class ParameterStore:
             raise ValueError(f"slot: expected 0 to {SLOTS[self.mode] - 1}, got {slot!r}")
         start = self._geometry.column_offset(0) + slot * self.layout.nbytes
         return torch.from_numpy(self._segment.body[start : start + self.layout.nbytes])
-
-    def check_open(self) -> None:
-        """Raises ClosedError after `close`, StaleHandle in a forked child."""
-        self._segment.check_open()
-
-    def close(self) -> None:
-        """Lets go of the memory; a store in /dev/shm disappears when its creator closes it."""
-        self._segment.close()
-
-    def unlink(self) -> None:
-        """Removes the name; processes that are attached keep the memory."""
-        self._segment.unlink()
-
-    def __enter__(self) -> ParameterStore:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Callable[..., ParameterStore], tuple[SegmentHandle]]:
-        return ParameterStore.attach, (self.handle,)
 
     def __repr__(self) -> str:
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .errors import LayoutMismatch, SegmentCorrupt
+from .errors import LayoutMismatch
 from .lane import LaneGeometry, claim
 from .record import RecordLayout
+from .shared import Shared
 from .shm import Segment, SegmentHandle
 from .spec import TransitionSpec
 from .writer import Writer
@@ -25,7 +24,7 @@ __all__ = ["ReplayBuffer"]
 MAX_ROWS = 2**32 - 1
 
 
-class ReplayBuffer:
+class ReplayBuffer(Shared):
     """Transitions in shared memory: one writer a lane, any number of samplers, no locks between them.
 
     Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ReplayBuffer to
@@ -38,21 +37,14 @@ class ReplayBuffer:
         lanes: how many.
     """
 
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-        try:
-            if segment.description["kind"] != "replay":
-                raise KeyError("kind")
-            self.spec = TransitionSpec.from_dict(segment.description["spec"])
-            self.lanes: int = segment.description["lanes"]
-            lane_rows: int = segment.description["lane_rows"]
-            self._layout = RecordLayout.of(self.spec)
-            self._geometry = LaneGeometry(self.lanes, lane_rows, self._layout.columns)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SegmentCorrupt(f"{segment.path}: expected a replay, got another kind of segment") from error
-        if self._geometry.nbytes > len(segment.body):
-            raise SegmentCorrupt(f"{segment.path}: expected {self._geometry.nbytes} bytes of rows")
-        self.capacity = self.lanes * lane_rows
+    kind = "replay"
+
+    def _understand(self, segment: Segment) -> None:
+        self.spec = TransitionSpec.from_dict(segment.description["spec"])
+        self.lanes: int = segment.description["lanes"]
+        self._layout = RecordLayout.of(self.spec)
+        self._geometry = LaneGeometry(self.lanes, segment.description["lane_rows"], self._layout.columns)
+        self.capacity = self.lanes * self._geometry.capacity
         self._lanes = self._geometry.bind(segment.body)
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
@@ -86,37 +78,23 @@ class ReplayBuffer:
         if not lanes <= capacity <= MAX_ROWS:
             raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
         lane_rows = int(capacity) // int(lanes)
-        description = {"kind": "replay", "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
+        description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)
         return cls(Segment.create(name, description, geometry.nbytes, path))
 
     @classmethod
-    def attach(cls, handle: SegmentHandle | str | Path, spec: TransitionSpec | None = None) -> ReplayBuffer:
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> ReplayBuffer:
         """An existing replay, by its handle or its file's path.
 
         Raises:
             SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such replay any more, or none at all.
             LayoutMismatch: `spec` was given and is not the replay's.
         """
-        segment = Segment.attach(handle)
-        try:
-            replay = cls(segment)
-            if spec is not None and spec != replay.spec:
-                raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
-            return replay
-        except BaseException:
-            segment.close()
-            raise
-
-    @property
-    def handle(self) -> SegmentHandle:
-        """Picklable; `attach` takes it."""
-        return self._segment.handle
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of shared memory."""
-        return self._segment.nbytes
+        replay = super().attach(handle)
+        if spec is not None and spec != replay.spec:
+            replay.close()
+            raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
+        return replay
 
     def writer(self, lane: int = 0) -> Writer:
         """The writing end of a lane, for this process alone until it closes it or dies.
@@ -173,20 +151,7 @@ class ReplayBuffer:
         """Closes its writers and lets go of the memory; one in /dev/shm disappears when its creator closes it."""
         for writer in list(self._writers):
             writer.close()
-        self._segment.close()
-
-    def unlink(self) -> None:
-        """Removes the name; processes that are attached keep the memory."""
-        self._segment.unlink()
-
-    def __enter__(self) -> ReplayBuffer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Callable[..., ReplayBuffer], tuple[SegmentHandle]]:
-        return ReplayBuffer.attach, (self.handle,)
+        super().close()
 
     def __repr__(self) -> str:
         return f"<ReplayBuffer {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .lane import LaneGeometry, claim
-from .shm import Segment, SegmentHandle
+from .shared import Shared
+from .shm import Segment
 
 __all__ = ["Metric", "Reporter", "Telemetry"]
 
@@ -36,15 +37,16 @@ class Metric:
     value: float
 
 
-class Telemetry:
+class Telemetry(Shared):
     """The lanes of metrics.
 
     Attributes:
         lost: metrics overwritten before they were read.
     """
 
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
+    kind = "telemetry lane"
+
+    def _understand(self, segment: Segment) -> None:
         self._workers: list[str] = segment.description["workers"]
         geometry = LaneGeometry(len(self._workers), ROWS, (_ROW.itemsize,))
         self._lanes = geometry.bind(segment.body)
@@ -55,16 +57,7 @@ class Telemetry:
     def create(cls, workers: list[str]) -> Telemetry:
         """A lane for each of these workers."""
         geometry = LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
-        return cls(Segment.create("telemetry", {"kind": "telemetry", "workers": workers}, geometry.nbytes))
-
-    @classmethod
-    def attach(cls, handle: SegmentHandle) -> Telemetry:
-        return cls(Segment.attach(handle))
-
-    @property
-    def handle(self) -> SegmentHandle:
-        """Picklable; `attach` takes it."""
-        return self._segment.handle
+        return cls(Segment.create("telemetry", {"kind": cls.kind, "workers": workers}, geometry.nbytes))
 
     def reporter(self, worker: str) -> Reporter:
         """The writing end of a worker's lane. Raises LaneBusy when another one lives."""
@@ -94,9 +87,6 @@ class Telemetry:
                        float(row["value"])) for row in rows
             ]  # fmt: skip
         return []
-
-    def close(self) -> None:
-        self._segment.close()
 
 
 class Reporter:

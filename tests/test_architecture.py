@@ -14,7 +14,7 @@ LAYERS = [
     {"protocols", "values"},
     {"_native"},
     {"shm"},
-    {"lane"},
+    {"lane", "shared"},
     {"control", "kernels", "record"},
     {"batch", "telemetry", "writer", "flat"},
     {"sampler", "rundir"},
