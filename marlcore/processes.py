@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import select
 import signal
-import sys
 import threading
 import traceback
 from multiprocessing import resource_tracker
@@ -125,13 +124,16 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
 def _child_main(name: str, blueprint: Blueprint, log: Path, errors: Connection, parent: int) -> None:
     _end_with_parent(parent)
     setup_logging(log)
+    status = 0
     try:
         run_worker(name, blueprint)
     except BaseException:
         text = traceback.format_exc()
         logging.getLogger(__name__).error("%s failed:\n%s", name, text)
         errors.send(text[-MESSAGE_LIMIT:])
-        sys.exit(1)
+        status = 1
+    logging.shutdown()
+    os._exit(status)  # everything is closed, and taking torch down in order would cost a second
 
 
 def _end_with_parent(parent: int) -> None:
