@@ -29,6 +29,7 @@ struct mc_column {
     uint8_t *base;   /* the lane's first row, 8-byte aligned */
     uint64_t size;   /* bytes of a row that are copied */
     uint64_t stride; /* bytes from row to row: size rounded up to 8 */
+    uint64_t every;  /* tickets that share a row: 1, or more for what is stored at intervals */
 };
 
 struct mc_lane {       /* private to a process: where the lane is mapped */
@@ -64,9 +65,8 @@ enum { MC_TERMINATED = 1, MC_TRUNCATED = 2, MC_BOUNDARY = 4 };
 
 struct mc_row {       /* the head of a record, which is column 0 */
     uint32_t ordinal; /* transitions written to the lane before this row, modulo 2^32 */
-    uint16_t age;     /* rows of the same episode before this one, at most 65535; 0 begins an episode */
-    uint8_t flags;    /* MC_TERMINATED | MC_TRUNCATED | MC_BOUNDARY */
-    uint8_t zero;
+    uint32_t place;   /* low 24 bits: rows of the same episode before this one, 0 begins an episode, and
+                         after 2^24 - 1 counting goes on at about half of it; high 8 bits: see the enum */
     uint32_t policy_version;
     float reward;
 };
@@ -74,11 +74,11 @@ struct mc_row {       /* the head of a record, which is column 0 */
 struct mc_writer {       /* private to the process that holds the lane's lock */
     struct mc_lane lane; /* capacity 0 once closed */
     uint8_t *records;    /* the caller's staging: the transition's record, then the boundary row's */
-    const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.. */
+    const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.., of those at intervals too */
     const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
     uint32_t ordinal;
     uint32_t policy_version;
-    uint16_t age;
+    uint32_t age;
 };
 
 /* The lane's writer, once: goes on where the last one stopped; its rows begin a new episode. 0, -EUCLEAN. */

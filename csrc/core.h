@@ -9,8 +9,8 @@
 #include "atomics.h"
 
 static_assert(sizeof(struct mc_row) == 16, "the head of a record is 16 bytes");
-static_assert(offsetof(struct mc_row, age) == 4 && offsetof(struct mc_row, flags) == 6 &&
-                  offsetof(struct mc_row, policy_version) == 8 && offsetof(struct mc_row, reward) == 12,
+static_assert(offsetof(struct mc_row, place) == 4 && offsetof(struct mc_row, policy_version) == 8 &&
+                  offsetof(struct mc_row, reward) == 12,
               "the sampling kernels read these offsets");
 static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <= MC_LINE, "one line each");
 
@@ -31,6 +31,8 @@ void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 /* An append in three steps, for rows that come from several places. */
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);
 void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources);
+/* Between reserve and commit: the row of a column at intervals that a ticket of the append stands for. */
+void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket, const void *source);
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n);
 
 #endif

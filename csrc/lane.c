@@ -61,12 +61,19 @@ void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *
     uint64_t head = lane->capacity - row < n ? lane->capacity - row : n;
     for (uint64_t k = 0; k < lane->columns; k++) {
         const struct mc_column *column = &lane->column[k];
+        if (column->every > 1)
+            continue;
         const uint8_t *source = sources[k];
         uint64_t pitch = k == 0 ? column->stride : column->size;
         mc_column_put(column, row, head, source, pitch);
         if (head < n)
             mc_column_put(column, 0, n - head, source + head * pitch, pitch);
     }
+}
+
+void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket, const void *source) {
+    const struct mc_column *c = &lane->column[column];
+    mc_copy_in(c->base + ticket % lane->capacity / c->every * c->stride, source, c->size);
 }
 
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n) {

@@ -5,6 +5,10 @@
 
 #include "core.h"
 
+enum { MC_AGE_LIMIT = 1 << 24, MC_FLAGS_SHIFT = 24 };
+
+static int mc_row_flags(const struct mc_row *row) { return (int)(row->place >> MC_FLAGS_SHIFT); }
+
 static void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
     const struct mc_column *column = &lane->column[0];
     mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);
@@ -20,9 +24,18 @@ int mc_writer_open(struct mc_writer *writer) {
     writer->ordinal = 0;
     if (c > 0) {
         mc_row_load(&writer->lane, c - 1, &last);
-        writer->ordinal = last.ordinal + !(last.flags & MC_BOUNDARY);
+        writer->ordinal = last.ordinal + !(mc_row_flags(&last) & MC_BOUNDARY);
     }
     return 0;
+}
+
+/* About half of MC_AGE_LIMIT, such that ages keep their place between the intervals of columns. */
+static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
+    uint32_t every = 1;
+    for (uint64_t k = 1; k < writer->lane.columns; k++)
+        if (writer->lane.column[k].every > every)
+            every = (uint32_t)writer->lane.column[k].every;
+    return MC_AGE_LIMIT / 2 / every * every;
 }
 
 /* Writes the head of one record; the caller has put the reward there. */
@@ -30,13 +43,23 @@ static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags)
     struct mc_row row;
     memcpy(&row, record, sizeof row);
     row.ordinal = writer->ordinal;
-    row.age = writer->age;
-    row.flags = (uint8_t)flags;
-    row.zero = 0;
+    row.place = writer->age | (uint32_t)flags << MC_FLAGS_SHIFT;
     row.policy_version = writer->policy_version;
     memcpy(record, &row, sizeof row);
     writer->ordinal += !(flags & MC_BOUNDARY);
-    writer->age += writer->age < UINT16_MAX;
+    if (++writer->age == MC_AGE_LIMIT)
+        writer->age -= mc_whole_intervals(writer);
+}
+
+/* Columns at intervals: what belongs to the row just headed, when it is due. An episode's first row has none:
+ * the rest of its episode keeps the distance of `every` tickets, so that no two share a row. */
+static void mc_writer_put_intervals(struct mc_writer *writer, uint64_t ticket, uint32_t age,
+                                    const void *const *sources, uint64_t nth) {
+    for (uint64_t k = 1; k < writer->lane.columns; k++) {
+        const struct mc_column *column = &writer->lane.column[k];
+        if (column->every > 1 && age > 0 && age % column->every == 0)
+            mc_lane_put_interval(&writer->lane, k, ticket, (const uint8_t *)sources[k] + nth * column->size);
+    }
 }
 
 static int mc_reward_finite(const uint8_t *record) {
@@ -56,9 +79,11 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
     int error = mc_lane_reserve(&writer->lane, rows, &first);
     if (error)
         return error;
+    uint32_t age = writer->age;
     mc_writer_head(writer, writer->records, flags & (MC_TERMINATED | MC_TRUNCATED));
     writer->frames[0] = writer->records;
     mc_lane_put(&writer->lane, first, 1, writer->frames);
+    mc_writer_put_intervals(writer, first, age, writer->frames, 0);
     if (rows == 2) {
         mc_writer_head(writer, writer->records + bytes, MC_BOUNDARY);
         writer->final_frames[0] = writer->records + bytes;
@@ -108,6 +133,12 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
     for (uint64_t k = 1; k < writer->lane.columns; k++)
         sources[k] = frames[k];
     mc_lane_put(&writer->lane, first, n, sources);
+    for (uint64_t i = 0; i < n; i++) {
+        struct mc_row row;
+        memcpy(&row, records + i * bytes, sizeof row);
+        if (!boundary[i])
+            mc_writer_put_intervals(writer, first + i, row.place & (MC_AGE_LIMIT - 1), sources, i);
+    }
     mc_lane_commit(&writer->lane, first, n);
     return (int64_t)first;
 }
@@ -125,6 +156,6 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
         mc_row_load(lane, (uint64_t)hi - 1, &newest);
         mc_lanes_validate(lane, 1, &which, &lo, &ok);
         if (ok)
-            return (uint32_t)(newest.ordinal + !(newest.flags & MC_BOUNDARY) - oldest.ordinal);
+            return (uint32_t)(newest.ordinal + !(mc_row_flags(&newest) & MC_BOUNDARY) - oldest.ordinal);
     }
 }

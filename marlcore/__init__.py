@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from .errors import StaleHandle as StaleHandle
     from .errors import WorkerFailed as WorkerFailed
     from .params import ParameterStore as ParameterStore
+    from .priorities import Prioritized as Prioritized
     from .replay import ReplayBuffer as ReplayBuffer
+    from .sampler import Sequence as Sequence
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
     from .system import train as train
@@ -45,9 +47,11 @@ _HOME = {
     "MarlcoreError": "errors",
     "NotEnoughData": "errors",
     "ParameterStore": "params",
+    "Prioritized": "priorities",
     "ReplayBuffer": "replay",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
+    "Sequence": "sampler",
     "SharedMemoryFull": "errors",
     "StaleHandle": "errors",
     "TransitionSpec": "spec",

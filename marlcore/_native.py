@@ -66,7 +66,7 @@ class NativeLanes:
         capacity: rows of each lane.
         event: offset of the event line in `memory`.
         counters: each lane's offset of its counters.
-        columns: for each lane, (offset, size, stride) of each column.
+        columns: for each lane, (offset, size, stride, tickets a row) of each column.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NativeLanes:
         capacity: int,
         event: int,
         counters: list[int],
-        columns: list[list[tuple[int, int, int]]],
+        columns: list[list[tuple[int, int, int, int]]],
     ) -> None:
         self._memory = _pointer(memory)
         self.count = len(counters)
@@ -86,10 +86,11 @@ class NativeLanes:
             raw.counters = self._memory + at
             raw.event = self._memory + event
             raw.columns = len(cols)
-            for k, (offset, size, stride) in enumerate(cols):
+            for k, (offset, size, stride, every) in enumerate(cols):
                 raw.column[k].base = self._memory + offset
                 raw.column[k].size = size
                 raw.column[k].stride = stride
+                raw.column[k].every = every
         self._each = [_ffi.addressof(self.raw, lane) for lane in range(self.count)]
 
     def check(self, lane: int) -> None:

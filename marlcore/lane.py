@@ -28,13 +28,17 @@ class LaneGeometry:
         lanes: how many.
         capacity: rows of each lane.
         columns: bytes of a row in each column; those of column 0 are a multiple of 8.
+        every: tickets that share a row of each column, 1 for column 0; divisors of the capacity. 1 when not given.
     """
 
     lanes: int
     capacity: int
     columns: tuple[int, ...]
+    every: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.every:
+            object.__setattr__(self, "every", (1,) * len(self.columns))
         if len(self.columns) > MAX_COLUMNS:
             raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
 
@@ -49,8 +53,12 @@ class LaneGeometry:
         """Bytes from the body's start to the column's first row of lane 0."""
         offset = self.counters_offset(self.lanes)
         for k in range(column):
-            offset += -(-self.lanes * self.capacity * self.stride(k) // LINE) * LINE
+            offset += -(-self.lanes * self.rows(k) * self.stride(k) // LINE) * LINE
         return offset
+
+    def rows(self, column: int) -> int:
+        """A lane's rows in a column."""
+        return self.capacity // self.every[column]
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +70,7 @@ class LaneGeometry:
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         lane_columns = [
             [
-                (self.column_offset(k) + lane * self.capacity * self.stride(k), size, self.stride(k))
+                (self.column_offset(k) + lane * self.rows(k) * self.stride(k), size, self.stride(k), self.every[k])
                 for k, size in enumerate(self.columns)
             ]
             for lane in range(self.lanes)

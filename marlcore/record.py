@@ -1,7 +1,8 @@
 """Where each field of a transition lies in a lane's row.
 
 Column 0 is the record: a 16-byte head, then the fields of up to INLINE_BYTES packed behind it, so that a small
-transition is one cache line. A larger field, such as a frame, has a column of its own.
+transition is one cache line. A larger field, such as a frame, has a column of its own; so has a field that is
+stored at intervals, with a row for each interval.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ class RecordLayout:
         places: every stored field.
         record_bytes: size of column 0, a multiple of 8.
         columns: bytes of a row in each column.
+        every: tickets that share a row of each column.
     """
 
     places: tuple[Place, ...]
     record_bytes: int
     columns: tuple[int, ...]
+    every: tuple[int, ...]
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> RecordLayout:
@@ -69,19 +72,24 @@ class RecordLayout:
             fields += [("next_obs", name, field) for name, field in obs]
         fields += [("action", "", spec.action)]
         fields += [("extra", name, field) for name, field in extras]
-        inline = [entry for entry in fields if entry[2].nbytes <= INLINE_BYTES]
+        inline = [entry for entry in fields if _is_inline(entry[2])]
         offsets, end = _pack([field for _, _, field in inline])
         places = [Place(i, *entry, 0, offsets[i]) for i, entry in enumerate(inline)]
-        columns = [end]
+        columns, every = [end], [1]
         for entry in fields:
-            if entry[2].nbytes > INLINE_BYTES:
+            if not _is_inline(entry[2]):
                 places.append(Place(len(places), *entry, len(columns), 0))
                 columns.append(entry[2].nbytes)
-        return cls(tuple(places), end, tuple(columns))
+                every.append(entry[2].every)
+        return cls(tuple(places), end, tuple(columns), tuple(every))
 
     def of_role(self, role: str) -> list[Place]:
         """The places of one role, by name."""
         return [place for place in self.places if place.role == role]
+
+
+def _is_inline(field: Field) -> bool:
+    return field.nbytes <= INLINE_BYTES and field.every == 1
 
 
 def _pack(fields: list[Field]) -> tuple[list[int], int]:

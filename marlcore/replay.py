@@ -17,7 +17,8 @@ from .spec import TransitionSpec
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from .sampler import Sampler
+    from .priorities import Prioritized
+    from .sampler import Sampler, Sequence
 
 __all__ = ["ReplayBuffer"]
 
@@ -43,7 +44,7 @@ class ReplayBuffer(Shared):
         self.spec = TransitionSpec.from_dict(segment.description["spec"])
         self.lanes: int = segment.description["lanes"]
         self._layout = RecordLayout.of(self.spec)
-        self._geometry = LaneGeometry(self.lanes, segment.description["lane_rows"], self._layout.columns)
+        self._geometry = _geometry(self._layout, self.lanes, segment.description["lane_rows"])
         self.capacity = self.lanes * self._geometry.capacity
         self._lanes = self._geometry.bind(segment.body)
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -62,7 +63,8 @@ class ReplayBuffer(Shared):
 
         Args:
             spec: what a transition consists of.
-            capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`.
+            capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`,
+                and of the interval at which the spec stores recurrent states.
             lanes: independent writers at most.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file to hold the replay instead, for one larger than memory; it stays until `unlink`.
@@ -77,9 +79,14 @@ class ReplayBuffer(Shared):
                 raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
         if not lanes <= capacity <= MAX_ROWS:
             raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
-        lane_rows = int(capacity) // int(lanes)
+        lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every
+        if lane_rows == 0:
+            raise ValueError(
+                f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
+                f"got {capacity} in {lanes} lanes"
+            )
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
-        geometry = LaneGeometry(int(lanes), lane_rows, RecordLayout.of(spec).columns)
+        geometry = _geometry(RecordLayout.of(spec), int(lanes), lane_rows)
         return cls(Segment.create(name, description, geometry.nbytes, path))
 
     @classmethod
@@ -122,8 +129,10 @@ class ReplayBuffer(Shared):
         seed: int | None = None,
         pad: Literal["repeat", "zero"] = "repeat",
         min_size: int | None = None,
+        prioritized: Prioritized | None = None,
+        sequence: Sequence | None = None,
     ) -> Sampler:
-        """Draws uniform batches; any number of samplers may live at once, in any process.
+        """Draws batches; any number of samplers may live at once, in any process, each with its own priorities.
 
         Args:
             batch_size: rows of a batch.
@@ -133,14 +142,17 @@ class ReplayBuffer(Shared):
             seed: makes the draws reproducible.
             pad: what stands before an episode's first frame: the first frame again, or zeros.
             min_size: transitions to hold before anything is drawn; batch_size when not given.
+            prioritized: draws in proportion to priorities instead of uniformly.
+            sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on, see Batch.
 
-        Raises: ValueError: an option is out of range, or a stack and n steps are longer than a lane.
+        Raises: ValueError, TypeError: an option is out of range, or what it reads at once is longer than a lane.
         """
+        from .drawing import Lanes
         from .sampler import Sampler, SamplerOptions
 
         self._segment.check_open()
-        options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size)
-        return Sampler(self._segment, self._lanes, self._geometry, self._layout, self.spec, options)
+        options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
+        return Sampler(Lanes(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
 
     def __len__(self) -> int:
         """Transitions held, boundary rows not counted."""
@@ -155,3 +167,7 @@ class ReplayBuffer(Shared):
 
     def __repr__(self) -> str:
         return f"<ReplayBuffer {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
+
+
+def _geometry(layout: RecordLayout, lanes: int, lane_rows: int) -> LaneGeometry:
+    return LaneGeometry(lanes, lane_rows, layout.columns, layout.every)

@@ -45,7 +45,7 @@ SHM_DIR = Path("/dev/shm")
 PREFIX = "marlcore-"
 
 MAGIC = b"marlcore"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 # magic, layout version, checksum, header bytes, segment bytes, nonce, description bytes
 _HEADER = struct.Struct("<8sIIQQQQ")
 _CHECKSUM_AT = 12

@@ -25,10 +25,13 @@ class Field:
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
         dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
+        every: 1; of an extra more, to store it only with each row whose number in its episode is a multiple of
+            `every`, and never with an episode's first: the recurrent state, which sequences then begin with.
     """
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
+    every: int = 1
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
@@ -44,6 +47,9 @@ class Field:
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
         if dtype.kind not in _KINDS or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
+        if not isinstance(self.every, (int, np.integer)) or isinstance(self.every, bool) or self.every < 1:
+            raise ValueError(f"Field every: expected an integer of at least 1, got {self.every!r}")
+        object.__setattr__(self, "every", int(self.every))
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "dtype", dtype.name)
 
@@ -94,8 +100,26 @@ class TransitionSpec:
         taken = RESERVED_NAMES & self.extras.keys()
         if taken:
             raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
+        self._check_intervals()
         if not isinstance(self.next_obs, bool):
             raise TypeError(f"TransitionSpec next_obs: expected a bool, got {self.next_obs!r}")
+
+    def _check_intervals(self) -> None:
+        for label, one in [*self.obs_fields.items(), ("action", self.action)]:
+            if one.every != 1:
+                raise ValueError(f"TransitionSpec {label or 'obs'}: expected every=1, got every={one.every}")
+        intervals = {one.every for one in self.extras.values()} - {1}
+        if len(intervals) > 1:
+            raise ValueError(f"TransitionSpec extras: expected one interval for all, got every={sorted(intervals)}")
+        if intervals and self.next_obs:
+            raise ValueError(
+                "TransitionSpec extras: expected every=1, since rows with next_obs do not follow one another"
+            )
+
+    @property
+    def state_every(self) -> int:
+        """Rows of an episode from one stored recurrent state to the next; 1 when no extra is stored at intervals."""
+        return max((one.every for one in self.extras.values()), default=1)
 
     @property
     def obs_fields(self) -> dict[str, Field]:
@@ -125,7 +149,7 @@ class TransitionSpec:
 
 
 def _plain(one: Field) -> list[Any]:
-    return [list(one.shape), one.dtype]
+    return [list(one.shape), one.dtype, one.every]
 
 
 def _plain_fields(fields: Mapping[str, Field]) -> dict[str, list[Any]]:

@@ -17,6 +17,8 @@ LAYERS = [
     {"lane", "shared"},
     {"control", "kernels", "record"},
     {"batch", "telemetry", "writer", "flat"},
+    {"drawing"},
+    {"priorities"},
     {"sampler", "rundir"},
     {"replay", "params", "curves", "progress"},
     {"actor", "learner"},

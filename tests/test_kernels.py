@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marlcore import Field, ReplayBuffer, TransitionSpec
-from marlcore.kernels.gather import below, next_random
+from marlcore.kernels.random import below, next_random
 
 # ---- the oracle ----
 
@@ -346,11 +346,11 @@ CACHED = """
     import json, sys
     import numpy as np
     from marlcore import ReplayBuffer
-    from marlcore.kernels import gather
+    from marlcore.kernels import uniform
     replay = ReplayBuffer.attach(sys.argv[1])
     batch = replay.sampler(16, stack=2, n_step=2, seed=5).sample()
-    hits = {name: sum(getattr(gather, name).stats.cache_hits.values()) for name in ("plan", "gather")}
-    misses = sum(sum(getattr(gather, name).stats.cache_misses.values()) for name in ("plan", "gather"))
+    hits = {name: sum(getattr(uniform, name).stats.cache_hits.values()) for name in ("draw", "draw_listed")}
+    misses = sum(sum(getattr(uniform, name).stats.cache_misses.values()) for name in ("draw", "draw_listed"))
     print(json.dumps([batch.index.tolist(), batch.obs.tolist(), batch.reward.tolist(), hits, misses]))
 """
 
@@ -363,5 +363,5 @@ def test_kernels_load_from_the_cache_and_work_in_another_process(program, rng):
         for _ in range(2):
             there = json.loads(program(CACHED, args=[replay.handle.path]).finish())
             assert there[:3] == [here.index.tolist(), here.obs.tolist(), here.reward.tolist()]
-            assert there[3:] == [{"plan": 1, "gather": 1}, 0]
+            assert there[3:] == [{"draw": 1, "draw_listed": 0}, 0]
         del here

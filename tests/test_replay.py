@@ -475,8 +475,10 @@ def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
         assert writer.line() == "ready"
         sampler = replay.sampler(4)
         asleep = threading.Thread(target=lambda: writer.tell())
-        prepare = sampler._event.prepare
-        monkeypatch.setattr(sampler._event, "prepare", lambda: (prepare(), asleep.ident is None and asleep.start())[0])
+        prepare = sampler._drawing.event.prepare
+        monkeypatch.setattr(
+            sampler._drawing.event, "prepare", lambda: (prepare(), asleep.ident is None and asleep.start())[0]
+        )
         batch = sampler.sample(timeout=1e6)
         asleep.join()
         assert batch.obs.max() <= 3

@@ -298,8 +298,8 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
 
 
 def test_another_version_of_the_layout_is_refused(segment):
-    rewrite(segment.path, 8, struct.pack("<I", 2), checksum=True)
-    corrupt(segment.path, "expected layout version 1, got 2")
+    rewrite(segment.path, 8, struct.pack("<I", 99), checksum=True)
+    corrupt(segment.path, "expected layout version 2, got 99")
 
 
 def test_a_wrong_checksum_is_refused(segment):

@@ -39,6 +39,7 @@ static inline struct mc_lane make_lane(uint64_t capacity, uint64_t columns, cons
         struct mc_column *column = &lane.column[k];
         column->size = sizes[k];
         column->stride = (sizes[k] + 7) / 8 * 8;
+        column->every = 1;
         column->base = calloc(capacity, column->stride);
         CHECK(column->base);
     }

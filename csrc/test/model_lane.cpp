@@ -112,6 +112,7 @@ static struct mc_lane lane_of(uint64_t capacity, uint64_t columns) {
     lane.event = (uint8_t *)space.event;
     lane.columns = columns;
     lane.column[0].base = (uint8_t *)space.rows;
+    lane.column[0].every = 1;
     lane.column[0].size = lane.column[0].stride = sizeof space.rows[0];
     return lane;
 }

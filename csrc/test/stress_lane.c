@@ -163,6 +163,7 @@ static void make_lane(void) {
         struct mc_column *column = &lane.column[k];
         column->size = k ? options.frame : options.row;
         column->stride = (column->size + 7) / 8 * 8;
+        column->every = 1;
         column->base = allocate(options.capacity * column->stride);
     }
 }

@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-enum { RECORD = 24, FRAME = 3 };
+enum { RECORD = 24, FRAME = 3, AGE_LIMIT = 1 << 24 };
 
 /* A writer with its staging, as a process has it. */
 struct fixture {
@@ -28,8 +28,7 @@ static struct mc_lane make_replay(uint64_t capacity) {
 }
 
 static int64_t add(struct fixture *f, float reward, int flags) {
-    struct mc_row row = {
-        .ordinal = 99, .age = 99, .flags = 99, .zero = 99, .policy_version = 99, .reward = reward};
+    struct mc_row row = {.ordinal = 99, .place = 99, .policy_version = 99, .reward = reward};
     memcpy(f->records, &row, sizeof row);
     row.reward = 0;
     memcpy(f->records + RECORD, &row, sizeof row);
@@ -41,24 +40,25 @@ static int64_t add(struct fixture *f, float reward, int flags) {
 static struct mc_row row_at(const struct mc_lane *lane, uint64_t ticket) {
     uint8_t record[RECORD];
     struct mc_row row;
-    void *dests[] = {record, NULL};
+    void *dests[MC_MAX_COLUMNS] = {record};
     CHECK(mc_lane_read(lane, ticket, 1, dests) == 0);
     memcpy(&row, record, sizeof row);
-    CHECK(row.zero == 0);
     return row;
 }
 
-static void expect_row(const struct mc_lane *lane, uint64_t ticket, uint32_t ordinal, uint16_t age,
+static int flags_of(struct mc_row row) { return (int)(row.place >> 24); }
+
+static void expect_row(const struct mc_lane *lane, uint64_t ticket, uint32_t ordinal, uint32_t age,
                        int flags) {
     struct mc_row row = row_at(lane, ticket);
     CHECK(row.ordinal == ordinal);
-    CHECK(row.age == age);
-    CHECK(row.flags == flags);
+    CHECK((row.place & (AGE_LIMIT - 1)) == age);
+    CHECK(flags_of(row) == flags);
 }
 
 static int frame_at(const struct mc_lane *lane, uint64_t ticket) {
     uint8_t frame[FRAME];
-    void *dests[] = {NULL, frame};
+    void *dests[MC_MAX_COLUMNS] = {NULL, frame};
     CHECK(mc_lane_read(lane, ticket, 1, dests) == 0 && frame[0] == frame[FRAME - 1]);
     return frame[0];
 }
@@ -102,15 +102,47 @@ static void a_transition_and_its_boundary_row_wrap_around_together(void) {
     free_lane(&lane);
 }
 
-static void an_age_stays_at_its_largest(void) {
-    struct mc_lane lane = make_replay(4);
+static void an_age_past_its_limit_goes_on_in_step_with_the_intervals(void) {
+    const uint64_t sizes[] = {RECORD, FRAME, 8};
+    struct mc_lane lane = make_lane(12, 3, sizes);
     struct fixture f;
+    lane.column[2].every = 3;
     open_writer(&f, lane);
-    for (int i = 0; i < UINT16_MAX + 3; i++)
+    f.writer.frames[2] = f.frame;
+    f.writer.age = AGE_LIMIT - 2;
+    for (int i = 0; i < 3; i++)
         add(&f, 0, 0);
-    expect_row(&lane, UINT16_MAX - 1, UINT16_MAX - 1, UINT16_MAX - 1, 0);
-    expect_row(&lane, UINT16_MAX, UINT16_MAX, UINT16_MAX, 0);
-    expect_row(&lane, UINT16_MAX + 2, UINT16_MAX + 2, UINT16_MAX, 0);
+    expect_row(&lane, 0, 0, AGE_LIMIT - 2, 0);
+    expect_row(&lane, 1, 1, AGE_LIMIT - 1, 0);
+    expect_row(&lane, 2, 2, AGE_LIMIT - AGE_LIMIT / 2 / 3 * 3, 0);
+    CHECK((AGE_LIMIT - AGE_LIMIT / 2 / 3 * 3) % 3 == AGE_LIMIT % 3);
+    free_lane(&lane);
+}
+
+/* Whatever the lengths of episodes are, a stored state stays where it is until `every` tickets of the same
+ * row of the ring come again. */
+static void a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else(void) {
+    enum { EVERY = 3, ROWS = 12 };
+    const uint64_t sizes[] = {RECORD, FRAME, 8};
+    struct mc_lane lane = make_lane(ROWS, 3, sizes);
+    struct fixture f;
+    uint64_t state, due[ROWS / EVERY] = {0};
+    lane.column[2].every = EVERY;
+    open_writer(&f, lane);
+    f.writer.frames[2] = &state;
+    int length = 1, age = 0;
+    for (uint64_t step = 0; step < 300; step++) {
+        int64_t ticket = mc_lane_committed(&lane);
+        int last = age + 1 == length;
+        state = (uint64_t)ticket + 1;
+        CHECK(add(&f, 0, last ? (step % 2 ? MC_TRUNCATED | MC_BOUNDARY : MC_TERMINATED) : 0) == ticket);
+        if (age > 0 && age % EVERY == 0)
+            due[ticket % ROWS / EVERY] = state;
+        for (int k = 0; k < ROWS / EVERY; k++)
+            CHECK(memcmp(lane.column[2].base + 8 * k, &due[k], 8) == 0);
+        age = last ? 0 : age + 1;
+        length = last ? 1 + (length + 4) % 11 : length;
+    }
     free_lane(&lane);
 }
 
@@ -231,7 +263,7 @@ static void the_transitions_held_are_counted_across_the_wrap_without_boundary_ro
             CHECK(add(&f, (float)(i % 100), i % 4 == 3 ? MC_TRUNCATED | MC_BOUNDARY : 0) >= 0);
             uint64_t c = (uint64_t)mc_lane_committed(&lane);
             for (uint64_t t = c < capacity ? 0 : c - capacity; t < c; t++)
-                held += !(row_at(&lane, t).flags & MC_BOUNDARY);
+                held += !(flags_of(row_at(&lane, t)) & MC_BOUNDARY);
             CHECK(mc_lane_transitions(&lane) == held);
         }
         free_lane(&lane);
@@ -256,7 +288,8 @@ int main(void) {
         TEST(heads_count_transitions_and_age_within_an_episode),
         TEST(a_boundary_row_follows_the_transition_that_it_closes),
         TEST(a_transition_and_its_boundary_row_wrap_around_together),
-        TEST(an_age_stays_at_its_largest),
+        TEST(an_age_past_its_limit_goes_on_in_step_with_the_intervals),
+        TEST(a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else),
         TEST(a_reward_that_is_not_finite_changes_nothing),
         TEST(a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was),
         TEST(a_closed_writer_says_so),

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes", "jit", "prefetch"]
+__all__ = ["copy_bytes", "jit", "prefetch", "zero_bytes"]
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +39,17 @@ def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
+    """zero_bytes(to, size): memset to zero at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
 
 
 @intrinsic
