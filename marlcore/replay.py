@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import LayoutMismatch
 from .lane import LaneGeometry, claim
 from .record import RecordLayout
+from .save import Stateful, copy_segment, read_state, save_segment
 from .shared import Shared
 from .shm import Segment, SegmentHandle
-from .spec import TransitionSpec
+from .spec import Field, TransitionSpec
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -43,8 +46,11 @@ class ReplayBuffer(Shared):
     def _understand(self, segment: Segment) -> None:
         self.spec = TransitionSpec.from_dict(segment.description["spec"])
         self.lanes: int = segment.description["lanes"]
+        lane_rows = segment.description["lane_rows"]
+        if not all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows)):
+            raise ValueError(f"lanes, lane_rows: expected integers of at least 1, got {self.lanes!r}, {lane_rows!r}")
         self._layout = RecordLayout.of(self.spec)
-        self._geometry = _geometry(self._layout, self.lanes, segment.description["lane_rows"])
+        self._geometry = _geometry(self._layout, self.lanes, lane_rows)
         self.capacity = self.lanes * self._geometry.capacity
         self._lanes = self._geometry.bind(segment.body)
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -100,8 +106,66 @@ class ReplayBuffer(Shared):
         replay = super().attach(handle)
         if spec is not None and spec != replay.spec:
             replay.close()
-            raise LayoutMismatch(f"spec: expected {replay.spec}, got {spec}")
+            raise LayoutMismatch(f"{replay._segment.path}: {_difference(replay.spec, spec)}")
         return replay
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        spec: TransitionSpec | None = None,
+        *,
+        name: str = "replay",
+        into: str | os.PathLike[str] | None = None,
+    ) -> ReplayBuffer:
+        """A new replay with what `save` wrote: the same rows under the same tickets, which writers go on from.
+
+        The save stays as it is. To use a save in place, as a replay in a file, `attach` to its path.
+
+        Args:
+            path: the save.
+            spec: what the caller expects to be in it.
+            name: part of the new segment's name in /dev/shm.
+            into: an ordinary file that does not exist yet, to hold the replay instead.
+
+        Raises:
+            SegmentNotFound: nothing is there. SegmentCorrupt: it is no save of a replay, or a damaged one.
+            LayoutMismatch: the save has another spec. SharedMemoryFull: there is no room for it.
+        """
+        with cls.attach(path, spec) as saved:
+            return cls(copy_segment(saved._segment, saved._lanes, saved._geometry, name, into))
+
+    def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
+        """Writes what the replay holds now to a file, on disk when this returns, while writers go on.
+
+        All lanes are cut at one moment, which is one look at their counters; nothing that is committed later is in
+        the file. A writer that laps while its lane is copied takes the lane's oldest rows from the file, as it
+        takes them from samplers. No row is torn.
+
+        The file replaces an earlier save whole or not at all, whatever dies in between; the two lie side by side
+        until then. It is as long as the replay, and is one: `attach` opens it in place.
+
+        Args:
+            path: the file; its directory exists.
+            sampler: whose `state_dict()`, such as priorities, goes into the same file; see `sampler_state`.
+
+        Raises:
+            SharedMemoryFull: the file system has no room. ValueError, TypeError: path is a directory or the replay's
+            own file, or the sampler's state is no arrays of numbers. In each case an earlier save stays.
+        """
+        self._segment.check_open()
+        # First the sampler: it may not know rows that are committed later than the lanes are cut.
+        state = None if sampler is None else sampler.state_dict()
+        save_segment(self._segment, self._lanes, self._geometry, path, state)
+
+    @property
+    def sampler_state(self) -> dict[str, NDArray[Any]] | None:
+        """A copy of the sampler's state that was saved with this replay, for `load_state_dict`; None without one.
+
+        Raises: SegmentCorrupt: it was damaged.
+        """
+        self._segment.check_open()
+        return read_state(self._segment, self._geometry.nbytes)
 
     def writer(self, lane: int = 0) -> Writer:
         """The writing end of a lane, for this process alone until it closes it or dies.
@@ -171,3 +235,19 @@ class ReplayBuffer(Shared):
 
 def _geometry(layout: RecordLayout, lanes: int, lane_rows: int) -> LaneGeometry:
     return LaneGeometry(lanes, lane_rows, layout.columns, layout.every)
+
+
+def _difference(has: TransitionSpec, got: TransitionSpec) -> str:
+    """The first field in which two specs differ, and how."""
+    ours, theirs = dict(_parts(has)), dict(_parts(got))
+    label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
+    return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"
+
+
+def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
+    """What a spec says, one thing after another: (label, value)."""
+    obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
+    extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
+    for label, field in (obs | {"action": spec.action} | extras).items():
+        yield label, field.describe()
+    yield "next_obs", str(spec.next_obs)

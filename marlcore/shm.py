@@ -21,7 +21,9 @@ import stat
 import struct
 import weakref
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,10 +41,13 @@ from .errors import (
     StaleHandle,
 )
 
-__all__ = ["Segment", "SegmentHandle", "invalidate_after_fork", "sweep"]
+__all__ = ["Put", "Segment", "SegmentHandle", "invalidate_after_fork", "replace_file", "sweep"]
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "marlcore-"
+ASIDE = ".marlcore-aside-"  # the name of a whole file for the instant before it replaces another
+
+Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
 MAGIC = b"marlcore"
 LAYOUT_VERSION = 2
@@ -102,10 +107,12 @@ class Segment:
         description: dict[str, Any],
         body_bytes: int,
         path: str | os.PathLike[str] | None = None,
+        fill: Callable[[Put], None] | None = None,
     ) -> Segment:
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
         One in /dev/shm is removed when its creator lets go of it; one at `path` stays until `unlink`.
+        `fill` writes what the body begins with, before anybody can find the segment.
 
         Raises:
             SharedMemoryFull: the file system or the memory limit has no room; nothing was created.
@@ -115,12 +122,11 @@ class Segment:
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
         if path is None:
             _sweep_once()
-        nonce = secrets.randbits(64)
-        header = _Header.build(nonce, description, body_bytes)
-        target = Path(path).absolute() if path is not None else SHM_DIR / f"{PREFIX}{name}-{nonce:016x}"
+        header = _Header.build(secrets.randbits(64), description, body_bytes)
+        target = Path(path).absolute() if path is not None else SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
         fd = _open_nameless(target, header.segment_bytes)
         try:
-            os.pwrite(fd, header.raw, 0)
+            _write(fd, header, fill)
             try_lock(fd, 0, exclusive=False)
             segment = cls(fd, target, header, owner=path is None)
         except BaseException:
@@ -163,6 +169,10 @@ class Segment:
     def closed(self) -> bool:
         return self._closed is not None
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the path leads to this segment's file."""
+        return _same_file(self._fd, path)
+
     def lock(self, offset: int) -> int | None:
         """A new descriptor that holds the exclusive lock of byte `offset`, or None when another one does."""
         self.check_open()
@@ -202,20 +212,38 @@ class Segment:
 
 def sweep() -> list[str]:
     """Removes every segment of this user in /dev/shm that no living process has mapped; their names."""
-    removed = []
-    for path in sorted(SHM_DIR.glob(PREFIX + "*")):
+    return _remove_unheld(SHM_DIR, PREFIX)
+
+
+def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
+    """Writes a segment to an ordinary file, in place of what is there: on disk, all of it or nothing.
+
+    The file has no name while it is written. It cannot take one that is taken, so it gets a name aside and is renamed:
+    who dies between the two leaves a whole file aside, which the next call for this directory removes.
+
+    Raises:
+        SharedMemoryFull: the file system has no room. ValueError: the target is no ordinary file, or in no directory.
+        OSError: the file system failed. In each case what was there stays.
+    """
+    if target.exists() and not target.is_file():
+        raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
+    header = _Header.build(secrets.randbits(64), description, body_bytes)
+    _remove_unheld(target.parent, ASIDE)
+    fd = _open_nameless(target, header.segment_bytes)
+    try:
+        with _noticing_full(target.parent, header.segment_bytes):  # some file systems allocate when they are written to
+            _write(fd, header, fill)
+            os.fsync(fd)
+        try_lock(fd, 0, exclusive=False)  # so that nobody else takes it for left behind
+        aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue  # gone meanwhile, somebody else's, or no file: not ours to remove
-        try:
-            ours = os.fstat(fd).st_uid == os.geteuid() and stat.S_ISREG(os.fstat(fd).st_mode)
-            if ours and try_lock(fd, 0, exclusive=True) and _same_file(fd, path):
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
+            _give_name(fd, aside)
+            aside.replace(target)
         finally:
-            os.close(fd)
-    return removed
+            aside.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+    _sync_directory(target.parent)
 
 
 @functools.cache
@@ -266,7 +294,26 @@ class _Header:
             raise SegmentCorrupt(f"{path}: expected a file of {segment_bytes} bytes, got {size}")
         text = bytes(raw[_HEADER.size : _HEADER.size + text_bytes])
         struct.pack_into("<I", raw, _CHECKSUM_AT, checksum)
-        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), json.loads(text))
+        try:
+            description = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SegmentCorrupt(f"{path}: the header's description cannot be read: {error}") from None
+        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)
+
+
+def _write(fd: int, header: _Header, fill: Callable[[Put], None] | None) -> None:
+    """The header, and what `fill` puts behind it."""
+    os.pwrite(fd, header.raw, 0)
+    if fill is not None:
+        fill(partial(_put, fd, header.header_bytes))
+
+
+def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
+    """Writes all of it, straight from where it lies; one call takes 2 GiB at most."""
+    left, at = data.data, body + offset
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
 
 
 def _open_nameless(target: Path, nbytes: int) -> int:
@@ -278,11 +325,10 @@ def _open_nameless(target: Path, nbytes: int) -> int:
         raise _full(target.parent, nbytes, free)
     fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
+        with _noticing_full(target.parent, nbytes):
+            os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
         os.close(fd)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise _full(target.parent, nbytes, _free_bytes(target.parent)) from None
         raise
     return fd
 
@@ -296,6 +342,33 @@ def _give_name(fd: int, target: Path) -> None:
         raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None
     finally:
         os.close(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Puts the names in a directory on disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_unheld(directory: Path, prefix: str) -> list[str]:
+    """Removes this user's files of a name that begins so and that no living process holds; their names."""
+    removed = []
+    for path in sorted(directory.glob(prefix + "*")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # gone meanwhile, somebody else's, or no file: not ours to remove
+        try:
+            ours = os.fstat(fd).st_uid == os.geteuid() and stat.S_ISREG(os.fstat(fd).st_mode)
+            if ours and try_lock(fd, 0, exclusive=True) and _same_file(fd, path):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        finally:
+            os.close(fd)
+    return removed
 
 
 def _open_named(path: Path) -> int:
@@ -360,6 +433,17 @@ def _memory_left() -> int | float:
         return math.inf
     cache = int(stats["inactive_file"])  # which the kernel gives up before it kills
     return math.inf if limit == "max" else max(0, int(limit) - used + cache)
+
+
+@contextlib.contextmanager
+def _noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
+    """Raises SharedMemoryFull where the file system says that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+            raise _full(directory, nbytes, _free_bytes(directory)) from None
+        raise
 
 
 def _full(directory: Path, nbytes: int, free: int | float) -> SharedMemoryFull:

@@ -15,7 +15,7 @@ LAYERS = [
     {"_native"},
     {"shm"},
     {"lane", "shared"},
-    {"control", "kernels", "record"},
+    {"control", "kernels", "record", "save"},
     {"batch", "telemetry", "writer", "flat"},
     {"drawing"},
     {"priorities"},
