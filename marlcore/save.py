@@ -161,14 +161,14 @@ def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Se
 def _sections_of(segment: Segment, start: int) -> dict[str, Section]:
     """The described arrays, every one of them inside the body."""
     described = segment.description.get(STATE, {})
-    inside = partial(_checked_section, start=start, end=len(segment.body))
+    inside = partial(_checked_section, start, len(segment.body))
     try:
         return {name: inside(**plain) for name, plain in described.items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise SegmentCorrupt(f"{segment.path}: the saved sampler state is damaged: {error}") from None
 
 
-def _checked_section(dtype: Any, shape: Any, offset: Any, start: int, end: int) -> Section:
+def _checked_section(start: int, end: int, /, dtype: Any, shape: Any, offset: Any) -> Section:
     numbers = [*shape, offset]
     if not all(type(n) is int and n >= 0 for n in numbers) or len(shape) > 32:
         raise ValueError(f"expected lengths and an offset of at least 0, got {numbers}")
