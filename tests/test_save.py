@@ -653,25 +653,34 @@ STATES = {
     "no list": [1],
     "no entry": {"p": 7},
     "fewer keys": {"p": {"dtype": "float64", "shape": [5]}},
-    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 1280, "start": 0}},
-    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 1280}},
-    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 1280}},
-    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 1280}},
-    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 1280}},
+    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 1408, "start": 0}},
+    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 1408}},
+    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 1408}},
+    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 1408}},
+    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 1408}},
     "behind the end": {"p": {"dtype": "float64", "shape": [5], "offset": 1 << 20}},
-    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 1280}},
+    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 1408}},
     "in the lanes": {"p": {"dtype": "float64", "shape": [5], "offset": 128}},
     "negative": {"p": {"dtype": "float64", "shape": [5], "offset": -128}},
-    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 1280}},
-    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 1280}},
-    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 1280}},
+    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 1408}},
+    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 1408}},
+    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 1408}},
     "far": {"p": {"dtype": "float64", "shape": [5], "offset": 128 * 2**64}},
-    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 1280}},
-    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 1280.0}},
-    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 1280}},
-    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 1280}},
-    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 1283}},
+    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 1408}},
+    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 1408.0}},
+    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 1408}},
+    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 1408}},
+    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 1411}},
 }
+
+
+def test_a_state_that_can_be_is_read(saved):
+    """So what is refused below is refused for what is wrong with it."""
+    describe(
+        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 1408}}}
+    )
+    with ReplayBuffer.load(saved) as replay:
+        assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
