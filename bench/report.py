@@ -17,10 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import params_work, rate, replay_work
+from . import params_work, rate, replay_work, save_work
 from .rate import Rates
+from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
+SAVE_ROUNDS = 5
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 
@@ -55,7 +57,7 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.partition(":")[0] + ".")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
     options = parser.parse_args()
@@ -71,9 +73,15 @@ def main() -> None:
             results.append(Result.of(row, time_row(row, FULL, effort.rounds, effort.round_s)))
         status.update("writer's rate while sampled")
         rates = {name: rate.measure_rates(name, effort.rate_rounds, effort.rate_s) for name in rate.LIBRARIES}
-    console.print(times_table(results), rates_table(rates), *machine.values(), sep="\n")
+        saves = {}
+        if not options.quick:
+            status.update("saving and loading 1 GB")
+            rows = save_work.GIGABYTE_ROWS
+            saves = {name: save_work.measure_saves(name, rows, SAVE_ROUNDS) for name in save_work.LIBRARIES}
+    tables = [times_table(results), rates_table(rates), *([saves_table(saves)] if saves else [])]
+    console.print(*tables, *machine.values(), sep="\n")
     if options.json:
-        write_json(options.json, machine, results, rates)
+        write_json(options.json, machine, results, rates, saves)
     if options.plot:
         draw(options.plot, machine, results)
 
@@ -139,6 +147,16 @@ def rates_table(rates: dict[str, Rates]) -> Table:
     return table
 
 
+def saves_table(saves: dict[str, SaveFigures]) -> Table:
+    table = Table(title="a replay of frames saved and loaded, another process adding a frame a millisecond")
+    for name in ("library", "GB", "save s", "on disk s", "load s", "longest add alone ms", "during the save ms"):
+        table.add_column(name, justify="left" if name == "library" else "right")
+    for name, f in saves.items():
+        longest = f.longest_add_s * 1e3, f.longest_add_saving_s * 1e3
+        table.add_row(name, *map(_number, (f.nbytes / 1e9, f.save_s, f.on_disk_s, f.load_s, *longest)))
+    return table
+
+
 def _number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
@@ -147,11 +165,18 @@ def _verdict(met: bool) -> str:
     return "[green]yes[/]" if met else "[red]no[/]"
 
 
-def write_json(path: Path, machine: dict[str, str], results: list[Result], rates: dict[str, Rates]) -> None:
+def write_json(
+    path: Path,
+    machine: dict[str, str],
+    results: list[Result],
+    rates: dict[str, Rates],
+    saves: dict[str, SaveFigures],
+) -> None:
     figures: dict[str, Any] = {
         "machine": machine,
         "seconds": [asdict(result) for result in results],
         "adds_per_s": {name: asdict(r) for name, r in rates.items()},
+        "saves": {name: asdict(figures) for name, figures in saves.items()},
     }
     path.write_text(json.dumps(figures, indent=2) + "\n")
 

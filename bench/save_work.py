@@ -1,0 +1,185 @@
+"""Saving and loading a replay of frames while another process adds to it: `python -m bench.save_work`.
+
+By marlcore, which stops nobody, and by a pickle of a locked ring's arrays, which holds the ring's lock meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from marlcore import Field, ReplayBuffer, TransitionSpec
+
+from .peers import pickled
+from .peers.ring import LockedRing
+from .replay_work import FRAME
+
+__all__ = ["GIGABYTE_ROWS", "LIBRARIES", "SaveFigures", "measure_saves"]
+
+GIGABYTE_ROWS = 10**9 // FRAME.nbytes
+CHUNK = 500
+STEP_S = 0.001  # an actor adds a frame a millisecond
+
+
+@dataclass(frozen=True)
+class SaveFigures:
+    """Medians of the rounds.
+
+    Attributes:
+        save_s: seconds that the call takes; marlcore's waits for the disk.
+        on_disk_s: seconds until the file is on disk.
+        load_s: seconds to load it again, from the page cache.
+        nbytes: length of the file.
+        longest_add_s: of the adds in another process while nothing is saved, for as long as the save takes.
+        longest_add_saving_s: of those during the save.
+    """
+
+    save_s: float
+    on_disk_s: float
+    load_s: float
+    nbytes: float
+    longest_add_s: float
+    longest_add_saving_s: float
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A library's full replay, which the writing process adds to."""
+
+    shared: Any
+    save: Callable[[Path], Any]
+    load: Callable[[Path], int]  # the rows that it found
+
+
+def _fill(rows: int, add_batch: Callable[..., Any]) -> None:
+    frames = np.broadcast_to(FRAME, (CHUNK, *FRAME.shape)).copy()
+    for first in range(0, rows, CHUNK):
+        t = np.arange(first, min(first + CHUNK, rows))
+        add_batch(frames[: len(t)], t, (t % 7).astype(np.float32), np.zeros(len(t), np.bool_))
+
+
+@contextmanager
+def _marlcore(rows: int) -> Iterator[Subject]:
+    def load(path: Path) -> int:
+        with ReplayBuffer.load(path, spec) as copy:
+            return len(copy)
+
+    spec = TransitionSpec(Field(FRAME.shape, FRAME.dtype.name), Field((), "int64"))
+    with ReplayBuffer.create(spec, rows) as replay:
+        with replay.writer() as writer:
+            _fill(rows, writer.add_batch)
+        yield Subject(replay, replay.save, load)
+
+
+@contextmanager
+def _pickled(rows: int) -> Iterator[Subject]:
+    ring = LockedRing(rows, FRAME.shape, FRAME.dtype.name)
+    _fill(rows, ring.add_batch)
+
+    def save(path: Path) -> None:
+        with ring.lock:
+            names = ("obs", "action", "reward", "done")
+            pickled.dump({name: getattr(ring, name) for name in names}, path)
+
+    yield Subject(ring, save, lambda path: len(pickled.load(path)["obs"]))
+
+
+@contextmanager
+def _adding(shared: Any) -> Iterator[Callable[[], Any]]:
+    if isinstance(shared, LockedRing):
+        yield partial(shared.add, FRAME, 1, 0.5, False)
+        return
+    with shared, shared.writer() as writer:
+        yield partial(writer.add, FRAME, 1, 0.5)
+
+
+LIBRARIES = {"marlcore": _marlcore, "pickle": _pickled}
+
+
+def _serve(shared: Any, pipe: Connection) -> None:
+    """The writing process: adds from one word to the next and answers with its longest add; None ends it."""
+    with _adding(shared) as add:
+        add()
+        pipe.send(0.0)
+        while pipe.recv() is not None:
+            longest = 0.0
+            while not pipe.poll(STEP_S):
+                began = time.perf_counter()
+                add()
+                longest = max(longest, time.perf_counter() - began)
+            pipe.recv()
+            pipe.send(longest)
+
+
+def measure_saves(library: str, rows: int, rounds: int) -> SaveFigures:
+    """A library's figures with a replay of so many frames, in a file of the directory for temporary ones."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder, LIBRARIES[library](rows) as subject, ours, theirs:
+        writer = context.Process(target=_serve, args=(subject.shared, theirs))
+        writer.start()
+        theirs.close()
+        ours.recv()
+        taken = [_measure_once(subject, Path(folder) / "save.pkl", ours, rows) for _ in range(rounds)]
+        ours.send(None)
+        writer.join()
+        writer.close()
+    return SaveFigures(*(median(column) for column in zip(*taken, strict=True)))
+
+
+def _measure_once(subject: Subject, path: Path, pipe: Connection, rows: int) -> tuple[float, ...]:
+    def longest_add(work: Callable[[], Any]) -> float:
+        pipe.send("add")
+        work()
+        pipe.send("stop")
+        return float(pipe.recv())
+
+    spent = {}
+
+    def save() -> None:
+        began = time.perf_counter()
+        subject.save(path)
+        spent["save"] = time.perf_counter() - began
+
+    path.unlink(missing_ok=True)
+    os.sync()  # nobody's save waits for what another one left to be written
+    saving = longest_add(save)
+    began = time.perf_counter()
+    _sync(path)
+    on_disk = spent["save"] + time.perf_counter() - began
+    alone = longest_add(partial(time.sleep, spent["save"]))
+    began = time.perf_counter()
+    found = subject.load(path)
+    load = time.perf_counter() - began
+    assert 0 < found <= rows
+    return spent["save"], on_disk, load, path.stat().st_size, alone, saving
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def main() -> None:
+    for library in LIBRARIES:
+        f = measure_saves(library, GIGABYTE_ROWS, rounds=3)
+        times = f"saved in {f.save_s:.2f} s, on disk after {f.on_disk_s:.2f} s, loaded in {f.load_s:.2f} s"
+        longest = f"{f.longest_add_s * 1e3:.2f} ms alone, {f.longest_add_saving_s * 1e3:.2f} ms during the save"
+        sys.stdout.write(f"{library}: {f.nbytes / 1e9:.2f} GB {times}; longest add {longest}\n")
+
+
+if __name__ == "__main__":
+    main()
