@@ -133,11 +133,11 @@ def measure_saves(library: str, rows: int, rounds: int) -> SaveFigures:
         writer.start()
         theirs.close()
         ours.recv()
-        taken = [_measure_once(subject, Path(folder) / "save.pkl", ours, rows) for _ in range(rounds)]
+        taken = [_measure_once(subject, Path(folder) / "save.pkl", ours, rows) for _ in range(1 + rounds)]
         ours.send(None)
         writer.join()
         writer.close()
-    return SaveFigures(*(median(column) for column in zip(*taken, strict=True)))
+    return SaveFigures(*(median(column) for column in zip(*taken[1:], strict=True)))  # the first one warms up
 
 
 def _measure_once(subject: Subject, path: Path, pipe: Connection, rows: int) -> tuple[float, ...]:

@@ -373,6 +373,21 @@ def _remove_unheld(directory: Path, prefix: str) -> list[str]:
 
 def _open_named(path: Path) -> int:
     """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile."""
+    while True:
+        fd = _open_existing(path)
+        try:
+            if not try_lock(fd, 0, exclusive=False):
+                raise SegmentNotFound(f"{path}: the segment is being removed")
+            if _same_file(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # a later save took its name between open and lock, or nothing has it any more
+
+
+def _open_existing(path: Path) -> int:
+    """Opens a file that may be a segment: a regular one of this user alone."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -387,8 +402,6 @@ def _open_named(path: Path) -> int:
             raise SegmentCorrupt(f"{path}: expected a regular file")
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
-        if not try_lock(fd, 0, exclusive=False) or not _same_file(fd, path):
-            raise SegmentNotFound(f"{path}: the segment is being removed")
         return fd
     except BaseException:
         os.close(fd)
