@@ -161,10 +161,11 @@ def _measure_once(subject: Subject, path: Path, pipe: Connection, rows: int) -> 
     _sync(path)
     on_disk = spent["save"] + time.perf_counter() - began
     alone = longest_add(partial(time.sleep, spent["save"]))
-    began = time.perf_counter()
-    found = subject.load(path)
-    load = time.perf_counter() - began
-    assert 0 < found <= rows
+    for _ in range(2):  # the first time a virtual machine may have to ask its host for the memory
+        began = time.perf_counter()
+        found = subject.load(path)
+        load = time.perf_counter() - began
+        assert 0 < found <= rows
     return spent["save"], on_disk, load, path.stat().st_size, alone, saving
 
 
