@@ -11,9 +11,9 @@
  *   +-----------+----------+---------+    +-------+-------+-----+---------------+
  *   written by the lane's writer alone    written by the lane's writer alone
  *
- *   event, one 128-byte line, shared by the lanes of a segment
+ *   event, one 128-byte line: readers wait for rows on one of the segment, writers for room on another
  *   +---------+-------+---------+
- *   | waiters | event | padding |   waiters: readers add, a writer takes; event: writers add
+ *   | waiters | event | padding |   waiters: who waits adds, who wakes takes; event: who wakes adds
  *   +---------+-------+---------+
  */
 #ifndef MC_API_H
@@ -71,20 +71,27 @@ struct mc_row {       /* the head of a record, which is column 0 */
     float reward;
 };
 
-struct mc_writer {       /* private to the process that holds the lane's lock */
+struct mc_writer {       /* private to one process */
     struct mc_lane lane; /* capacity 0 once closed */
     uint8_t *records;    /* the caller's staging: the transition's record, then the boundary row's */
     const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.., of those at intervals too */
     const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
+    /* The lock that a writer of a shared lane takes for each append; offset 0: it has the lane to itself. */
+    int64_t lock_offset;
+    int64_t lock_wait_ns;
+    int lock_fd;
     uint32_t ordinal;
     uint32_t policy_version;
     uint32_t age;
 };
 
-/* The lane's writer, once: goes on where the last one stopped; its rows begin a new episode. 0, -EUCLEAN. */
+/* Whoever holds the lane: goes on where the last writer stopped; its rows begin a new episode. 0, -EUCLEAN.
+ */
 int mc_writer_open(struct mc_writer *writer);
 /* The lane's writer. Appends the staged transition, and the boundary row when flags has MC_BOUNDARY.
- * The transition's ticket, -ESHUTDOWN when closed, -EDOM when the reward is not finite, -EUCLEAN. */
+ * The transition's ticket, -ESHUTDOWN when closed, -EDOM when the reward is not finite, -EUCLEAN; with a
+ * shared lane also -EAGAIN when others held it for about lock_wait_ns, -EINTR. Every row of a shared lane
+ * begins an episode. */
 int64_t mc_writer_add(struct mc_writer *writer, int flags);
 /* The lane's writer. Appends n rows, all or none; ends holds n bytes terminated, n truncated, n boundary,
  * each 0 or 1. The first ticket, -EPROTO when a truncated row has no boundary row behind it though
@@ -93,6 +100,9 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
                            const uint8_t *ends, int boundaries);
 /* Any process. Transitions that the lane holds, boundary rows not counted. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
+/* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
+ * 2^32 boundary rows a lane. -ESTALE when a lane was lapped again and again meanwhile. */
+int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
 /* ---- events: waiting for a writer without spinning ---- */
 
@@ -107,10 +117,17 @@ void mc_event_notify(uint8_t *event);
 
 int64_t mc_word_load(const uint8_t *word);
 void mc_word_store(uint8_t *word, int64_t value);
+/* The sum of n words, stride bytes apart. */
+int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride);
 
 /* ---- locks: the kernel releases them when their holder dies ---- */
 
 /* Locks one byte of an open file description. 0, -EAGAIN when another holds it, -errno. */
 int mc_lock_try(int fd, int64_t offset, int exclusive);
+/* Locks it exclusively, after about timeout_ns at most. 0, -EAGAIN when the time is up, -EINTR, -errno. */
+int mc_lock_wait(int fd, int64_t offset, int64_t timeout_ns);
+void mc_lock_drop(int fd, int64_t offset);
+/* 1 when another open file description has the byte locked, 0, -errno. */
+int mc_lock_held(int fd, int64_t offset);
 
 #endif

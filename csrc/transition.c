@@ -38,6 +38,27 @@ static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
     return MC_AGE_LIMIT / 2 / every * every;
 }
 
+/* The lane is this writer's until mc_writer_leave. Whoever had a shared lane before may have been killed in
+ * the middle of an append, so each turn begins where a successor would. */
+static int mc_writer_enter(struct mc_writer *writer) {
+    if (writer->lane.capacity == 0)
+        return -ESHUTDOWN;
+    if (!writer->lock_offset)
+        return 0;
+    int error = mc_lock_wait(writer->lock_fd, writer->lock_offset, writer->lock_wait_ns);
+    if (error)
+        return error;
+    error = mc_writer_open(writer);
+    if (error)
+        mc_lock_drop(writer->lock_fd, writer->lock_offset);
+    return error;
+}
+
+static void mc_writer_leave(struct mc_writer *writer) {
+    if (writer->lock_offset)
+        mc_lock_drop(writer->lock_fd, writer->lock_offset);
+}
+
 /* Writes the head of one record; the caller has put the reward there. */
 static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags) {
     struct mc_row row;
@@ -47,6 +68,8 @@ static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags)
     row.policy_version = writer->policy_version;
     memcpy(record, &row, sizeof row);
     writer->ordinal += !(flags & MC_BOUNDARY);
+    if (writer->lock_offset)
+        return; /* rows of a shared lane follow nothing */
     if (++writer->age == MC_AGE_LIMIT)
         writer->age -= mc_whole_intervals(writer);
 }
@@ -68,14 +91,10 @@ static int mc_reward_finite(const uint8_t *record) {
     return isfinite(reward);
 }
 
-int64_t mc_writer_add(struct mc_writer *writer, int flags) {
+static int64_t mc_writer_put(struct mc_writer *writer, int flags) {
     uint64_t bytes = writer->lane.column[0].stride;
     uint64_t rows = flags & MC_BOUNDARY ? 2 : 1;
     uint64_t first;
-    if (writer->lane.capacity == 0)
-        return -ESHUTDOWN;
-    if (!mc_reward_finite(writer->records))
-        return -EDOM;
     int error = mc_lane_reserve(&writer->lane, rows, &first);
     if (error)
         return error;
@@ -95,6 +114,17 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
     return (int64_t)first;
 }
 
+int64_t mc_writer_add(struct mc_writer *writer, int flags) {
+    if (!mc_reward_finite(writer->records))
+        return -EDOM;
+    int error = mc_writer_enter(writer);
+    if (error)
+        return error;
+    int64_t ticket = mc_writer_put(writer, flags);
+    mc_writer_leave(writer);
+    return ticket;
+}
+
 /* Nothing may be written of rows that are not all in order. */
 static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8_t *records,
                          const uint8_t *ends, int boundaries) {
@@ -109,17 +139,13 @@ static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8
     return 0;
 }
 
-int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
-                           const uint8_t *ends, int boundaries) {
+static int64_t mc_writer_put_rows(struct mc_writer *writer, uint64_t n, uint8_t *records,
+                                  const void *const *frames, const uint8_t *ends) {
     const uint8_t *terminated = ends, *truncated = ends + n, *boundary = ends + 2 * n;
     const void *sources[MC_MAX_COLUMNS];
     uint64_t bytes = writer->lane.column[0].stride;
     uint64_t first;
-    if (writer->lane.capacity == 0)
-        return -ESHUTDOWN;
-    int error = mc_rows_check(writer, n, records, ends, boundaries);
-    if (!error)
-        error = mc_lane_reserve(&writer->lane, n, &first);
+    int error = mc_lane_reserve(&writer->lane, n, &first);
     if (error)
         return error;
     for (uint64_t i = 0; i < n; i++) {
@@ -143,6 +169,18 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
     return (int64_t)first;
 }
 
+int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
+                           const uint8_t *ends, int boundaries) {
+    int error = mc_rows_check(writer, n, records, ends, boundaries);
+    if (!error)
+        error = mc_writer_enter(writer);
+    if (error)
+        return error;
+    int64_t ticket = mc_writer_put_rows(writer, n, records, frames, ends);
+    mc_writer_leave(writer);
+    return ticket;
+}
+
 int64_t mc_lane_transitions(const struct mc_lane *lane) {
     for (;;) {
         struct mc_row oldest, newest;
@@ -158,4 +196,31 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
         if (ok)
             return (uint32_t)(newest.ordinal + !(mc_row_flags(&newest) & MC_BOUNDARY) - oldest.ordinal);
     }
+}
+
+/* Boundary rows are what the newest row's ordinal is behind its ticket. */
+static int64_t mc_lane_inserted(const struct mc_lane *lane) {
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        struct mc_row newest;
+        int64_t c = mc_lane_committed(lane), ticket = c - 1, which = 0;
+        uint8_t ok;
+        if (c == 0)
+            return 0;
+        mc_row_load(lane, (uint64_t)ticket, &newest);
+        mc_lanes_validate(lane, 1, &which, &ticket, &ok);
+        if (ok)
+            return c - (uint32_t)((uint32_t)c - newest.ordinal - !(mc_row_flags(&newest) & MC_BOUNDARY));
+    }
+    return -ESTALE;
+}
+
+int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n) {
+    int64_t inserted = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        int64_t one = mc_lane_inserted(&lanes[i]);
+        if (one < 0)
+            return one;
+        inserted += one;
+    }
+    return inserted;
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import SharedMemoryFull as SharedMemoryFull
     from .errors import StaleHandle as StaleHandle
     from .errors import WorkerFailed as WorkerFailed
+    from .limiter import RateLimiter as RateLimiter
     from .params import ParameterStore as ParameterStore
     from .priorities import Prioritized as Prioritized
     from .replay import ReplayBuffer as ReplayBuffer
@@ -48,6 +49,7 @@ _HOME = {
     "NotEnoughData": "errors",
     "ParameterStore": "params",
     "Prioritized": "priorities",
+    "RateLimiter": "limiter",
     "ReplayBuffer": "replay",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",

@@ -22,6 +22,7 @@ __all__ = [
     "NativeLanes",
     "NativeWriter",
     "Words",
+    "is_locked",
     "try_lock",
 ]
 
@@ -114,6 +115,13 @@ class NativeLanes:
         """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
         return AppendRow(self, self._each[lane], source)
 
+    def inserted(self) -> int:
+        """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
+        count = int(_lib.mc_lanes_inserted(self.raw, self.count))
+        if count < 0:
+            raise MarlcoreError("writers overwrote each newest row while it was read; use a larger capacity")
+        return count
+
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
         """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
         dests = _ffi.new("void *[]", MAX_COLUMNS)
@@ -193,17 +201,23 @@ class Validator:
 
 
 class NativeWriter:
-    """The writing end of one replay lane; the caller holds the lane's lock.
+    """The writing end of one replay lane; the caller holds the lane's lock, or names the one to take for each append.
 
     Args:
         lanes: the replay's lanes.
         lane: which of them.
         records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
+        lock: of a shared lane, (descriptor, byte, seconds at most that an append waits for it before it gives up).
     """
 
-    def __init__(self, lanes: NativeLanes, lane: int, records: Bytes) -> None:
+    def __init__(
+        self, lanes: NativeLanes, lane: int, records: Bytes, lock: tuple[int, int, float] | None = None
+    ) -> None:
         self._keep = lanes, records
         self._raw = _ffi.new("struct mc_writer *")
+        if lock is not None:
+            self._raw.lock_fd, self._raw.lock_offset, seconds = lock
+            self._raw.lock_wait_ns = int(seconds * 1e9)
         self._raw.lane = lanes.raw[lane]
         self._records = _pointer(records)
         self._raw.records = self._records
@@ -246,9 +260,16 @@ class NativeWriter:
         """Every later add is refused by the C core."""
         self._raw.lane.capacity = 0
 
+    @property
+    def closed(self) -> bool:
+        return bool(self._raw.lane.capacity == 0)
+
 
 class AddRows:
-    """Appends n staged rows, whose addresses were taken once; `frames` are the large fields' arrays."""
+    """Appends n staged rows, whose addresses were taken once; `frames` are the large fields' arrays.
+
+    The first row's ticket, or a negative code for `NativeWriter.fail`.
+    """
 
     def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
         self._raw = raw
@@ -265,13 +286,11 @@ class AddRows:
         ticket: int = _lib.mc_writer_add_rows(
             self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
         )
-        if ticket < 0:
-            raise _error(ticket)
         return ticket
 
 
 class Event:
-    """A place to sleep until a writer of the segment commits."""
+    """A place to sleep until another process has made a condition true: committed a row, made room for one."""
 
     def __init__(self, memory: Bytes, offset: int = 0) -> None:
         self._memory = _pointer(memory)
@@ -282,10 +301,14 @@ class Event:
         return int(_lib.mc_event_prepare(self._event))
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleeps until something was committed after `prepare` or the time is up."""
+        """Sleeps until somebody notified after `prepare` or the time is up."""
         code = _lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
             raise _error(code)
+
+    def notify(self) -> None:
+        """Wakes all who wait; call it after the condition became true."""
+        _lib.mc_event_notify(self._event)
 
 
 class Words:
@@ -301,6 +324,10 @@ class Words:
     def store(self, index: int, value: int) -> None:
         _lib.mc_word_store(self._at[index], value)
 
+    def sum(self, first: int, count: int, step: int) -> int:
+        """The sum of the `count` words first, first + step, ..."""
+        return int(_lib.mc_words_sum(self._at[first], count, 8 * step))
+
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
     """Locks one byte for the open file description of fd; False when somebody else holds it."""
@@ -310,3 +337,11 @@ def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
     if code:
         raise OSError(-code, os.strerror(-code))
     return True
+
+
+def is_locked(fd: int, offset: int) -> bool:
+    """Whether another open file description than fd's holds a lock of one byte."""
+    code = _lib.mc_lock_held(fd, offset)
+    if code < 0:
+        raise OSError(-code, os.strerror(-code))
+    return bool(code)

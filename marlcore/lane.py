@@ -1,4 +1,11 @@
-"""Lanes in a segment: where their counters and columns lie, and who may write to one."""
+"""Lanes in a segment: where their counters and columns lie, and who may write to one.
+
+Bytes of the segment's file that are locked, besides byte 0:
+
+    1 + lane            by the lane's one writer, or by each writer of a shared lane (a shared lock), for life
+    1 + lanes + lane    by a writer of a shared lane, during an append
+    1 + 2 lanes + slot  by a sampler of a replay with a limiter, for life
+"""
 
 from __future__ import annotations
 
@@ -13,16 +20,20 @@ from ._native import LINE, MAX_COLUMNS, NativeLanes
 from .errors import LaneBusy
 from .shm import Segment, invalidate_after_fork
 
-__all__ = ["LaneClaim", "LaneGeometry", "claim"]
+__all__ = ["ROOM_OFFSET", "SLOTS", "LaneClaim", "LaneGeometry", "claim"]
+
+SLOTS = 16
+ROOM_OFFSET = LINE
 
 
 @dataclass(frozen=True)
 class LaneGeometry:
     """Lanes of one shape, laid out in a segment's body.
 
-        event line | counters of lane 0 | counters of lane 1 | ... | column 0 | column 1 | ...
+        event line | room line | counters of lane 0 | counters of lane 1 | ... | slots | column 0 | column 1 | ...
 
-    where a column holds the rows of lane 0, then those of lane 1, and so on.
+    where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
+    line, writers for readers on the room line; each slot is a line that one reader writes.
 
     Attributes:
         lanes: how many.
@@ -47,11 +58,14 @@ class LaneGeometry:
         return -(-self.columns[column] // 8) * 8
 
     def counters_offset(self, lane: int) -> int:
-        return LINE * (1 + lane)
+        return LINE * (2 + lane)
+
+    def slot_offset(self, slot: int) -> int:
+        return self.counters_offset(self.lanes) + LINE * slot
 
     def column_offset(self, column: int) -> int:
         """Bytes from the body's start to the column's first row of lane 0."""
-        offset = self.counters_offset(self.lanes)
+        offset = self.slot_offset(SLOTS)
         for k in range(column):
             offset += -(-self.lanes * self.rows(k) * self.stride(k) // LINE) * LINE
         return offset
@@ -80,9 +94,14 @@ class LaneGeometry:
 
 
 class LaneClaim:
-    """The right to write to a lane: a kernel lock that ends with `release` or with the process."""
+    """The right to write to a lane or a slot: a kernel lock that ends with `release` or with the process.
+
+    Attributes:
+        fd: the descriptor that holds it.
+    """
 
     def __init__(self, fd: int) -> None:
+        self.fd = fd
         self._release = weakref.finalize(self, os.close, fd)
         invalidate_after_fork(self)
 
@@ -94,15 +113,15 @@ class LaneClaim:
         self._release()
 
 
-def claim(segment: Segment, lanes: NativeLanes, lane: int) -> LaneClaim:
-    """Takes the lane for this process.
+def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
+    """Takes the lane for this process: alone, or shared with others who all take it so.
 
     Raises:
-        LaneBusy: its writer lives. SegmentCorrupt: its counters contradict one another.
+        LaneBusy: a writer that it cannot be shared with lives. SegmentCorrupt: its counters contradict one another.
     """
-    fd = segment.lock(1 + lane)
+    fd = segment.lock(1 + lane, exclusive=not shared)
     if fd is None:
-        raise LaneBusy(f"{segment.path}: lane {lane} has a living writer")
+        raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
     claimed = LaneClaim(fd)
     try:
         lanes.check(lane)

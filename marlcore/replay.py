@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .errors import LayoutMismatch
 from .lane import LaneGeometry, claim
+from .limiter import RateLimiter, WriteGate
 from .record import RecordLayout
 from .save import Stateful, copy_segment, read_state, save_segment
 from .shared import Shared
@@ -39,6 +40,7 @@ class ReplayBuffer(Shared):
         spec: what a transition consists of.
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
         lanes: how many.
+        limiter: what keeps its writers and samplers in step; None when nothing does.
     """
 
     kind = "replay"
@@ -49,6 +51,7 @@ class ReplayBuffer(Shared):
         lane_rows = segment.description["lane_rows"]
         if not all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows)):
             raise ValueError(f"lanes, lane_rows: expected integers of at least 1, got {self.lanes!r}, {lane_rows!r}")
+        self.limiter = RateLimiter.of(segment)
         self._layout = RecordLayout.of(self.spec)
         self._geometry = _geometry(self._layout, self.lanes, lane_rows)
         self.capacity = self.lanes * self._geometry.capacity
@@ -62,6 +65,7 @@ class ReplayBuffer(Shared):
         capacity: int,
         lanes: int = 1,
         *,
+        limiter: RateLimiter | None = None,
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
     ) -> ReplayBuffer:
@@ -72,6 +76,7 @@ class ReplayBuffer(Shared):
             capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`,
                 and of the interval at which the spec stores recurrent states.
             lanes: independent writers at most.
+            limiter: makes samplers and writers, in whatever process, wait for one another; None lets all go on.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file to hold the replay instead, for one larger than memory; it stays until `unlink`.
 
@@ -91,7 +96,17 @@ class ReplayBuffer(Shared):
                 f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
                 f"got {capacity} in {lanes} lanes"
             )
-        description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
+        if limiter is not None and not isinstance(limiter, RateLimiter):
+            raise TypeError(f"limiter: expected a RateLimiter or None, got {limiter!r}")
+        if limiter is not None and lane_rows < 3:
+            raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
+        description = {
+            "kind": cls.kind,
+            "spec": spec.to_dict(),
+            "lanes": int(lanes),
+            "lane_rows": lane_rows,
+            "limiter": limiter and limiter.to_dict(),
+        }
         geometry = _geometry(RecordLayout.of(spec), int(lanes), lane_rows)
         return cls(Segment.create(name, description, geometry.nbytes, path))
 
@@ -167,19 +182,36 @@ class ReplayBuffer(Shared):
         self._segment.check_open()
         return read_state(self._segment, self._geometry.nbytes)
 
-    def writer(self, lane: int = 0) -> Writer:
+    def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
         """The writing end of a lane, for this process alone until it closes it or dies.
 
         A successor goes on behind the last row; nothing is sampled across the seam.
 
+        A shared lane has any number of writers, in any processes. Each holds a kernel lock during an add alone, which
+        ends with its process: a writer that is killed inside an add blocks nobody, one that is stopped there blocks
+        the others until it goes on or dies. Rows of different writers do not follow one another, so the spec must
+        store next_obs.
+
+        Args:
+            lane: which.
+            shared: let other writers have the lane too, who all must ask for it so.
+            timeout: seconds that an add may wait for room in a replay with a limiter, and for its turn in a shared
+                lane; TimeoutError after them, with nothing written. None waits for ever.
+
         Raises:
-            LaneBusy: the lane's writer lives. ValueError: there is no such lane.
+            LaneBusy: a writer of the lane lives, and the two do not both share it.
+            ValueError: there is no such lane, the spec of a shared one has no next_obs, or the timeout is negative.
         """
         self._segment.check_open()
+        if shared and not self.spec.next_obs:
+            raise ValueError("shared: expected False, since this spec's rows follow one another; use next_obs=True")
+        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
+            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        claimed = claim(self._segment, self._lanes, int(lane))
-        writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed)
+        claimed = claim(self._segment, self._lanes, int(lane), shared)
+        gate = WriteGate.of(self._segment, self._lanes, self._geometry)
+        writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
         self._writers.add(writer)
         return writer
 

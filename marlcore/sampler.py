@@ -15,6 +15,7 @@ from .batch import Batch
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
 from .kernels import uniform
+from .limiter import SampleGate
 from .priorities import Prioritized, PriorityTree
 
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
@@ -131,6 +132,7 @@ class Sampler:
     def __init__(self, lanes: Lanes, options: SamplerOptions) -> None:
         options.check(lanes)
         self.stats = SamplerStats()
+        self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
         self._lanes = lanes
         self._options = options
         self._gamma = float(options.window.gamma)
@@ -150,7 +152,7 @@ class Sampler:
         state, redrawn = self._state.copy(), self.stats.redrawn
         able = self._has_enough() and self._draw(self._drawing.memory().root, self._all_rows[:1]) == 1
         self._state[:], self.stats.redrawn = state, redrawn  # asking does not change what is drawn next
-        return able
+        return able if self._gate is None else self._gate.can_sample(able)
 
     def sample(self, timeout: float | None = None) -> Batch:
         """A batch.
@@ -173,6 +175,8 @@ class Sampler:
     def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
         """`sample` into the given rows of a batch's memory, until `deadline` of time.monotonic()."""
         self._lanes.segment.check_open()
+        if self._gate is not None:
+            self.stats.waited += self._gate.wait(deadline)
         if not self._enough and not self._has_enough():
             self._wait(self._has_enough, deadline)
         count, lapped_since = len(rows), None
@@ -191,6 +195,8 @@ class Sampler:
                     path = self._lanes.segment.path
                     raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
         self.stats.drawn += count
+        if self._gate is not None:
+            self._gate.count(count)
         if self._tree:
             self._tree.batches += 1
 
@@ -278,6 +284,8 @@ class Sampler:
 
     def _wait(self, ready: Callable[[], int], deadline: float | None) -> None:
         """Sleeps until `ready()`, woken by writers; in slices, so that signals are seen."""
+        if self._gate is not None:
+            self._gate.starve()
         began = time.monotonic()
         while True:
             seen = self._drawing.event.prepare()

@@ -134,10 +134,12 @@ def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple
     head = min(rows, geometry.capacity - first)
     for column in range(len(geometry.columns)):
         stride = geometry.stride(column)
-        base = geometry.column_offset(column) + lane * geometry.capacity * stride
-        yield base + first * stride, base + (first + head) * stride
+        base = geometry.column_offset(column) + lane * geometry.rows(column) * stride
+        # Of a column at intervals, whose tickets share rows, the ends may be in one row: it is copied with both.
+        every = geometry.every[column]
+        yield base + first // every * stride, base + -(-(first + head) // every) * stride
         if head < rows:
-            yield base, base + (rows - head) * stride
+            yield base, base + -(-(rows - head) // every) * stride
 
 
 def _checked_array(name: Any, value: Any) -> NDArray[Any]:

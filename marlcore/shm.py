@@ -3,7 +3,7 @@
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then
 a body that starts zeroed. Every process that maps a segment holds a shared kernel lock on byte 0 of its file:
 `sweep` removes a segment only when it obtains the exclusive lock, so only when nobody has it mapped, even after
-SIGKILL of everyone. Bytes 1.. are the lanes' locks.
+SIGKILL of everyone. Bytes 1.. are the locks of what lies in the body: see lane.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import try_lock
+from ._native import is_locked, try_lock
 from .errors import (
     ClosedError,
     LayoutMismatch,
@@ -173,17 +173,22 @@ class Segment:
         """Whether the path leads to this segment's file."""
         return _same_file(self._fd, path)
 
-    def lock(self, offset: int) -> int | None:
-        """A new descriptor that holds the exclusive lock of byte `offset`, or None when another one does."""
+    def lock(self, offset: int, exclusive: bool = True) -> int | None:
+        """A new descriptor that holds the lock of byte `offset`, or None when another one is in its way."""
         self.check_open()
         fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         locked = False
         try:
-            locked = try_lock(fd, offset, exclusive=True)
+            locked = try_lock(fd, offset, exclusive)
         finally:
             if not locked:
                 os.close(fd)
         return fd if locked else None
+
+    def is_locked(self, offset: int) -> bool:
+        """Whether a living process holds a lock of byte `offset`, this one included."""
+        self.check_open()
+        return is_locked(self._fd, offset)
 
     def close(self) -> None:
         """Lets go of the segment; the memory is unmapped when the last view of it is gone."""

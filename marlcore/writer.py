@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
-from .errors import ClosedError, StaleHandle
+from .errors import StaleHandle
 from .lane import LaneClaim
+from .limiter import WAIT_SLICE_S, WriteGate
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
@@ -35,14 +38,28 @@ class Writer:
         lane: the lane's number.
     """
 
-    def __init__(self, lanes: NativeLanes, lane: int, layout: RecordLayout, spec: TransitionSpec, claim: LaneClaim):
+    def __init__(
+        self,
+        lanes: NativeLanes,
+        lane: int,
+        layout: RecordLayout,
+        spec: TransitionSpec,
+        claim: LaneClaim,
+        shared: bool = False,
+        timeout: float | None = None,
+        gate: WriteGate | None = None,
+    ) -> None:
         self.lane = lane
         self._claim = claim
+        self._timeout = timeout
+        self._gate = gate
         self._forked = False
         self._layout = layout
         self._spec = spec
         self._records = np.zeros((2, layout.record_bytes), np.uint8)
-        self._native = NativeWriter(lanes, lane, self._records)
+        slice_s = WAIT_SLICE_S if timeout is None else min(timeout, WAIT_SLICE_S)
+        lock = (claim.fd, 1 + lanes.count + lane, slice_s) if shared else None
+        self._native = NativeWriter(lanes, lane, self._records, lock)
         self._keep: dict[tuple[int, bool], Any] = {}  # frames lent to the C core for the next row
         self._add_row = self._native.add_row
         self._raw = self._native.raw
@@ -55,6 +72,7 @@ class Writer:
         self._extra_places = layout.of_role("extra")
         self._extras = {place.name: self._put(place, 0) for place in self._extra_places}
         self._staging: _Staging | None = None
+        self._spare_rows = 0 if gate is None else gate.SPARE_ROWS
         if spec.next_obs:
             self._extras["next_obs"] = self._put_many("next_obs", 0)
         invalidate_after_fork(self)
@@ -85,6 +103,7 @@ class Writer:
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range.
             ClosedError: the writer was closed. SegmentCorrupt: the lane's counters were damaged.
+            TimeoutError: after the writer's timeout; nothing was written.
         """
         flags = 0
         if terminated is not False or truncated is not False or final_obs is not None:
@@ -97,9 +116,11 @@ class Writer:
             raise TypeError(f"reward: expected a number, got {came(reward)}") from None
         if extras or self._extras:
             self._put_extras(extras)
+        if self._gate is not None:
+            self._gate.wait(1, self._timeout, self.check_open)
         ticket: int = self._add_row(self._raw, flags)
         if ticket < 0:
-            raise self._failure(ticket)
+            ticket = self._again(ticket, partial(self._add_row, self._raw, flags))
         return ticket
 
     def add_batch(
@@ -120,7 +141,8 @@ class Writer:
 
         Returns: the first transition's ticket.
 
-        Raises: as `add`; ValueError also when the rows are more than the lane's capacity.
+        Raises: as `add`; ValueError also when the rows, each final_obs one of them, are more than the lane's capacity,
+            or than that less one in a replay with a limiter.
         """
         rows = len(reward) if isinstance(reward, (np.ndarray, Sequence)) and np.ndim(reward) else 0
         if not rows:
@@ -136,9 +158,12 @@ class Writer:
         for place, label, value in self._batch_values(obs, action, extras):
             staging.put(place, at, rows_of(label, place.field, value, rows))
         try:
-            return staging.append()
-        except ClosedError:
-            raise self._failure(-errno.ESHUTDOWN) from None
+            if self._gate is not None:
+                self._gate.wait(rows, self._timeout, self.check_open)
+            ticket = staging.append()
+            return ticket if ticket >= 0 else self._again(ticket, staging.append)
+        finally:
+            staging.release_frames()
 
     @property
     def policy_version(self) -> int:
@@ -152,6 +177,11 @@ class Writer:
     def new_episode(self) -> None:
         """The next row begins an episode, whatever the last one said; nothing is sampled across the seam."""
         self._native.new_episode()
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        if self._native.closed:
+            raise self._failure(-errno.ESHUTDOWN)
 
     def close(self) -> None:
         """Gives the lane back; harmless when repeated."""
@@ -171,6 +201,20 @@ class Writer:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Writer belongs to one process: pass the replay and call its `writer` there")
+
+    def _again(self, code: int, append: Callable[[], int]) -> int:
+        """The ticket in the end, when other writers were busy in the shared lane; signals are seen in between.
+
+        Raises: what kept the rows from being appended.
+        """
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout - WAIT_SLICE_S
+        while code in (-errno.EAGAIN, -errno.EINTR):
+            if code == -errno.EAGAIN and deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"lane {self.lane}: another writer was inside an add for {self._timeout} seconds")
+            code = append()
+        if code < 0:
+            raise self._failure(code)
+        return code
 
     def _failure(self, code: int) -> Exception:
         if self._forked:
@@ -250,7 +294,7 @@ class Writer:
     def _staging_of(self, rows: int) -> _Staging:
         """Staging for `rows` rows, kept for the next batch of the same length."""
         if self._staging is None or self._staging.rows != rows:
-            self._staging = _Staging(self._native, self._layout, rows, boundaries=not self._spec.next_obs)
+            self._staging = _Staging(self._native, self._layout, rows, not self._spec.next_obs, self._spare_rows)
         return self._staging
 
     def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> tuple[_Staging, NDArray[np.int64]]:
@@ -260,7 +304,7 @@ class Writer:
         if self._spec.next_obs or not count:
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
         at = np.arange(rows) + np.cumsum(ended) - ended
-        staging = _Staging(self._native, self._layout, rows + count, boundaries=True)
+        staging = _Staging(self._native, self._layout, rows + count, True, self._spare_rows)
         finals = at[ended] + 1
         staging.boundary[finals] = True
         for place, label, value in self._obs_values("obs", "final_obs", final_obs):
@@ -290,10 +334,11 @@ class Writer:
 class _Staging:
     """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are."""
 
-    def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool) -> None:
+    def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool, spare: int) -> None:
         capacity = native.raw.lane.capacity
-        if 0 < capacity < rows:
-            raise ValueError(f"reward: expected at most the lane's {capacity} rows, final_obs included, got {rows}")
+        if 0 < capacity < rows + spare:
+            of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
+            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {rows}")
         self.rows = rows
         records = np.zeros((rows, layout.record_bytes), np.uint8)
         ends = np.zeros((3, rows), np.bool_)
@@ -316,8 +361,10 @@ class _Staging:
             self._frames[place.column - 1][at] = array
 
     def append(self) -> int:
-        try:
-            return self._append(self._frames)
-        finally:
-            if self._frames:
-                self._frames = [None] * len(self._frames)
+        """The first row's ticket, or a negative code."""
+        return self._append(self._frames)
+
+    def release_frames(self) -> None:
+        """Lets go of the caller's arrays."""
+        if self._frames:
+            self._frames = [None] * len(self._frames)

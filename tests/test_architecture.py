@@ -15,7 +15,7 @@ LAYERS = [
     {"_native"},
     {"shm"},
     {"lane", "shared"},
-    {"control", "kernels", "record", "save"},
+    {"control", "kernels", "limiter", "record", "save"},
     {"batch", "telemetry", "writer", "flat"},
     {"drawing"},
     {"priorities"},

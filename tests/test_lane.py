@@ -48,7 +48,7 @@ def counters(segment, lane):
 
 def test_lines_and_columns_of_all_lanes_lie_apart_and_aligned():
     taken = np.zeros(GEOMETRY.nbytes, int)
-    taken[:LINE] += 1
+    taken[: 2 * LINE] += 1
     for lane in range(3):
         at = GEOMETRY.counters_offset(lane)
         assert at % LINE == 0
@@ -174,7 +174,7 @@ def test_counters_damaged_below_a_living_writer_stop_it():
     spec = TransitionSpec(Field(), Field())
     with ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
         writer.add(0.0, 0.0, 0.0)
-        words = replay._segment.body[LINE : LINE + 16].view(np.uint64)
+        words = replay._segment.body[2 * LINE : 2 * LINE + 16].view(np.uint64)
         words[:] = 2**62, 2**62
         with pytest.raises(SegmentCorrupt):
             writer.add(0.0, 0.0, 0.0)

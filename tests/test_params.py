@@ -671,7 +671,7 @@ def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkey
         publisher.publish()
         before = copy.deepcopy(local)
         # A publisher that died between reserving the slot and committing it leaves reserved = committed + 1.
-        counters = store._segment.body[128:144].view(np.uint64)
+        counters = store._segment.body[256:272].view(np.uint64)
         counters[1] += 1
         with pytest.raises(TimeoutError, match=r"lapped.*triple_buffer"):
             subscriber.pull(timeout=0.05)
@@ -686,7 +686,7 @@ def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkey
 
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
-    store._segment.body[128:144].view(np.uint64)[:] = (1 << 62) + 1
+    store._segment.body[256:272].view(np.uint64)[:] = (1 << 62) + 1
     with pytest.raises(SegmentCorrupt):
         subscriber.pull()
     with pytest.raises(SegmentCorrupt):
@@ -827,7 +827,7 @@ def test_a_publisher_killed_inside_an_append_leaves_the_older_slots_readable():
                 for parameter in model.parameters():
                     parameter.data.fill_(version)
                 publisher.publish()
-        store._segment.body[128:144].view(np.uint64)[1] += 1
+        store._segment.body[256:272].view(np.uint64)[1] += 1
         store.slot_tensor(0)[: store.layout.nbytes // 2] = 255
         assert subscriber.pull()
         assert not torn(local.parameters(), 2.0, None)

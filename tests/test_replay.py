@@ -676,7 +676,7 @@ def test_a_lane_whose_writer_was_killed_inside_add_goes_on(program):
     """The rows are so large that the kill falls into a copy; it is tried again until it has."""
     inside = False
     with ReplayBuffer.create(LARGE, 6) as replay:
-        counters = replay._segment.body[128 : 128 + 16].view(np.uint64)
+        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
         for _ in range(40):
             child = program(WRITE_LARGE, args=[replay.handle.path])
             child.line()
@@ -712,7 +712,7 @@ def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
     """As if it had died after reserving `dead` rows: they are out until the successor has passed them."""
     with ReplayBuffer.create(SCALAR, 8) as replay:
         write(replay, [(i, i, "") for i in range(8)])
-        counters = replay._segment.body[128 : 128 + 16].view(np.uint64)
+        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
         counters[1] += dead
         replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint8)[: 32 * dead] = 255
         assert len(replay) == 8 - dead

@@ -55,9 +55,10 @@ def test_a_worker_that_died_while_reporting_does_not_hang_the_parent() -> None:
     reporter = telemetry.reporter("a")
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
-    committed, reserved = telemetry._segment.body[LINE : LINE + 16].view(np.int64)
-    telemetry._segment.body[LINE : LINE + 16].view(np.int64)[1] = committed + 1  # as if it had begun another row
-    assert reserved == committed
+    counters = telemetry._segment.body[2 * LINE : 2 * LINE + 16].view(np.int64)
+    assert counters[1] == counters[0]
+    counters[1] += 1  # as if it had begun another row
+    del counters
     assert len(telemetry.tail()) == ROWS - 1
     telemetry.close()
 

@@ -1,7 +1,10 @@
 /* Transitions on a lane, one behaviour a test. Records are 24 bytes, of which the head is 16; frames are 3.
  */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -283,6 +286,109 @@ static void the_count_of_transitions_survives_the_wrap_of_ordinals(void) {
     free_lane(&lane);
 }
 
+/* Another open file description of the same file, as another process has it. */
+static int another(int fd) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int other = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(other >= 0);
+    return other;
+}
+
+static void open_shared(struct fixture *f, struct mc_lane lane, int fd) {
+    open_writer(f, lane);
+    f->writer.lock_fd = fd;
+    f->writer.lock_offset = 7;
+}
+
+static void writers_of_a_shared_lane_take_turns(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture one, two;
+    int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+    int fds[] = {another(fd), another(fd)};
+    uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0}, ends[6] = {0};
+    const void *sources[] = {NULL, frames};
+    open_shared(&one, lane, fds[0]);
+    open_shared(&two, lane, fds[1]);
+    CHECK(add(&one, 1, 0) == 0 && add(&two, 2, 0) == 1 && add(&one, 3, MC_TERMINATED) == 2);
+    CHECK(mc_writer_add_rows(&two.writer, 2, rows, sources, ends, 0) == 3 && add(&one, 4, 0) == 5);
+    for (uint64_t t = 0; t < 6; t++)
+        expect_row(&lane, t, (uint32_t)t, 0, t == 2 ? MC_TERMINATED : 0);
+    CHECK(frame_at(&lane, 5) == 4 && mc_lock_held(fd, 7) == 0);
+    close(fds[0]), close(fds[1]), close(fd);
+    free_lane(&lane);
+}
+
+static void a_shared_lane_that_another_writer_holds_is_left_alone(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+    int mine = another(fd), theirs = another(fd);
+    uint8_t rows[RECORD] = {0}, frames[FRAME] = {0}, ends[3] = {0};
+    const void *sources[] = {NULL, frames};
+    uint64_t first;
+    open_shared(&f, lane, mine);
+    CHECK(mc_lock_try(theirs, 7, 1) == 0 && mc_lock_held(fd, 7) == 1);
+    f.writer.lock_wait_ns = 2000000;
+    CHECK(add(&f, 1, 0) == -EAGAIN);
+    CHECK(mc_writer_add_rows(&f.writer, 1, rows, sources, ends, 0) == -EAGAIN);
+    CHECK(mc_lane_reserve(&lane, 3, &first) == 0); /* and here the other one is killed */
+    CHECK(mc_lane_committed(&lane) == 0);
+    close(theirs);
+    CHECK(mc_lock_held(fd, 7) == 0 && add(&f, 1, 0) == 0 && reserved_of(&lane) == 3);
+    expect_row(&lane, 0, 0, 0, 0);
+    close(mine), close(fd);
+    free_lane(&lane);
+}
+
+static void a_shared_lane_that_is_damaged_or_closed_is_not_kept(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+    int mine = another(fd);
+    open_shared(&f, lane, mine);
+    set_counters(&lane, 5, 4);
+    CHECK(add(&f, 1, 0) == -EUCLEAN && mc_lock_held(fd, 7) == 0);
+    f.writer.lane.capacity = 0;
+    CHECK(add(&f, 1, 0) == -ESHUTDOWN && mc_lock_held(fd, 7) == 0);
+    close(mine), close(fd);
+    free_lane(&lane);
+}
+
+static void the_transitions_ever_inserted_are_counted_across_wraps_and_successors(void) {
+    struct mc_lane lanes[] = {make_replay(3), make_replay(9)};
+    struct fixture f;
+    int64_t inserted = 0;
+    uint64_t first;
+    CHECK(mc_lanes_inserted(lanes, 2) == 0);
+    for (int i = 0; i < 90; i++, inserted++) {
+        struct mc_lane lane = lanes[i % 3 == 0];
+        open_writer(&f, lane);
+        CHECK(mc_lane_reserve(&lane, lane.capacity - 1, &first) == 0); /* and here it is killed */
+        CHECK(mc_lanes_inserted(lanes, 2) == inserted);
+        CHECK(add(&f, 1, i % 4 == 3 ? MC_TRUNCATED | MC_BOUNDARY : 0) >= 0);
+    }
+    CHECK(mc_lanes_inserted(lanes, 2) == inserted);
+    CHECK(mc_lane_reserve(&lanes[0], 3, &first) == 0); /* which fills the lane */
+    CHECK(mc_lanes_inserted(lanes, 2) == -ESTALE);
+    free_lane(&lanes[0]);
+    free_lane(&lanes[1]);
+}
+
+static void the_count_of_insertions_survives_the_wrap_of_ordinals(void) {
+    const int64_t many = (INT64_C(1) << 33) - 1; /* of which five were boundary rows */
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    open_writer(&f, lane);
+    set_counters(&lane, (uint64_t)many, (uint64_t)many);
+    f.writer.ordinal = (uint32_t)(many - 5);
+    for (int i = 0; i < 5; i++) {
+        CHECK(add(&f, 0, 0) == many + i);
+        CHECK(mc_lanes_inserted(&lane, 1) == many + i + 1 - 5);
+    }
+    free_lane(&lane);
+}
+
 int main(void) {
     const struct test tests[] = {
         TEST(heads_count_transitions_and_age_within_an_episode),
@@ -298,6 +404,11 @@ int main(void) {
         TEST(a_truncated_row_without_its_boundary_row_changes_nothing),
         TEST(the_transitions_held_are_counted_across_the_wrap_without_boundary_rows),
         TEST(the_count_of_transitions_survives_the_wrap_of_ordinals),
+        TEST(writers_of_a_shared_lane_take_turns),
+        TEST(a_shared_lane_that_another_writer_holds_is_left_alone),
+        TEST(a_shared_lane_that_is_damaged_or_closed_is_not_kept),
+        TEST(the_transitions_ever_inserted_are_counted_across_wraps_and_successors),
+        TEST(the_count_of_insertions_survives_the_wrap_of_ordinals),
     };
     run_tests(tests, sizeof tests / sizeof *tests);
     return 0;

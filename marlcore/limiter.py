@@ -1,0 +1,250 @@
+"""Keeping a replay's samplers and writers in step: so many samples for each insert, within a tolerance.
+
+Nobody owns a common counter, which would need a lock. What was inserted follows from the lanes' own counters; each
+sampler counts what it drew in a slot of its own, a line of the segment:
+
+    sampled   rows drawn by all who ever had the slot
+    starving  1 while its sampler waits for rows that it can draw
+
+The slot's lock is the kernel's, so a dead sampler's slot is free for the next one, and its count goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ._native import LINE, Event, NativeLanes, Words
+from .errors import MarlcoreError, NotEnoughData
+from .lane import ROOM_OFFSET, SLOTS, LaneClaim, LaneGeometry
+from .shm import Segment
+
+__all__ = ["WAIT_SLICE_S", "RateLimiter", "SampleGate", "WriteGate"]
+
+WAIT_SLICE_S = 0.1
+
+_SAMPLED, _STARVING = 0, 1
+_LINE_WORDS = LINE // 8
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Makes samplers wait for writers and writers for samplers, so that rows are sampled so often on average.
+
+    With `inserted` the transitions ever written to all lanes (boundary rows not counted), `sampled` the rows ever
+    returned by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled:
+
+    - a sampler waits while inserted < min_size, or while its batch would take the balance below -tolerance;
+    - a writer waits while inserted >= min_size and its rows would take the balance above tolerance, unless a living
+      sampler found too few rows that it can draw (for its own min_size, its stack, its n steps) since its last batch.
+
+    Each looks at the counters and then acts, without a lock: of W writers and S samplers at work at once, W - 1 adds
+    and S - 1 batches may go beyond the tolerance. Without a sampler writers wait for ever, or for their timeout. This
+    is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
+
+    Attributes:
+        samples_per_insert: how often a row is sampled on average, above 0.
+        min_size: transitions inserted before anything is sampled, at least 1.
+        tolerance: rows sampled that the balance may be off; at least every sampler's batch_size, and at least
+            samples_per_insert times the transitions of every add, so that both sides never wait at once.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        for name in ("samples_per_insert", "tolerance"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        if not isinstance(self.min_size, (int, np.integer)) or isinstance(self.min_size, bool) or self.min_size < 1:
+            raise ValueError(f"min_size: expected an integer of at least 1, got {self.min_size!r}")
+        object.__setattr__(self, "min_size", int(self.min_size))
+
+    def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
+        """Whether a sampler need not wait before it draws `batch` rows."""
+        return inserted >= self.min_size and self._balance(inserted, sampled + batch) >= -self.tolerance
+
+    def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
+        """Whether a writer need not wait before it adds `rows` transitions."""
+        return inserted < self.min_size or self._balance(inserted + rows, sampled) <= self.tolerance
+
+    def _balance(self, inserted: int, sampled: int) -> float:
+        return self.samples_per_insert * (inserted - self.min_size) - sampled
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, segment: Segment) -> RateLimiter | None:
+        """The limiter of a replay, from its description."""
+        plain = segment.description["limiter"]
+        return None if plain is None else cls(**plain)
+
+
+class _Gate:
+    """One side's view of the counters that the limiter looks at."""
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter) -> None:
+        self._segment = segment
+        self._lanes = lanes
+        self._limiter = limiter
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(SLOTS)])
+
+    def _sampled(self) -> int:
+        return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
+
+    def _slot_lock(self, slot: int) -> int:
+        return 1 + 2 * self._lanes.count + slot
+
+
+class WriteGate(_Gate):
+    """What a writer passes before it adds."""
+
+    SPARE_ROWS = 1
+    """Rows of a lane that an add leaves alone: the newest row tells how many transitions were inserted."""
+
+    @classmethod
+    def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry) -> WriteGate | None:
+        """The gate of a replay; None when it has no limiter."""
+        limiter = RateLimiter.of(segment)
+        return None if limiter is None else cls(segment, lanes, geometry, limiter)
+
+    def wait(self, rows: int, timeout: float | None, check_open: Callable[[], None]) -> None:
+        """Waits until `rows` transitions may be added.
+
+        Args:
+            rows: how many.
+            timeout: seconds; None waits for ever.
+            check_open: raises when the writer was closed meanwhile.
+
+        Raises: TimeoutError: samplers drew too little for so long. ValueError: no wait would ever be enough.
+        """
+        limiter = self._limiter
+        if limiter.samples_per_insert * rows > limiter.tolerance:
+            raise ValueError(
+                f"tolerance: expected a limiter with at least samples_per_insert * rows = "
+                f"{limiter.samples_per_insert * rows:g} for an add of {rows}, got {limiter.tolerance:g}"
+            )
+        may_add = partial(self._may_add, rows)
+        if may_add():
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not _sleep_until(may_add, self._room, deadline, check_open):
+            raise TimeoutError(f"{self._segment.path}: no sampler made room for {rows} more rows in {timeout} seconds")
+
+    def _may_add(self, rows: int) -> bool:
+        sampled = self._sampled()  # first: what others do between the two keeps this writer back, if anything
+        return self._limiter.may_insert(self._lanes.inserted(), sampled, rows) or self._any_starves()
+
+    def _any_starves(self) -> bool:
+        """Whether a living sampler has too little to draw from; what a dead one said counts no more."""
+        if not self._slots.sum(_STARVING, SLOTS, _LINE_WORDS):
+            return False
+        return any(
+            self._slots.load(slot * _LINE_WORDS + _STARVING) and self._segment.is_locked(self._slot_lock(slot))
+            for slot in range(SLOTS)
+        )
+
+
+class SampleGate(_Gate):
+    """What a sampler passes before it draws, and where it counts what it drew; it has a slot while it lives."""
+
+    def __init__(
+        self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter, batch: int
+    ) -> None:
+        if batch > limiter.tolerance:
+            raise ValueError(
+                f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
+            )
+        super().__init__(segment, lanes, geometry, limiter)
+        self._batch = batch
+        self._rows = Event(segment.body)
+        self._claim, slot = self._take_slot()
+        self._at = slot * _LINE_WORDS
+        self._slots.store(self._at + _STARVING, 0)
+
+    @classmethod
+    def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, batch: int) -> SampleGate | None:
+        """The gate of a replay for a sampler of batches of `batch` rows; None when it has no limiter.
+
+        Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: there are 16 samplers.
+        """
+        limiter = RateLimiter.of(segment)
+        return None if limiter is None else cls(segment, lanes, geometry, limiter, batch)
+
+    def _take_slot(self) -> tuple[LaneClaim, int]:
+        for slot in range(SLOTS):
+            fd = self._segment.lock(self._slot_lock(slot))
+            if fd is not None:
+                return LaneClaim(fd), slot
+        raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
+
+    def can_sample(self, drawable: bool) -> bool:
+        """Whether `wait` would return at once, for a sampler with or without rows that it can draw."""
+        if not self._may_sample():
+            return False
+        if not drawable:
+            self.starve()
+        return drawable
+
+    def wait(self, deadline: float | None) -> float:
+        """Waits until a batch may be drawn, at most until the deadline; the seconds that it slept.
+
+        Raises: NotEnoughData: there is no deadline and it may not be drawn now. TimeoutError: nor at the deadline.
+        """
+        if self._may_sample():
+            return 0.0
+        if deadline is None:
+            raise NotEnoughData(self._shortage())
+        began = time.monotonic()
+        if not _sleep_until(self._may_sample, self._rows, deadline, self._segment.check_open):
+            raise TimeoutError(self._shortage())
+        return time.monotonic() - began
+
+    def starve(self) -> None:
+        """There is too little to draw from: writers wait no more until a batch was drawn."""
+        self._slots.store(self._at + _STARVING, 1)
+        self._room.notify()
+
+    def count(self, rows: int) -> None:
+        """So many rows were drawn: makes room for writers."""
+        self._slots.store(self._at + _SAMPLED, self._slots.load(self._at + _SAMPLED) + rows)
+        self._slots.store(self._at + _STARVING, 0)
+        self._room.notify()
+
+    def _may_sample(self) -> bool:
+        inserted = self._lanes.inserted()  # first: what others do between the two keeps this sampler back, if anything
+        return self._limiter.may_sample(inserted, self._sampled(), self._batch)
+
+    def _shortage(self) -> str:
+        limiter = self._limiter
+        more = (self._sampled() + self._batch - limiter.tolerance) / limiter.samples_per_insert
+        needed = limiter.min_size + max(0, math.ceil(more))
+        path, inserted = self._segment.path, self._lanes.inserted()
+        return f"{path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
+
+
+def _sleep_until(
+    ready: Callable[[], bool], event: Event, deadline: float | None, check_open: Callable[[], None]
+) -> bool:
+    """Whether `ready()` before the deadline; sleeps in slices, so that signals, closing and deaths are seen."""
+    while True:
+        seen = event.prepare()
+        if ready():
+            return True
+        check_open()
+        left = WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline - time.monotonic())
+        if left <= 0:
+            return False
+        event.wait(seen, left)
