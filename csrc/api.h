@@ -101,7 +101,7 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
 /* Any process. Transitions that the lane holds, boundary rows not counted. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
 /* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
- * 2^32 boundary rows a lane. -ESTALE when a lane was lapped again and again meanwhile. */
+ * 2^32 boundary rows a lane. -EUCLEAN, -ESTALE when a lane was lapped again and again meanwhile. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
 /* ---- events: waiting for a writer without spinning ---- */

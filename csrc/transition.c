@@ -202,10 +202,13 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
 static int64_t mc_lane_inserted(const struct mc_lane *lane) {
     for (int attempt = 0; attempt < 1000; attempt++) {
         struct mc_row newest;
-        int64_t c = mc_lane_committed(lane), ticket = c - 1, which = 0;
+        int64_t lo, c, ticket, which = 0;
         uint8_t ok;
+        if (mc_lanes_window(lane, 1, &lo, &c))
+            return -EUCLEAN;
         if (c == 0)
             return 0;
+        ticket = c - 1;
         mc_row_load(lane, (uint64_t)ticket, &newest);
         mc_lanes_validate(lane, 1, &which, &ticket, &ok);
         if (ok)

@@ -118,8 +118,10 @@ class NativeLanes:
     def inserted(self) -> int:
         """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
         count = int(_lib.mc_lanes_inserted(self.raw, self.count))
-        if count < 0:
+        if count == -errno.ESTALE:
             raise MarlcoreError("writers overwrote each newest row while it was read; use a larger capacity")
+        if count < 0:
+            raise _error(count)
         return count
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:

@@ -45,8 +45,9 @@ class RateLimiter:
       sampler found too few rows that it can draw (for its own min_size, its stack, its n steps) since its last batch.
 
     Each looks at the counters and then acts, without a lock: of W writers and S samplers at work at once, W - 1 adds
-    and S - 1 batches may go beyond the tolerance. Without a sampler writers wait for ever, or for their timeout. This
-    is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
+    and S - 1 batches may go beyond the tolerance. Without a sampler writers wait for ever, or for their timeout: a
+    thread that both adds and samples gives its writer a timeout of 0, and samples when an add is refused. This is
+    Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
 
     Attributes:
         samples_per_insert: how often a row is sampled on average, above 0.

@@ -272,6 +272,16 @@ def test_a_damaged_description_is_refused():
             ReplayBuffer(bad)
 
 
+def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
+    with make() as replay, replay.writer() as writer:
+        fill(writer, 4)
+        replay._segment.body[256:272].view(np.uint64)[:] = 2**62
+        with pytest.raises(SegmentCorrupt):
+            writer.add(0.0, 0.0, 0.0)
+        with pytest.raises(SegmentCorrupt):
+            replay.sampler(1).sample(timeout=600)
+
+
 # Waiting
 
 

@@ -371,6 +371,8 @@ static void the_transitions_ever_inserted_are_counted_across_wraps_and_successor
     CHECK(mc_lanes_inserted(lanes, 2) == inserted);
     CHECK(mc_lane_reserve(&lanes[0], 3, &first) == 0); /* which fills the lane */
     CHECK(mc_lanes_inserted(lanes, 2) == -ESTALE);
+    set_counters(&lanes[0], MC_TICKET_LIMIT, MC_TICKET_LIMIT);
+    CHECK(mc_lanes_inserted(lanes, 2) == -EUCLEAN);
     free_lane(&lanes[0]);
     free_lane(&lanes[1]);
 }
