@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ._native import LINE, NativeLanes
 from .errors import SegmentCorrupt
-from .lane import LaneGeometry
+from .lane import SLOTS, LaneGeometry
 from .shm import Put, Segment, replace_file
 
 __all__ = ["Stateful", "copy_segment", "read_state", "save_segment"]
@@ -115,6 +115,8 @@ def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: La
     (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
     look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
+    slots = np.zeros((SLOTS, LINE // 8), np.int64)
+    slots[:, 0] = body[geometry.slot_offset(0) : geometry.slot_offset(SLOTS)].view(np.int64).reshape(SLOTS, -1)[:, 0]
     lanes.windows(lo, hi)()
     for lane in range(lanes.count):
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
@@ -126,6 +128,7 @@ def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: La
         # committed, reserved: a reader's window is [reserved - capacity, committed).
         counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)
         put(geometry.counters_offset(lane), counters.view(np.uint8))
+    put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # what samplers drew, without who starves
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:
