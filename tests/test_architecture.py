@@ -22,7 +22,7 @@ LAYERS = [
     {"sampler", "rundir"},
     {"replay", "params", "curves", "progress"},
     {"actor", "learner"},
-    {"envs", "algos"},
+    {"envs", "algos", "compat"},
     {"workers"},
     {"processes"},
     {"system"},

@@ -1,0 +1,254 @@
+"""A ring of rows with freely named fields that an object carries into every process: what the compat buffers share.
+
+The rows lie in one shared lane of a ReplayBuffer. A ring is cleared by raising its base: rows of tickets below the base
+no longer count. Positions in the ring are counted from the base, so that a cleared ring fills from position 0 again.
+
+    tickets    0 ... base ........ lo ......... hi       position of ticket t = (t - base) mod capacity
+                cleared | overwritten | held   |
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._native import LINE, Words
+from ..errors import LaneBusy, MarlcoreError
+from ..record import Place
+from ..replay import ReplayBuffer
+from ..shared import Shared
+from ..shm import Segment, SegmentHandle, invalidate_after_fork
+from ..spec import Field, TransitionSpec
+from ..writer import Writer
+
+__all__ = ["Ring", "Window"]
+
+BASE = 0  # the words; each is written by the holder of the marks' lock alone
+WORDS = LINE // 8
+ROUNDS = 1000
+NAP_S = 0.001
+
+_NOTHING = Field((), "uint8")
+
+Ints = NDArray[np.int64]
+Rows = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tickets that a ring held at one moment: [lo, hi), counted from base."""
+
+    lo: int
+    hi: int
+    base: int
+    capacity: int
+
+    @property
+    def stored(self) -> int:
+        """Positions that were written since the ring was cleared."""
+        return min(self.hi - self.base, self.capacity)
+
+    @property
+    def head(self) -> int:
+        """The position that is written next."""
+        return (self.hi - self.base) % self.capacity
+
+    def tickets(self, positions: Ints) -> Ints:
+        """The newest ticket at each position, from 0 to stored - 1."""
+        oldest = self.hi - self.stored
+        found: Ints = oldest + (positions - (oldest - self.base)) % self.capacity
+        return found
+
+
+class _Rows(ReplayBuffer):
+    """A replay of one lane, read by ticket."""
+
+    def _understand(self, segment: Segment) -> None:
+        super()._understand(segment)
+        self._edges = np.zeros((2, 1), np.int64)
+        self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
+        self._columns = {place.name: self._column(segment, place) for place in self._layout.of_role("extra")}
+
+    def _column(self, segment: Segment, place: Place) -> NDArray[Any]:
+        """A field of all rows, as a view of the shared memory."""
+        offset = self._geometry.column_offset(place.column) + place.offset
+        row = np.ndarray(place.field.shape, place.field.dtype, segment.body.data, offset)
+        strides = (self._geometry.stride(place.column), *row.strides)
+        return np.ndarray((self.capacity, *row.shape), row.dtype, segment.body.data, offset, strides)
+
+    def edges(self) -> tuple[int, int]:
+        """The tickets [lo, hi) that the lane holds."""
+        self.check_open()
+        self._read_edges()
+        return int(self._edges[0, 0]), int(self._edges[1, 0])
+
+    def gather(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_]]:
+        """Copies of the rows of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
+        at = tickets % self.capacity
+        rows = {name: column[at] for name, column in self._columns.items()}
+        ok = np.zeros(len(tickets), np.uint8)
+        tickets = np.ascontiguousarray(tickets)
+        self._lanes.validator(np.zeros(len(tickets), np.int64), tickets, ok)(len(tickets))
+        return rows, ok.view(np.bool_)
+
+    def close(self) -> None:
+        self._columns = {}
+        super().close()
+
+
+class _Marks(Shared):
+    """Words beside a ring."""
+
+    kind = "ring marks"
+
+    def _understand(self, segment: Segment) -> None:
+        self._words = Words(segment.body[: 8 * WORDS])
+        self.load, self.store = self._words.load, self._words.store
+
+    @classmethod
+    def create(cls) -> _Marks:
+        return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS))
+
+    def lock(self) -> int:
+        """A descriptor that holds the right to write the words until it is closed or its process dies.
+
+        Raises: LaneBusy: a process that was stopped holds it.
+        """
+        for _ in range(ROUNDS):
+            fd = self._segment.lock(1)
+            if fd is not None:
+                return fd
+            time.sleep(NAP_S)
+        raise LaneBusy(f"{self._segment.path}: a process that does not go on is clearing the ring")
+
+
+class Ring:
+    """Rows of named fields in shared memory, for every process that has the object, whatever started it.
+
+    Args:
+        fields: the fields of a row; any names.
+        capacity: rows.
+
+    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: there is no room.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
+        self.fields = dict(fields)
+        self.capacity = capacity
+        self._stored_as = {f"f{i}": name for i, name in enumerate(self.fields)}
+        spec = TransitionSpec(
+            _NOTHING,
+            _NOTHING,
+            {stored: self.fields[name] for stored, name in self._stored_as.items()},
+            next_obs=True,
+        )
+        self._open(cast(_Rows, _Rows.create(spec, capacity, name="ring")), _Marks.create())
+
+    def _open(self, rows: _Rows, marks: _Marks) -> None:
+        self._handles: tuple[SegmentHandle, SegmentHandle] = (rows.handle, marks.handle)
+        self._attached: tuple[_Rows, _Marks] | None = (rows, marks)
+        self._writer: Writer | None = None
+        invalidate_after_fork(self)
+
+    def forked(self) -> None:
+        """In a forked child: the next use attaches anew."""
+        self._attached = self._writer = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_attached": None, "_writer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        invalidate_after_fork(self)
+
+    @property
+    def rows(self) -> _Rows:
+        return self._attach()[0]
+
+    @property
+    def marks(self) -> _Marks:
+        return self._attach()[1]
+
+    def _attach(self) -> tuple[_Rows, _Marks]:
+        if self._attached is None:
+            self._attached = cast(_Rows, _Rows.attach(self._handles[0])), _Marks.attach(self._handles[1])
+        return self._attached
+
+    def window(self) -> Window:
+        """What the ring holds now."""
+        rows, marks = self._attach()
+        base = marks.load(BASE)  # first: what a clear takes away was committed before it
+        lo, hi = rows.edges()
+        return Window(max(lo, base), hi, base, self.capacity)
+
+    def append(self, rows: Mapping[str, NDArray[Any]], count: int) -> int:
+        """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket."""
+        writer = self._writing()
+        if count == 1:
+            extras = {stored: rows[name][0] for stored, name in self._stored_as.items()}
+            return writer.add(0, 0, 0.0, next_obs=0, **extras)
+        nothing = np.zeros(count, np.uint8)
+        extras = {stored: rows[name] for stored, name in self._stored_as.items()}
+        return writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
+
+    def _writing(self) -> Writer:
+        if self._writer is None:
+            self._writer = self.rows.writer(0)
+        return self._writer
+
+    def gather(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_]]:
+        """Copies of the rows of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
+        rows, ok = self.rows.gather(tickets)
+        return {name: rows[stored] for stored, name in self._stored_as.items()}, ok
+
+    def whole(self, tickets: Ints, redraw: Callable[[int], Ints]) -> tuple[Rows, Ints]:
+        """Copies of groups of rows that were all whole, and their tickets.
+
+        Args:
+            tickets: int64 [groups, rows of a group].
+            redraw: called with a number of groups, gives tickets [at most that number, rows of a group] to take the
+                places of groups that a writer overwrote.
+
+        Returns: each field [groups, rows of a group, *shape], and tickets [groups, rows of a group].
+
+        Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
+        """
+        tickets = tickets.copy()
+        todo = np.arange(len(tickets))
+        found: Rows = {}
+        for _ in range(ROUNDS):
+            rows, ok = self.gather(tickets[todo].ravel())
+            for name, part in rows.items():
+                part = part.reshape(len(todo), tickets.shape[1], *part.shape[1:])
+                if name not in found:
+                    found[name] = part
+                else:
+                    found[name][todo] = part
+            todo = todo[~ok.reshape(len(todo), tickets.shape[1]).all(axis=1)]
+            if not len(todo):
+                return found, tickets
+            fresh = redraw(len(todo))
+            tickets[todo[: len(fresh)]] = fresh
+            if len(fresh) < len(todo):
+                time.sleep(NAP_S)
+        raise MarlcoreError(f"{self.rows!r}: writers overwrote every draw; use a larger capacity")
+
+    def clear(self) -> None:
+        """Forgets every row committed until now. An add of another process at the same time lands on either side."""
+        fd = self.marks.lock()
+        try:
+            self.marks.store(BASE, self.rows.edges()[1])
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Lets go of the memory; what its creator closes disappears."""
+        if self._attached is not None:
+            for shared in self._attached:
+                shared.close()
