@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,9 +27,9 @@ from ..shm import Segment, SegmentHandle, invalidate_after_fork
 from ..spec import Field, TransitionSpec
 from ..writer import Writer
 
-__all__ = ["Ring", "Window"]
+__all__ = ["MARK", "NAP_S", "ROUNDS", "Ints", "Ring", "Rows", "Window"]
 
-BASE = 0  # the words; each is written by the holder of the marks' lock alone
+BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one of the buffer's own, of its learner
 WORDS = LINE // 8
 ROUNDS = 1000
 NAP_S = 0.001
@@ -65,6 +65,11 @@ class Window:
         found: Ints = oldest + (positions - (oldest - self.base)) % self.capacity
         return found
 
+    def positions(self, tickets: Ints) -> Ints:
+        """Where tickets lie in the ring."""
+        found: Ints = (tickets - self.base) % self.capacity
+        return found
+
 
 class _Rows(ReplayBuffer):
     """A replay of one lane, read by ticket."""
@@ -88,10 +93,10 @@ class _Rows(ReplayBuffer):
         self._read_edges()
         return int(self._edges[0, 0]), int(self._edges[1, 0])
 
-    def gather(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_]]:
-        """Copies of the rows of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
+    def gather(self, tickets: Ints, names: Iterable[str]) -> tuple[Rows, NDArray[np.bool_]]:
+        """Copies of the named fields of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
         at = tickets % self.capacity
-        rows = {name: column[at] for name, column in self._columns.items()}
+        rows = {name: self._columns[name][at] for name in names}
         ok = np.zeros(len(tickets), np.uint8)
         tickets = np.ascontiguousarray(tickets)
         self._lanes.validator(np.zeros(len(tickets), np.int64), tickets, ok)(len(tickets))
@@ -141,11 +146,11 @@ class Ring:
     def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
-        self._stored_as = {f"f{i}": name for i, name in enumerate(self.fields)}
+        self._stored_as = {name: f"f{i}" for i, name in enumerate(self.fields)}
         spec = TransitionSpec(
             _NOTHING,
             _NOTHING,
-            {stored: self.fields[name] for stored, name in self._stored_as.items()},
+            {stored: self.fields[name] for name, stored in self._stored_as.items()},
             next_obs=True,
         )
         self._open(cast(_Rows, _Rows.create(spec, capacity, name="ring")), _Marks.create())
@@ -153,15 +158,14 @@ class Ring:
     def _open(self, rows: _Rows, marks: _Marks) -> None:
         self._handles: tuple[SegmentHandle, SegmentHandle] = (rows.handle, marks.handle)
         self._attached: tuple[_Rows, _Marks] | None = (rows, marks)
-        self._writer: Writer | None = None
         invalidate_after_fork(self)
 
     def forked(self) -> None:
         """In a forked child: the next use attaches anew."""
-        self._attached = self._writer = None
+        self._attached = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attached": None, "_writer": None}
+        return {**self.__dict__, "_attached": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -189,55 +193,63 @@ class Ring:
 
     def append(self, rows: Mapping[str, NDArray[Any]], count: int) -> int:
         """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket."""
-        writer = self._writing()
-        if count == 1:
-            extras = {stored: rows[name][0] for stored, name in self._stored_as.items()}
-            return writer.add(0, 0, 0.0, next_obs=0, **extras)
-        nothing = np.zeros(count, np.uint8)
-        extras = {stored: rows[name] for stored, name in self._stored_as.items()}
-        return writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
+        extras = {stored: rows[name] for name, stored in self._stored_as.items()}
+        with self._claim() as writer:
+            if count == 1:
+                return writer.add(0, 0, 0.0, next_obs=0, **{stored: array[0] for stored, array in extras.items()})
+            nothing = np.zeros(count, np.uint8)
+            return writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
 
-    def _writing(self) -> Writer:
-        if self._writer is None:
-            self._writer = self.rows.writer(0)
-        return self._writer
+    def _claim(self) -> Writer:
+        """The ring's writer, for one append."""
+        for _ in range(ROUNDS):
+            try:
+                return self.rows.writer(0)
+            except LaneBusy:
+                time.sleep(NAP_S)
+        return self.rows.writer(0)
 
-    def gather(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_]]:
-        """Copies of the rows of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
-        rows, ok = self.rows.gather(tickets)
-        return {name: rows[stored] for stored, name in self._stored_as.items()}, ok
+    def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_]]:
+        """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
+        stored_as = {name: self._stored_as[name] for name in names or self.fields}
+        rows, ok = self.rows.gather(tickets, stored_as.values())
+        return {name: rows[stored] for name, stored in stored_as.items()}, ok
 
-    def whole(self, tickets: Ints, redraw: Callable[[int], Ints]) -> tuple[Rows, Ints]:
-        """Copies of groups of rows that were all whole, and their tickets.
+    def whole(self, groups: int, draw: Callable[[int], Ints]) -> tuple[Rows, Ints]:
+        """Copies of groups of rows that were all whole; a group that a writer overwrote meanwhile is drawn again.
 
         Args:
-            tickets: int64 [groups, rows of a group].
-            redraw: called with a number of groups, gives tickets [at most that number, rows of a group] to take the
-                places of groups that a writer overwrote.
+            groups: how many.
+            draw: called with a number of groups, gives their tickets, [number, rows of a group], or none at all when
+                there is nothing to draw at the moment.
 
-        Returns: each field [groups, rows of a group, *shape], and tickets [groups, rows of a group].
+        Returns: each field [groups, rows of a group, *shape], and the tickets [groups, rows of a group].
 
         Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        tickets = tickets.copy()
-        todo = np.arange(len(tickets))
+        todo = np.arange(groups)
         found: Rows = {}
         for _ in range(ROUNDS):
-            rows, ok = self.gather(tickets[todo].ravel())
+            fresh = draw(len(todo))
+            if len(fresh) < len(todo):
+                time.sleep(NAP_S)
+                continue
+            rows, ok = self.gather(fresh.ravel())
+            rows["tickets"] = fresh.ravel()
             for name, part in rows.items():
-                part = part.reshape(len(todo), tickets.shape[1], *part.shape[1:])
-                if name not in found:
+                part = part.reshape(*fresh.shape, *part.shape[1:])
+                if len(todo) == groups:
                     found[name] = part
                 else:
                     found[name][todo] = part
-            todo = todo[~ok.reshape(len(todo), tickets.shape[1]).all(axis=1)]
+            todo = todo[~ok.reshape(fresh.shape).all(axis=1)]
             if not len(todo):
-                return found, tickets
-            fresh = redraw(len(todo))
-            tickets[todo[: len(fresh)]] = fresh
-            if len(fresh) < len(todo):
-                time.sleep(NAP_S)
+                return found, found.pop("tickets")
         raise MarlcoreError(f"{self.rows!r}: writers overwrote every draw; use a larger capacity")
+
+    def position(self, ticket: int) -> int:
+        """Where a ticket lies in the ring."""
+        return (ticket - self.marks.load(BASE)) % self.capacity
 
     def clear(self) -> None:
         """Forgets every row committed until now. An add of another process at the same time lands on either side."""

@@ -137,17 +137,23 @@ class Buffer:
         if batch_size > population:
             raise ValueError(f"batch_size: expected at most {population} while {len(self)} rows are held, "
                              f"got {batch_size}")  # fmt: skip
-        starts = np.random.choice(population, batch_size, replace=False)
-        bad = np.flatnonzero(~self._is_window(window, starts))
-        if len(bad):
-            starts[bad] = self._draw(window, population, len(bad), starts)
         span = np.arange(self.n_frames + 1)
+        taken = np.zeros(0, np.int64)
 
-        def redraw(count: int) -> Ints:
-            now = self._ring.window()
-            return now.tickets(self._draw(now, population, count, starts)[:, np.newaxis] + span)
+        def draw(count: int) -> Ints:
+            nonlocal taken
+            window = self._ring.window()
+            if not len(taken):
+                starts = np.random.choice(population, count, replace=False)
+                bad = np.flatnonzero(~self._is_window(window, starts))
+                if len(bad):
+                    starts[bad] = self._others(window, population, len(bad), starts)
+            else:
+                starts = self._others(window, population, count, taken)
+            taken = np.concatenate([taken, starts])
+            return window.tickets(starts[:, np.newaxis] + span)
 
-        rows, _ = self._ring.whole(window.tickets(starts[:, np.newaxis] + span), redraw)
+        rows, _ = self._ring.whole(batch_size, draw)
         obs, done = rows["obs"], rows["done"]
         last = self.n_frames - 1
         return (
@@ -185,7 +191,7 @@ class Buffer:
         window = self._ring.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
-        rows, ok = self._ring.gather(np.arange(window.hi - held, window.hi))
+        rows, ok = self._ring.gather(np.arange(window.hi - held, window.hi), "obs")
         state[len(state) - held :][ok] = rows["obs"][ok]
         return state
 
@@ -269,7 +275,7 @@ class Buffer:
         window = self._ring.window()
         before = 0
         if window.hi > window.base:
-            newest, _ = self._ring.gather(np.array([window.hi - 1]))
+            newest, _ = self._ring.gather(np.array([window.hi - 1]), "count")
             before = int(newest["count"][0])
         rows["count"] = before + np.cumsum(counts)
         self._ring.append(rows, len(counts))
@@ -285,7 +291,7 @@ class Buffer:
     def _size(self, window: Window) -> int:
         if not window.stored:
             return 0
-        newest, ok = self._ring.gather(np.array([window.hi - 1]))
+        newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
         return min(int(newest["count"][0]), window.stored) if ok[0] else window.stored
 
     def _is_window(self, window: Window, starts: Ints) -> NDArray[np.bool_]:
@@ -295,7 +301,7 @@ class Buffer:
             return ends < window.stored
         return (starts >= window.head) | (ends < window.head)
 
-    def _draw(self, window: Window, population: int, count: int, taken: Ints) -> Ints:
+    def _others(self, window: Window, population: int, count: int, taken: Ints) -> Ints:
         """Starts of windows that are held, with those already taken only where there are not enough others.
 
         Raises: NotEnoughData: there is no such window.

@@ -1,0 +1,423 @@
+"""cpprb's multi-process buffers on marlcore's shared memory: change the import, and nothing can hang.
+
+    from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
+
+Methods, results, shapes, dtypes and the uniform draws from NumPy's seed are those of cpprb 11, which is not needed.
+What differs:
+
+- A process killed inside `add` stops nobody: the right to write is a kernel lock that ends with its holder.
+- A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
+- `sample` never returns a row that was not written whole, and raises ValueError on an empty buffer; so does the
+  prioritized one. `get_all_transitions` leaves out rows that are being overwritten.
+- `ctx` is accepted and not used: no lock, event or manager is needed. `backend` is checked and not used: both mean a
+  segment in /dev/shm, and running out of room is SharedMemoryFull instead of a bus error.
+- Negative or infinite priorities are a ValueError. Unknown constructor arguments are a TypeError.
+- Several learners may sample at once. `close` gives the memory back before the last reference goes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..spec import Field
+from ..values import came
+from .ring import MARK, Ints, Ring, Rows, Window
+
+__all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
+
+_BACKENDS = ("sharedctypes", "SharedMemory")
+
+
+class MPReplayBuffer:
+    """A ring of transitions that any process may add to and sample from; pass it to a process as it is.
+
+    Args:
+        size: transitions held, at least 1.
+        env_dict: each field's name, and a dict with its "shape" (default 1) and "dtype" (default `default_dtype`).
+        default_dtype: NumPy dtype of fields that name none; float32 when not given.
+        logger, ctx, backend: accepted for compatibility.
+
+    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        default_dtype: DTypeLike | None = None,
+        logger: Any = None,
+        ctx: Any = None,
+        backend: str = "sharedctypes",
+    ) -> None:
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend: expected one of {_BACKENDS}, got {backend!r}")
+        if not env_dict:
+            raise ValueError(f"env_dict: expected a dict of at least one field, got {env_dict!r}")
+        default = np.dtype(np.float32 if default_dtype is None else default_dtype)
+        self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
+        self._ring = Ring({**self._fields, **self._own_fields()}, int(size))
+
+    def _own_fields(self) -> dict[str, Field]:
+        """Fields that rows have besides those of env_dict."""
+        return {}
+
+    def add(self, **kwargs: ArrayLike) -> int:
+        """Adds one or more steps, all or none.
+
+        Args:
+            kwargs: every field of env_dict, [steps, *shape], or [*shape] for one step; NumPy converts the dtypes.
+
+        Returns: the first step's position in the ring.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: a field has another width or number of steps, or the steps are more than the buffer holds.
+        """
+        rows, steps = self._rows(kwargs)
+        return self._append(rows, steps)
+
+    def sample(self, batch_size: int) -> Rows:
+        """Transitions drawn uniformly, with repetition, from NumPy's global generator.
+
+        Returns: each field, [batch_size, *shape].
+
+        Raises:
+            ValueError: the buffer is empty, or batch_size is negative.
+            MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
+        """
+        self._check_not_empty()
+        found, _ = self._ring.whole(operator.index(batch_size), self._draw)
+        return {name: found[name][:, 0] for name in self._fields}
+
+    def get_all_transitions(self, shuffle: bool = False) -> Rows:
+        """Every transition held whole, in the order of positions, or in a random order from NumPy's generator."""
+        window = self._ring.window()
+        positions = np.arange(window.stored)
+        if shuffle:
+            np.random.shuffle(positions)
+        found, ok = self._ring.gather(window.tickets(positions))
+        return {name: found[name] if ok.all() else found[name][ok] for name in self._fields}
+
+    def clear(self) -> None:
+        """Forgets every transition, for all processes; the next one is added at position 0.
+
+        An `add` that runs in another process meanwhile is forgotten or kept as a whole.
+        """
+        self._ring.clear()
+
+    def get_stored_size(self) -> int:
+        """Transitions stored."""
+        return self._ring.window().stored
+
+    def get_buffer_size(self) -> int:
+        """Transitions that there is room for."""
+        return self._ring.capacity
+
+    def get_next_index(self) -> int:
+        """The position that is written next."""
+        return self._ring.window().head
+
+    def on_episode_end(self) -> None:
+        """Does nothing, as in cpprb."""
+
+    def is_Nstep(self) -> bool:  # noqa: N802
+        """False, as in cpprb."""
+        return False
+
+    def close(self) -> None:
+        """Lets go of the memory; it also goes with the last reference to the buffer."""
+        self._ring.close()
+
+    def _rows(self, values: Mapping[str, Any]) -> tuple[Rows, int]:
+        """Each field of `values` as [steps, *shape] of its dtype, and the number of steps."""
+        rows: Rows = {}
+        for name, field in self._fields.items():
+            if name not in values:
+                raise KeyError(f"{name}: expected a value for each of {list(self._fields)}, got {list(values)}")
+            array = np.asarray(values[name])
+            try:
+                steps = array.reshape(-1, *field.shape)
+            except ValueError:
+                raise ValueError(f"{name}: expected steps of shape {field.shape}, got shape {array.shape}") from None
+            rows[name] = steps.astype(field.numpy, copy=False)
+        counts = {name: len(array) for name, array in rows.items()}
+        steps_each = set(counts.values())
+        if len(steps_each) > 1:
+            raise ValueError(f"steps: expected the same number of each field, got {counts}")
+        return rows, steps_each.pop()
+
+    def _append(self, rows: Rows, steps: int) -> int:
+        if steps > self._ring.capacity:
+            raise ValueError(f"steps: expected at most the {self._ring.capacity} of the buffer, got {steps}")
+        if not steps:
+            return self.get_next_index()
+        return self._ring.position(self._ring.append(rows, steps))
+
+    def _check_not_empty(self) -> None:
+        if not self.get_stored_size():
+            raise ValueError("sample: expected at least one stored transition, got none")
+
+    def _draw(self, count: int) -> Ints:
+        """Tickets to sample, [count, 1]; none when every row is being overwritten."""
+        window = self._ring.window()
+        if window.hi - window.lo == window.stored:
+            return window.tickets(np.random.randint(0, window.stored, (count, 1)))
+        if window.hi == window.lo:
+            return np.zeros((0, 1), np.int64)
+        return np.random.randint(window.lo, window.hi, (count, 1))
+
+
+class MPPrioritizedReplayBuffer(MPReplayBuffer):
+    """The same, sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+
+    The priorities belong to the learner, the process that samples: it reads those that `add` stored with the rows just
+    before it samples or updates.
+
+    Args:
+        size, env_dict: as for MPReplayBuffer.
+        alpha: exponent of the priorities, at least 0.
+        eps: what is added to each priority, at least 0.
+        kwargs: further arguments of MPReplayBuffer.
+
+    Raises: as MPReplayBuffer.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        alpha: float = 0.6,
+        eps: float = 1e-4,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("alpha", alpha), ("eps", eps)):
+            if not 0.0 <= value < np.inf:
+                raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
+        if env_dict and "priorities" in env_dict:
+            raise ValueError("env_dict: 'priorities' is the name of an argument of add")
+        super().__init__(size, env_dict, **kwargs)
+        self._alpha, self._eps = alpha, eps
+        self._learner: _Learner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_learner": None}
+
+    def _own_fields(self) -> dict[str, Field]:
+        return {"priorities": Field((), "float32")}  # NaN where add was given none
+
+    def add(self, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
+        """Adds one or more steps, all or none.
+
+        Args:
+            priorities: one of each step, finite and at least 0; the greatest priority until then when not given.
+            kwargs: as for MPReplayBuffer.
+
+        Returns, raises: as MPReplayBuffer; ValueError also for priorities of another number or out of range.
+        """
+        rows, steps = self._rows(kwargs)
+        if priorities is None:
+            rows["priorities"] = np.full(steps, np.nan, np.float32)
+        else:
+            rows["priorities"] = _checked_priorities(priorities, steps)
+        return self._append(rows, steps)
+
+    def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
+        """Transitions drawn in proportion to their priorities, with repetition, from NumPy's global generator.
+
+        Args:
+            batch_size: rows.
+            beta: exponent of the importance weights.
+
+        Returns: each field, [batch_size, *shape]; "weights" float32, "indexes" uint64, each [batch_size]. A weight is
+            (p / least p of all stored) ** -beta.
+
+        Raises: as MPReplayBuffer.
+        """
+        self._check_not_empty()
+        learner = self._caught_up()
+        learner.sampled = learner.window.hi
+        found, tickets = self._ring.whole(operator.index(batch_size), self._draw)
+        positions = learner.window.positions(tickets[:, 0])
+        sample = {name: found[name][:, 0] for name in self._fields}
+        sample["weights"] = learner.weights(positions, beta)
+        sample["indexes"] = positions.astype(np.uint64)
+        return sample
+
+    def update_priorities(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
+        """New priorities for positions that `sample` gave; those overwritten or added since then are passed over.
+
+        Args:
+            indexes: positions, [n] or any shape of as many. priorities: one of each, finite and at least 0.
+
+        Raises:
+            TypeError: indexes are no integers, or priorities are None.
+            ValueError: as many priorities as indexes were expected, or one is out of range.
+        """
+        if indexes is None or priorities is None:
+            raise TypeError(f"indexes, priorities: expected arrays, got {came(indexes)} and {came(priorities)}")
+        positions = np.ravel(np.asarray(indexes))
+        if len(positions) and positions.dtype.kind not in "iu":
+            raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
+        checked = _checked_priorities(priorities, len(positions))
+        if len(positions) and positions.min() < 0:
+            raise ValueError(f"indexes: expected positions of at least 0, got {positions.min()}")
+        learner = self._caught_up()
+        known = positions < learner.window.stored
+        learner.update(positions[known].astype(np.int64), checked[known])
+        self._ring.marks.store(MARK, learner.packed_greatest())
+
+    def get_max_priority(self) -> float:
+        """The greatest priority since the buffer was cleared, at least 1.
+
+        Outside the learner's process: of the rows held and of what the learner said at its last update.
+        """
+        learner = self._caught_up()
+        return max(learner.greatest, learner.unpacked_greatest(self._ring.marks.load(MARK)))
+
+    def _draw(self, count: int) -> Ints:
+        return self._caught_up().draw(count)[:, np.newaxis]
+
+    def _caught_up(self) -> _Learner:
+        """The learner's priorities, with those of every row committed until now."""
+        window = self._ring.window()
+        learner = self._learner
+        if learner is None or learner.window.base != window.base:
+            learner = self._learner = _Learner(window, self._alpha, self._eps)
+        pending = np.arange(max(learner.window.hi, window.hi - window.stored), window.hi)
+        if len(pending):
+            rows, ok = self._ring.gather(pending, "priorities")
+            learner.append(window, pending, rows["priorities"], ok)
+        return learner
+
+
+class _Learner:
+    """The priorities of the rows of one ring, by position, since it was cleared."""
+
+    def __init__(self, window: Window, alpha: float, eps: float) -> None:
+        self._alpha, self._eps = alpha, eps
+        self._tree = _Tree(window.capacity)
+        self._tickets = np.full(window.capacity, -1)
+        self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
+        self.sampled = window.base  # rows from here on came after the last sample
+        self.greatest = 1.0
+
+    def append(self, window: Window, tickets: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
+        """The rows of `tickets`; a priority of NaN stands for the greatest one until then."""
+        given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
+        greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
+        leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
+        positions = window.positions(tickets)
+        self._tree.put(positions, np.where(ok, leaves, 0.0))  # what was overwritten meanwhile is not drawn
+        self._tickets[positions] = tickets
+        self.greatest = float(greatest[-1])
+        self.window = window
+
+    def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
+        """New priorities of positions below stored; the last one counts where a position is repeated."""
+        current = (self._tickets[positions] < self.sampled) & (self._tree.leaves[positions] > 0)
+        positions, priorities = positions[current], priorities[current]
+        if len(positions):
+            self._tree.put(positions, self._leaves(priorities))
+            self.greatest = max(self.greatest, float(priorities.max()))
+
+    def draw(self, count: int) -> Ints:
+        """Tickets in proportion to their priorities; none when there is none."""
+        return self._tickets[self._tree.draw(count)] if self._tree.total > 0 else self._tickets[:0]
+
+    def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
+        leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
+        weights: NDArray[np.float32] = np.power(self._tree.least / leaves, beta).astype(np.float32)
+        return weights
+
+    def packed_greatest(self) -> int:
+        """The greatest priority and the base it belongs to, in one word."""
+        return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
+
+    def unpacked_greatest(self, word: int) -> float:
+        """What `packed_greatest` of the ring's learner said; 0 when it was of another base."""
+        if word >> 32 != self.window.base & 0x7FFFFFFF:
+            return 0.0
+        return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))
+
+    def _leaves(self, priorities: NDArray[Any]) -> NDArray[np.float64]:
+        leaves: NDArray[np.float64] = (priorities.astype(np.float64) + self._eps) ** self._alpha
+        return leaves
+
+
+class _Tree:
+    """Sums and minima over groups of WIDTH leaves, over groups of WIDTH such groups, and so on."""
+
+    WIDTH = 16
+
+    def __init__(self, size: int) -> None:
+        self._sums: list[NDArray[np.float64]] = []
+        self._minima: list[NDArray[np.float64]] = []
+        while not self._sums or size > 1:
+            size = -(-size // self.WIDTH)
+            self._sums.append(np.zeros((size, self.WIDTH)))
+            self._minima.append(np.full((size, self.WIDTH), np.inf))
+        self.leaves = self._sums[0].reshape(-1)
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[-1].sum())
+
+    @property
+    def least(self) -> float:
+        """The least leaf that is not zero."""
+        return float(self._minima[-1].min())
+
+    def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
+        sums, minima = leaves, np.where(leaves > 0, leaves, np.inf)
+        for sum_level, min_level in zip(self._sums, self._minima, strict=True):
+            sum_level.reshape(-1)[positions] = sums
+            min_level.reshape(-1)[positions] = minima
+            positions = np.unique(positions // self.WIDTH)
+            sums, minima = sum_level[positions].sum(axis=1), min_level[positions].min(axis=1)
+
+    def draw(self, count: int) -> Ints:
+        """Leaves in proportion to their values, by numbers from NumPy's global generator."""
+        found = np.zeros(count, np.int64)
+        rest = np.random.random_sample(count)
+        for level in reversed(self._sums):
+            ends = np.cumsum(level[found], axis=1)
+            # Below the last end in spite of rounding, so that a child of value zero is never chosen.
+            rest = np.minimum(rest * ends[:, -1], np.nextafter(ends[:, -1], 0))
+            child = (ends <= rest[:, np.newaxis]).sum(axis=1)
+            before = np.where(
+                child > 0, np.take_along_axis(ends, np.maximum(child - 1, 0)[:, np.newaxis], 1)[:, 0], 0.0
+            )
+            value = np.take_along_axis(ends, child[:, np.newaxis], 1)[:, 0] - before
+            found, rest = found * self.WIDTH + child, (rest - before) / value
+        return found
+
+
+def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field:
+    if not isinstance(about, Mapping):
+        raise TypeError(f"env_dict[{name!r}]: expected a dict with shape and dtype, got {came(about)}")
+    shape = about.get("shape", 1)
+    dtype = about.get("dtype")
+    try:
+        field = Field(shape, default.name if dtype is None else np.dtype(dtype).name)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"env_dict[{name!r}]: {error}") from None
+    if not field.shape:
+        raise ValueError(f"env_dict[{name!r}]: expected a shape of at least one axis, got {shape!r}")
+    return field
+
+
+def _checked_priorities(priorities: ArrayLike, count: int) -> NDArray[np.float32]:
+    """As float32 [count]."""
+    array = np.ravel(np.asarray(priorities, np.float32))
+    if len(array) != count:
+        raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
+    if len(array) and not (np.isfinite(array).all() and array.min() >= 0):
+        raise ValueError(f"priorities: expected finite numbers of at least 0, got {came(array)}")
+    return array
