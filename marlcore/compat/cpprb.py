@@ -67,7 +67,7 @@ class MPReplayBuffer:
         """Fields that rows have besides those of env_dict."""
         return {}
 
-    def add(self, **kwargs: ArrayLike) -> int:
+    def add(self, /, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
 
         Args:
@@ -212,7 +212,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
     def _own_fields(self) -> dict[str, Field]:
         return {"priorities": Field((), "float32")}  # NaN where add was given none
 
-    def add(self, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
+    def add(self, /, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
 
         Args:

@@ -33,6 +33,7 @@ BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one 
 WORDS = LINE // 8
 ROUNDS = 1000
 NAP_S = 0.001
+PATIENCE_S = 10.0  # for a writer that was stopped inside an add; one that was killed holds up nobody
 
 _NOTHING = Field((), "uint8")
 
@@ -158,14 +159,15 @@ class Ring:
     def _open(self, rows: _Rows, marks: _Marks) -> None:
         self._handles: tuple[SegmentHandle, SegmentHandle] = (rows.handle, marks.handle)
         self._attached: tuple[_Rows, _Marks] | None = (rows, marks)
+        self._writer: Writer | None = None
         invalidate_after_fork(self)
 
     def forked(self) -> None:
         """In a forked child: the next use attaches anew."""
-        self._attached = None
+        self._attached = self._writer = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attached": None}
+        return {**self.__dict__, "_attached": None, "_writer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -192,22 +194,17 @@ class Ring:
         return Window(max(lo, base), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, NDArray[Any]], count: int) -> int:
-        """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket."""
-        extras = {stored: rows[name] for name, stored in self._stored_as.items()}
-        with self._claim() as writer:
-            if count == 1:
-                return writer.add(0, 0, 0.0, next_obs=0, **{stored: array[0] for stored, array in extras.items()})
-            nothing = np.zeros(count, np.uint8)
-            return writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
+        """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket.
 
-    def _claim(self) -> Writer:
-        """The ring's writer, for one append."""
-        for _ in range(ROUNDS):
-            try:
-                return self.rows.writer(0)
-            except LaneBusy:
-                time.sleep(NAP_S)
-        return self.rows.writer(0)
+        Raises: TimeoutError: another process was stopped inside an add; nothing was added.
+        """
+        extras = {stored: rows[name] for name, stored in self._stored_as.items()}
+        if self._writer is None:
+            self._writer = self.rows.writer(0, shared=True, timeout=PATIENCE_S)
+        if count == 1:
+            return self._writer.add(0, 0, 0.0, next_obs=0, **{name: array[0] for name, array in extras.items()})
+        nothing = np.zeros(count, np.uint8)
+        return self._writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_]]:
         """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""

@@ -1,0 +1,439 @@
+"""marlcore.compat.cpprb against the real cpprb, in every kind of process, and under SIGKILL."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.managers import SyncManager
+
+import numpy as np
+import pytest
+
+from marlcore.compat import ring as rings
+from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
+
+ENV = {
+    "obs": {"shape": (2, 3)},
+    "act": {"dtype": np.int32},
+    "rew": {},
+    "done": {"dtype": bool},
+    "next obs": {"shape": 4, "dtype": "float64"},
+}
+BOTH = pytest.mark.parametrize("cls", [MPReplayBuffer, MPPrioritizedReplayBuffer])
+
+
+@pytest.fixture(autouse=True)
+def hang_is_a_failure() -> Iterator[None]:
+    """No test passes by the clock: this one only ends what would never end."""
+
+    def fail(signum: int, frame: object) -> None:
+        raise AssertionError("hung")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def steps(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    return {
+        "obs": rng.random((count, 2, 3)),
+        "act": rng.integers(0, 9, count),
+        "rew": rng.random(count),
+        "done": rng.random(count) < 0.5,
+        "next obs": rng.random((count, 4)),
+    }
+
+
+def assert_equal(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, array in mine.items():
+        assert (array.shape, array.dtype) == (theirs[name].shape, theirs[name].dtype), name
+        np.testing.assert_array_equal(array, theirs[name])
+
+
+def sizes(buffer) -> tuple[int, int, int, bool]:
+    return buffer.get_stored_size(), buffer.get_next_index(), buffer.get_buffer_size(), buffer.is_Nstep()
+
+
+# ---- equal to cpprb; cpprb keeps descriptors of its own open for good, so it runs in a process of its own ----
+
+
+COMPARE = """
+    import sys
+    import numpy as np
+    import cpprb
+    from marlcore.compat import cpprb as compat
+    sys.path.insert(0, sys.argv[1])
+    from test_compat_cpprb import compare, compare_prioritized
+    compare(cpprb.MPReplayBuffer, compat.MPReplayBuffer)
+    compare_prioritized(cpprb.MPPrioritizedReplayBuffer, compat.MPPrioritizedReplayBuffer)
+    print("equal")
+"""
+
+
+def compare(theirs: type, mine: type) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        size = int(rng.integers(5, 40))
+        real, ours = theirs(size, ENV), mine(size, ENV)
+        first = {name: array[0] for name, array in steps(rng, 1).items()}
+        assert ours.add(**first) == real.add(**first) == 0
+        for turn in range(400):
+            choice = rng.integers(0, 12)
+            if choice < 5:
+                rows = steps(rng, int(rng.choice([1, 2, 3, size])))
+                assert ours.add(**rows, unknown=1) == real.add(**rows, unknown=1)
+            elif choice < 9 and real.get_stored_size():
+                drawn = []
+                for one in (ours, real):
+                    np.random.seed(turn)
+                    drawn.append(one.sample(int(turn % 20)))
+                assert_equal(*drawn)
+            elif choice < 11:
+                drawn = []
+                for one in (ours, real):
+                    np.random.seed(turn)
+                    drawn.append(one.get_all_transitions(turn % 2 == 0))
+                assert_equal(*drawn)
+            elif turn % 3 == 0:
+                ours.clear()
+                real.clear()
+            ours.on_episode_end()
+            assert sizes(ours) == sizes(real)
+
+
+def compare_prioritized(theirs: type, mine: type) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        size = int(rng.integers(5, 30))
+        real, ours = theirs(size, ENV, alpha=0.7), mine(size, ENV, alpha=0.7)
+        assert ours.get_max_priority() == real.get_max_priority() == 1.0
+        for turn in range(150):
+            rows = steps(rng, int(rng.integers(1, 4)))
+            count = len(rows["rew"])
+            given = None
+            # Where an add wraps, cpprb gives the rows behind the wrap the priorities of the first ones again.
+            if turn % 2 and real.get_next_index() + count <= size:
+                given = rng.random(count) * 3
+            assert ours.add(**rows, priorities=given) == real.add(**rows, priorities=given)
+            beta = float(rng.random())
+            weights = np.full((2, size), np.nan)
+            for row, one in zip(weights, (ours, real), strict=True):
+                sample = one.sample(60 * size, beta)
+                assert (sample["weights"].dtype, sample["indexes"].dtype) == (np.float32, np.uint64)
+                at = sample["indexes"].astype(int)
+                row[at] = sample["weights"]
+                held = one.get_all_transitions()
+                assert_equal({name: sample[name] for name in ENV}, {name: held[name][at] for name in ENV})
+            seen = ~np.isnan(weights).any(axis=0)  # the least likely rows may be missing from one of them
+            assert seen.sum() > 0.6 * real.get_stored_size()
+            np.testing.assert_allclose(weights[0, seen], weights[1, seen], rtol=3e-3)
+            indexes = rng.permutation(size)[:4]
+            if turn % 3 == 0:  # rows that came since the sample keep their priorities
+                rows = steps(rng, 2)
+                assert ours.add(**rows) == real.add(**rows)
+            new = rng.random(4) * 4
+            ours.update_priorities(indexes, new)
+            real.update_priorities(indexes, new)
+            np.testing.assert_allclose(ours.get_max_priority(), real.get_max_priority(), rtol=1e-6)
+            if turn % 40 == 39:
+                ours.clear()
+                real.clear()
+                assert ours.get_max_priority() == real.get_max_priority() == 1.0
+            assert sizes(ours) == sizes(real)
+
+
+def test_a_long_sequence_of_calls_has_the_results_of_cpprb(program) -> None:
+    pytest.importorskip("cpprb", reason="cpprb has wheels for Python 3.10 to 3.12 on x86-64 only", exc_type=ImportError)
+    assert program(COMPARE, args=[__file__.rpartition("/")[0]]).finish() == "equal"
+
+
+# ---- priorities ----
+
+
+def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
+    buffer = MPPrioritizedReplayBuffer(40, {"t": {}}, alpha=0.6, eps=1e-4)
+    priorities = np.random.default_rng(0).random(40) * 5
+    buffer.add(t=np.arange(40), priorities=priorities)
+    np.random.seed(1)
+    draws = 200_000
+    counts = np.bincount(buffer.sample(draws)["indexes"].astype(int), minlength=40)
+    expected = (priorities + 1e-4) ** 0.6
+    expected *= draws / expected.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 90  # chi-squared of 39 degrees: 1 in 10^5
+
+
+def test_a_wrapping_add_gives_each_row_its_own_priority() -> None:
+    buffer = MPPrioritizedReplayBuffer(5, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(4), priorities=np.ones(4))
+    assert buffer.add(t=np.arange(4, 7), priorities=[8.0, 4.0, 2.0]) == 4
+    np.random.seed(0)
+    sample = buffer.sample(200, beta=1.0)
+    by_position = dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))
+    assert by_position == {4: 0.125, 0: 0.25, 1: 0.5, 2: 1.0, 3: 1.0}
+
+
+def test_an_update_of_a_row_that_was_overwritten_is_passed_over() -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(4))
+    buffer.sample(4)
+    buffer.add(t=4, priorities=0.5)
+    buffer.update_priorities([0, 1], [9.0, 0.25])
+    assert buffer.get_max_priority() == 1.0
+    np.random.seed(0)
+    sample = buffer.sample(100, beta=1.0)
+    by_position = dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))
+    assert by_position == {0: 0.5, 1: 1.0, 2: 0.25, 3: 0.25}
+
+
+def test_other_processes_learn_the_greatest_priority_at_the_learners_updates() -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}})
+    elsewhere = pickle.loads(pickle.dumps(buffer))
+    elsewhere.add(t=np.arange(4), priorities=np.full(4, 3.0))
+    assert buffer.get_max_priority() == elsewhere.get_max_priority() == 3.0
+    buffer.sample(4)
+    buffer.update_priorities([1], [7.5])
+    assert elsewhere.get_max_priority() == 7.5
+    elsewhere.clear()
+    assert buffer.get_max_priority() == elsewhere.get_max_priority() == 1.0
+
+
+# ---- bad calls raise at once, and add nothing ----
+
+
+@BOTH
+def test_an_empty_buffer_returns_or_raises_at_once(cls) -> None:
+    buffer = cls(4, ENV)
+    everything = buffer.get_all_transitions()
+    assert {name: array.shape for name, array in everything.items()} == {
+        "obs": (0, 2, 3), "act": (0, 1), "rew": (0, 1), "done": (0, 1), "next obs": (0, 4)}  # fmt: skip
+    with pytest.raises(ValueError, match="sample: expected at least one stored transition"):
+        buffer.sample(2)
+    buffer.add(**steps(np.random.default_rng(0), 3))
+    assert len(buffer.sample(2)["rew"]) == 2
+    buffer.clear()
+    with pytest.raises(ValueError, match="sample: expected at least one stored transition"):
+        buffer.sample(2)
+    assert len(buffer.get_all_transitions()["obs"]) == 0
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"obs": np.zeros((1, 5))}, ValueError, r"obs: expected steps of shape \(2, 3\), got shape \(1, 5\)"),
+        ({"obs": None}, KeyError, "obs: expected a value for each of"),
+        ({"act": [1, 2]}, ValueError, "steps: expected the same number of each field"),
+        ({"rew": "much"}, ValueError, "could not convert string to float"),
+    ],
+)
+def test_a_bad_add_raises_and_adds_nothing(cls, change, error, message) -> None:
+    buffer = cls(4, ENV)
+    buffer.add(**steps(np.random.default_rng(0), 2))
+    values = {**steps(np.random.default_rng(1), 1), **change}
+    with pytest.raises(error, match=message):
+        buffer.add(**{name: value for name, value in values.items() if value is not None})
+    with pytest.raises(ValueError, match="steps: expected at most the 4 of the buffer, got 5"):
+        buffer.add(**steps(np.random.default_rng(1), 5))
+    assert sizes(buffer)[:2] == (2, 2)
+    assert len(buffer.sample(8)["obs"]) == 8
+    assert buffer.add(**steps(np.random.default_rng(1), 4)) == 2
+    assert buffer.get_stored_size() == 4
+
+
+@pytest.mark.parametrize("bad", [[1.0], [1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0]])
+def test_bad_priorities_are_refused(bad) -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}})
+    with pytest.raises(ValueError, match="priorities: expected"):
+        buffer.add(t=[1, 2], priorities=bad)
+    assert buffer.get_stored_size() == 0
+    buffer.add(t=[1, 2])
+    buffer.sample(2)
+    with pytest.raises(ValueError, match="priorities: expected"):
+        buffer.update_priorities([0, 1], bad)
+    with pytest.raises(TypeError, match="indexes, priorities: expected arrays"):
+        buffer.update_priorities([0, 1], None)
+    assert buffer.get_max_priority() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"size": 0}, ValueError, "capacity: expected an integer of at least 1"),
+        ({"env_dict": {}}, ValueError, "env_dict: expected a dict of at least one field"),
+        ({"env_dict": {"a": {"shape": ()}}}, ValueError, r"env_dict\['a'\]: expected a shape of at least one axis"),
+        ({"env_dict": {"a": {"dtype": object}}}, TypeError, r"env_dict\['a'\]: Field dtype"),
+        ({"env_dict": {"a": None}}, TypeError, r"env_dict\['a'\]: expected a dict"),
+        ({"backend": "disk"}, ValueError, "backend: expected one of"),
+    ],
+)
+def test_bad_constructor_arguments_are_refused(arguments, error, message) -> None:
+    with pytest.raises(error, match=message):
+        MPReplayBuffer(**{"size": 4, "env_dict": {"a": {}}, **arguments})
+
+
+def test_names_shapes_and_dtypes_are_free() -> None:
+    env = {"a b": {}, "reward": {"shape": (3, 1)}, "self": {"dtype": np.uint8}, "frame": {"shape": 200}}
+    buffer = MPReplayBuffer(5, env, default_dtype="float64", backend="SharedMemory")
+    buffer.add(**{"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "frame": np.arange(200)})
+    sample = buffer.sample(2)
+    assert {name: (array.shape, array.dtype) for name, array in sample.items()} == {
+        "a b": ((2, 1), np.float64), "reward": ((2, 3, 1), np.float64), "self": ((2, 1), np.uint8),
+        "frame": ((2, 200), np.float64)}  # fmt: skip
+    np.testing.assert_array_equal(sample["frame"][0], np.arange(200))
+
+
+# ---- processes ----
+
+
+def explore(buffer: MPReplayBuffer, who: int, count: int) -> None:
+    for t in range(0, count, 10):
+        rows = {"who": np.full(10, who), "t": np.arange(t, t + 10)}
+        if isinstance(buffer, MPPrioritizedReplayBuffer) and who % 2:
+            buffer.add(**rows, priorities=np.full(10, 2.0))
+        else:
+            buffer.add(**rows)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["fork", "spawn", "SyncManager"])
+def test_explorers_of_any_context_add_without_losing_a_row(cls, kind: str) -> None:
+    manager = SyncManager(ctx=mp.get_context("spawn")) if kind == "SyncManager" else None
+    if manager is not None:
+        manager.start()
+    context = mp.get_context("spawn" if manager else kind)
+    buffer = cls(5000, {"who": {"dtype": "int64"}, "t": {"dtype": "int64"}}, ctx=manager or context)
+    buffer.add(who=99, t=0)  # the parent holds the lane too
+    explorers = [context.Process(target=explore, args=[buffer, who, 1000]) for who in range(2)]
+    for one in explorers:
+        one.start()
+    while any(one.is_alive() for one in explorers):
+        sample = buffer.sample(32)
+        assert set(sample["who"].ravel()) <= {0, 1, 99}
+        if cls is MPPrioritizedReplayBuffer:
+            buffer.update_priorities(sample["indexes"], np.ones(32))
+    for one in explorers:
+        one.join(60)
+        assert one.exitcode == 0
+        one.close()
+    if manager is not None:
+        manager.shutdown()
+    held = buffer.get_all_transitions()
+    for who in range(2):
+        np.testing.assert_array_equal(held["t"][held["who"] == who], np.arange(1000))
+    assert buffer.get_stored_size() == 2001
+
+
+WIDTH = 400
+NURSERY = """
+    import os, pickle, random, signal, sys, time
+    import numpy as np
+    from marlcore.compat import cpprb
+    buffer, rounds = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
+    width = 400
+
+    def explore(who):
+        t = who
+        while True:
+            ts = np.arange(t, t + 2000 * 40, 2000)
+            buffer.add(x=ts[:, None] * 1000.0 + np.arange(width))
+            t += 2000 * 40
+
+    def fork(who):
+        pid = os.fork()
+        if not pid:
+            explore(who)
+        return pid
+
+    inside = killed = 0
+    random.seed(0)
+    for _ in range(rounds):
+        pids = [fork(random.randrange(2000)) for _ in range(2)]
+        time.sleep(random.uniform(0.005, 0.03))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            killed += 1
+        window = buffer._ring.window()
+        inside += window.hi - window.lo < window.stored
+    print("killed", killed, inside, flush=True)
+"""
+
+
+def torn(x: np.ndarray) -> int:
+    """Rows that were never written as they are."""
+    return int((x[:, 1:] - x[:, :1] != np.arange(1, WIDTH)).any(axis=1).sum() + (x[:, 0] % 1000 != 0).sum())
+
+
+def learn(buffer, nursery) -> tuple[int, int]:
+    """Samples until the nursery ended; batches drawn, and rows that were torn."""
+    drawn = wrong = 0
+    while nursery._process.poll() is None:
+        if not buffer.get_stored_size():
+            continue
+        sample = buffer.sample(32)
+        wrong += torn(sample["x"]) + torn(buffer.get_all_transitions()["x"])
+        if "weights" in sample:
+            buffer.update_priorities(sample["indexes"], np.random.random_sample(32))
+        drawn += 1
+    return drawn, wrong
+
+
+@BOTH
+def test_explorers_killed_inside_add_block_nobody_and_leave_no_torn_row(cls, program: Callable) -> None:
+    buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
+    nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), 60])
+    drawn, wrong = learn(buffer, nursery)
+    killed, inside = map(int, nursery.finish().split()[1:])
+    assert killed == 120
+    assert inside > 5  # rounds that left an add half done
+    assert drawn > 10
+    assert wrong == 0
+    buffer.add(x=np.arange(WIDTH))
+    assert buffer.sample(4)["x"].shape == (4, WIDTH)
+
+
+def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeypatch) -> None:
+    """The positive control of the test above: what is copied but not validated is torn sooner or later."""
+    gather = rings._Rows.gather
+
+    def believe(self, tickets, names):
+        rows, ok = gather(self, tickets, names)
+        return rows, np.ones_like(ok)
+
+    monkeypatch.setattr(rings._Rows, "gather", believe)
+    buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
+    _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), 30]))
+    assert wrong > 0
+
+
+def count_up(buffer: MPReplayBuffer, ready) -> None:
+    t = 0
+    while not ready.is_set():
+        buffer.add(t=np.arange(t, t + 4))
+        t += 4
+
+
+@BOTH
+def test_nothing_from_before_a_clear_is_seen_after_it(cls) -> None:
+    buffer, context = cls(64, {"t": {"dtype": "int64"}}), mp.get_context("spawn")
+    stop = context.Event()
+    explorer = context.Process(target=count_up, args=[buffer, stop])
+    explorer.start()
+    while not buffer.get_stored_size():
+        pass
+    for _ in range(50):
+        before = int(buffer.get_all_transitions()["t"].max(initial=-1))
+        buffer.clear()
+        for _ in range(3):
+            if buffer.get_stored_size():
+                assert buffer.sample(8)["t"].min() > before
+            assert buffer.get_all_transitions()["t"].min(initial=before + 1) > before
+    stop.set()
+    explorer.join(60)
+    assert explorer.exitcode == 0
+    explorer.close()
