@@ -379,7 +379,9 @@ class _Tree:
         for sum_level, min_level in zip(self._sums, self._minima, strict=True):
             sum_level.reshape(-1)[positions] = sums
             min_level.reshape(-1)[positions] = minima
-            positions = np.unique(positions // self.WIDTH)
+            positions = positions // self.WIDTH  # repeated ones are made twice, which is cheaper than finding them
+            if len(positions) > len(sum_level):
+                positions = np.arange(len(sum_level))
             sums, minima = sum_level[positions].sum(axis=1), min_level[positions].min(axis=1)
 
     def draw(self, count: int) -> Ints:
