@@ -333,15 +333,14 @@ NURSERY = """
     import os, pickle, random, signal, sys, time
     import numpy as np
     from marlcore.compat import cpprb
-    buffer, rounds = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
-    width = 400
+    buffer, width = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
 
     def explore(who):
-        t = who
+        tags = who + 2000 * np.arange(7 * 40).reshape(7, 40, 1)
+        batches = [1000.0 * tag + np.arange(width) for tag in tags]
         while True:
-            ts = np.arange(t, t + 2000 * 40, 2000)
-            buffer.add(x=ts[:, None] * 1000.0 + np.arange(width))
-            t += 2000 * 40
+            for x in batches:
+                buffer.add(x=x)
 
     def fork(who):
         pid = os.fork()
@@ -351,7 +350,7 @@ NURSERY = """
 
     inside = killed = 0
     random.seed(0)
-    for _ in range(rounds):
+    while killed < 120 or inside < 10:
         pids = [fork(random.randrange(2000)) for _ in range(2)]
         time.sleep(random.uniform(0.005, 0.03))
         for pid in pids:
@@ -386,12 +385,12 @@ def learn(buffer, nursery) -> tuple[int, int]:
 @BOTH
 def test_explorers_killed_inside_add_block_nobody_and_leave_no_torn_row(cls, program: Callable) -> None:
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
-    nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), 60])
+    nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH])
     drawn, wrong = learn(buffer, nursery)
     killed, inside = map(int, nursery.finish().split()[1:])
-    assert killed == 120
-    assert inside > 5  # rounds that left an add half done
-    assert drawn > 10
+    assert killed >= 120
+    assert inside >= 10  # rounds that left an add half done
+    assert drawn > 0
     assert wrong == 0
     buffer.add(x=np.arange(WIDTH))
     assert buffer.sample(4)["x"].shape == (4, WIDTH)
@@ -407,7 +406,7 @@ def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeyp
 
     monkeypatch.setattr(rings._Rows, "gather", believe)
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
-    _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), 30]))
+    _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH]))
     assert wrong > 0
 
 

@@ -184,6 +184,7 @@ def test_a_cleared_buffer_begins_at_position_0_and_returns_nothing_old() -> None
         ({"obs": np.zeros(5)}, ValueError, r"obs: expected float32 \(2, 3\), got shape \(5,\)"),
         ({"action": 0.5}, TypeError, "action: expected int64"),
         ({"reward": "much"}, TypeError, "reward: expected float32"),
+        ({"done": "no"}, TypeError, "done: expected float32"),
         ({"other": 1}, ValueError, r"extra fields: expected the fields \['who'\]"),
     ],
 )

@@ -9,8 +9,11 @@ What differs:
 - A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
 - `sample` never returns a row that was not written whole, and raises ValueError on an empty buffer; so does the
   prioritized one. `get_all_transitions` leaves out rows that are being overwritten.
-- `ctx` is accepted and not used: no lock, event or manager is needed. `backend` is checked and not used: both mean a
-  segment in /dev/shm, and running out of room is SharedMemoryFull instead of a bus error.
+- `ctx` is accepted and not used: no lock, event or manager is needed, and a manager that was not started stays so.
+  `backend` is checked and not used: both mean segments in /dev/shm, and running out of room is SharedMemoryFull instead
+  of a bus error.
+- An `add` that wraps around gives each step its own priority; cpprb gives those behind the wrap the first ones again.
+- An `add` raises TimeoutError when another process was stopped (not killed) inside its own for 10 seconds.
 - Negative or infinite priorities are a ValueError. Unknown constructor arguments are a TypeError.
 - Several learners may sample at once. `close` gives the memory back before the last reference goes.
 """
@@ -91,7 +94,6 @@ class MPReplayBuffer:
             ValueError: the buffer is empty, or batch_size is negative.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        self._check_not_empty()
         found, _ = self._ring.whole(operator.index(batch_size), self._draw)
         return {name: found[name][:, 0] for name in self._fields}
 
@@ -159,13 +161,10 @@ class MPReplayBuffer:
             return self.get_next_index()
         return self._ring.position(self._ring.append(rows, steps))
 
-    def _check_not_empty(self) -> None:
-        if not self.get_stored_size():
-            raise ValueError("sample: expected at least one stored transition, got none")
-
     def _draw(self, count: int) -> Ints:
         """Tickets to sample, [count, 1]; none when every row is being overwritten."""
         window = self._ring.window()
+        _check_not_empty(window)
         if window.hi - window.lo == window.stored:
             return window.tickets(np.random.randint(0, window.stored, (count, 1)))
         if window.hi == window.lo:
@@ -240,7 +239,6 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
 
         Raises: as MPReplayBuffer.
         """
-        self._check_not_empty()
         learner = self._caught_up()
         learner.sampled = learner.window.hi
         found, tickets = self._ring.whole(operator.index(batch_size), self._draw)
@@ -282,7 +280,9 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return max(learner.greatest, learner.unpacked_greatest(self._ring.marks.load(MARK)))
 
     def _draw(self, count: int) -> Ints:
-        return self._caught_up().draw(count)[:, np.newaxis]
+        learner = self._caught_up()
+        _check_not_empty(learner.window)
+        return learner.draw(count)[:, np.newaxis]
 
     def _caught_up(self) -> _Learner:
         """The learner's priorities, with those of every row committed until now."""
@@ -354,7 +354,7 @@ class _Learner:
 class _Tree:
     """Sums and minima over groups of WIDTH leaves, over groups of WIDTH such groups, and so on."""
 
-    WIDTH = 16
+    WIDTH = 64
 
     def __init__(self, size: int) -> None:
         self._sums: list[NDArray[np.float64]] = []
@@ -388,17 +388,21 @@ class _Tree:
         """Leaves in proportion to their values, by numbers from NumPy's global generator."""
         found = np.zeros(count, np.int64)
         rest = np.random.random_sample(count)
+        ends = np.zeros((count, self.WIDTH + 1))
+        first = np.arange(count) * (self.WIDTH + 1)
         for level in reversed(self._sums):
-            ends = np.cumsum(level[found], axis=1)
+            np.cumsum(level[found], axis=1, out=ends[:, 1:])
             # Below the last end in spite of rounding, so that a child of value zero is never chosen.
             rest = np.minimum(rest * ends[:, -1], np.nextafter(ends[:, -1], 0))
-            child = (ends <= rest[:, np.newaxis]).sum(axis=1)
-            before = np.where(
-                child > 0, np.take_along_axis(ends, np.maximum(child - 1, 0)[:, np.newaxis], 1)[:, 0], 0.0
-            )
-            value = np.take_along_axis(ends, child[:, np.newaxis], 1)[:, 0] - before
-            found, rest = found * self.WIDTH + child, (rest - before) / value
+            child = (ends[:, 1:] <= rest[:, np.newaxis]).sum(axis=1)
+            before, end = ends.ravel()[first + child], ends.ravel()[first + child + 1]
+            found, rest = found * self.WIDTH + child, (rest - before) / (end - before)
         return found
+
+
+def _check_not_empty(window: Window) -> None:
+    if not window.stored:
+        raise ValueError("sample: expected at least one stored transition, got none")
 
 
 def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field:

@@ -27,7 +27,7 @@ from ..shm import Segment, SegmentHandle, invalidate_after_fork
 from ..spec import Field, TransitionSpec
 from ..writer import Writer
 
-__all__ = ["MARK", "NAP_S", "ROUNDS", "Ints", "Ring", "Rows", "Window"]
+__all__ = ["MARK", "Ints", "Ring", "Rows", "Window"]
 
 BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one of the buffer's own, of its learner
 WORDS = LINE // 8
@@ -136,6 +136,8 @@ class _Marks(Shared):
 
 class Ring:
     """Rows of named fields in shared memory, for every process that has the object, whatever started it.
+
+    Not for several threads at once.
 
     Args:
         fields: the fields of a row; any names.

@@ -38,7 +38,7 @@ class Buffer:
     """Transitions of one agent, in the order of its steps, in shared memory.
 
     An episode ends where `done` is true. The interface has no truncation: an episode that was cut off must be marked
-    as done too, or windows go on into the next one.
+    as done too, or windows go on into the next one. One process adds at a time; any number sample.
 
     Args:
         capacity: rows, at least 1.
@@ -92,7 +92,7 @@ class Buffer:
         obs = np.asarray(obs)
         while obs.ndim > len(self.obs_shape) and len(obs) == 1:
             obs = obs[0]
-        values = {"obs": obs, "action": action, "reward": reward, "done": float(done), **kwargs}
+        values = {"obs": obs, "action": action, "reward": reward, "done": done, **kwargs}
         rows = self._zeros(1)
         for name, value in values.items():
             rows[name][0] = as_field(name, self._ring.fields[name], value)
