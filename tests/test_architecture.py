@@ -20,7 +20,7 @@ LAYERS = [
     {"drawing"},
     {"priorities"},
     {"sampler", "rundir"},
-    {"replay", "params", "curves", "progress"},
+    {"prefetch", "replay", "params", "curves", "progress"},
     {"actor", "learner"},
     {"envs", "algos", "compat"},
     {"workers"},
@@ -31,9 +31,12 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 THIRD_PARTY = {
-    "gymnasium": {"envs/gymnasium.py", "envs/pettingzoo.py"},
+    "gymnasium": {"envs/gymnasium.py", "envs/pettingzoo.py", "compat/stable_baselines3.py"},
     "pettingzoo": {"envs/pettingzoo.py"},
-    "torch": {"params", "flat", "algos", "actor", "learner", "workers", "system", "batch"},
+    "stable_baselines3": {"compat/stable_baselines3.py"},
+    "tensordict": {"compat/torchrl.py"},
+    "torch": {"params", "flat", "algos", "actor", "learner", "workers", "system", "batch", "compat", "prefetch"},
+    "torchrl": {"compat/torchrl.py"},
     "_core": {"_native"},
 }
 

@@ -1,1 +1,1 @@
-"""Drop-in replacements for the buffers of other libraries; each module needs its library only where it says so."""
+"""marlcore's replay behind the interfaces of other libraries; each module imports its own library alone."""

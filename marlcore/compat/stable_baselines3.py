@@ -1,0 +1,359 @@
+"""Stable-Baselines3's replay buffer over marlcore's lanes: each frame is stored once, truncation bootstraps rightly.
+
+    model = DQN("MlpPolicy", env, replay_buffer_class=marlcore.compat.stable_baselines3.ReplayBuffer)
+
+For dict observations the class is DictReplayBuffer. Other processes read the same memory through `buffer.replay`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common import buffers
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ..batch import Batch
+from ..errors import NotEnoughData
+from ..replay import ReplayBuffer as Replay
+from ..sampler import Sampler
+from ..spec import Field, TransitionSpec
+from ..values import names_error, rows_of
+from ..writer import Writer
+
+__all__ = ["DictReplayBuffer", "ReplayBuffer"]
+
+_NUMBER = Field((), "float32")
+_FLAG = Field((), "bool")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One transition of each environment: arrays [n_envs, *shape], or dicts of them for observations."""
+
+    obs: Any
+    next_obs: Any
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        return self.terminated | self.truncated
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a sample is made of: B transitions."""
+
+    obs: Any
+    next_obs: Any
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    discount: NDArray[np.float32]
+
+
+class ReplayBuffer(buffers.ReplayBuffer):
+    """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, one lane an environment.
+
+    Draws as its model does: uniformly over the steps held, the newest one included. A lane has room for
+    `buffer_size // n_envs` rows, and an episode's last observation takes one of them. Rows have no index, so that
+    nothing that reaches into `observations` or `next_observations` works, HerReplayBuffer among it.
+
+    Args:
+        buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as the model's.
+        optimize_memory_usage: taken and not needed: frames are stored once in any case.
+        n_steps, gamma: n-step returns, as NStepReplayBuffer makes them; `discounts` is 0 where `dones` is 1.
+        seed: of the draws; drawn from NumPy's global generator when not given, which `model.seed` seeds.
+
+    Raises: ValueError, TypeError: a space or an option that cannot be stored; SharedMemoryFull: no room for it.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+    ) -> None:
+        # The constructor of the model's base: its own would allocate the arrays that the lanes stand for.
+        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        self.pos: int = 0
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps = n_steps
+        self.gamma = gamma
+        self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
+        action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
+        self._spec = TransitionSpec(self._obs_fields(), action)
+        self._open()
+
+    def _open(self, body: NDArray[np.uint8] | None = None, newest: _Step | None = None) -> None:
+        """A replay, empty or with the bytes of an earlier one, and this process's ends of its lanes."""
+        rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
+        self.replay = Replay.create(self._spec, rows * self.n_envs, self.n_envs, name="sb3")
+        if body is not None:
+            self.replay._segment.body[:] = body
+        self._writers: list[Writer] = [self.replay.writer(lane) for lane in range(self.n_envs)]
+        self._samplers: dict[int, Sampler] = {}
+        self._newest = newest
+        self._resumed = newest is not None
+
+    def reset(self) -> None:
+        """Forgets every transition."""
+        super().reset()
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        """Gives the shared memory back; it goes by itself when the buffer does."""
+        self.replay.close()
+
+    def size(self) -> int:
+        """Steps held of each environment; of their mean where episodes' last observations take unequal room."""
+        added: int = super().size()
+        return min(added, len(self.replay) // self.n_envs)
+
+    @property
+    def dones(self) -> NDArray[np.float32]:
+        """Where the algorithms mark a last episode as cut off: `add` notices by itself that it was."""
+        return np.zeros((self.buffer_size, self.n_envs), np.float32)
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: NDArray[Any],
+        reward: NDArray[Any],
+        done: NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Appends a transition of each environment.
+
+        Args:
+            obs, action, reward, done: [n_envs, *shape].
+            next_obs: like obs; where done, the episode's last observation and not the next episode's first.
+            infos: of each environment; its "TimeLimit.truncated" says that done is a truncation.
+
+        Raises: ValueError, TypeError: naming the field, what was expected and what came; nothing was added.
+        """
+        step = self._checked(obs, next_obs, action, reward, done, infos)
+        self._bridge_gaps(step.obs)
+        for i in range(self.n_envs):
+            self._write(i, step)
+        self._newest = step
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A batch, as the model's: normalized by `env` when there is one, on the buffer's device.
+
+        Raises:
+            NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
+        """
+        if env is not None and env.norm_reward and self.n_steps > 1:
+            raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
+        found = self._draw(batch_size)
+        discounts = {"discounts": self._column(found.discount)} if self.n_steps > 1 else {}
+        return self._samples_class(
+            observations=self._tensors(self._normalize_obs(self._spaced(found.obs), env)),
+            actions=self.to_torch(found.action, copy=False),
+            next_observations=self._tensors(self._normalize_obs(self._spaced(found.next_obs), env)),
+            dones=self._column(found.terminated.astype(np.float32)),
+            rewards=self._column(self._normalize_reward(found.reward, env)),
+            **discounts,
+        )
+
+    def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> NoReturn:
+        raise NotImplementedError("rows are drawn from lanes and have no index: use sample()")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, the replay's bytes included: a pickle holds the transitions and shares nothing."""
+        state = self.__dict__.copy()
+        del state["replay"], state["_writers"], state["_samplers"]
+        return {**state, "_body": self.replay._segment.body.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        body, newest = state.pop("_body"), state.pop("_newest")
+        self.__dict__.update(state)
+        self._open(body, newest)
+
+    def _checked(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> _Step:
+        """Copies in the spec's shapes and dtypes, so that a bad value is found before anything is written."""
+        ended = self._rows("done", _FLAG, done)
+        timeouts = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+        rewards = self._rows("reward", _NUMBER, reward)
+        if not np.isfinite(rewards).all():
+            raise ValueError(f"reward: expected finite numbers, got {rewards}")
+        return _Step(
+            self._obs_rows("obs", obs),
+            self._obs_rows("next_obs", next_obs),
+            self._rows("action", self._spec.action, action),
+            rewards,
+            terminated=ended & ~timeouts,
+            truncated=ended & timeouts,
+        )
+
+    def _rows(self, label: str, field: Field, value: Any) -> NDArray[Any]:
+        array = np.asarray(value)
+        shape = (self.n_envs, *field.shape)
+        if array.size == math.prod(shape):  # scalars of discrete spaces come without an axis of their own
+            array = array.reshape(shape)
+        return np.array(rows_of(label, field, array, self.n_envs))
+
+    def _bridge_gaps(self, obs: Any) -> None:
+        """Keeps the newest steps sampleable where `obs` does not follow: learn() begun anew, or a buffer loaded.
+
+        Such a step is written again as a truncated one, which stores the observation after it; the first copy is not
+        drawn any more, since its lane goes on with another episode.
+        """
+        if self._newest is None:
+            return
+        for i in map(int, np.flatnonzero(~self._newest.ended)):
+            if self._resumed or not _same(_at(self._newest.next_obs, i), _at(obs, i)):
+                self._writers[i].new_episode()
+                self._write(i, self._newest, cut=True)
+                self._writers[i].new_episode()
+        self._resumed = False
+
+    def _write(self, i: int, step: _Step, cut: bool = False) -> None:
+        self._writers[i].add(
+            _at(step.obs, i),
+            step.action[i],
+            step.reward[i],
+            terminated=step.terminated[i],
+            truncated=step.truncated[i] or cut,
+            final_obs=_at(step.next_obs, i) if cut or step.ended[i] else None,
+        )
+
+    def _draw(self, batch_size: int) -> _Rows | Batch:
+        """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
+        if self._newest is None:
+            raise NotEnoughData("sample: expected at least one step, got an empty buffer")
+        waiting = np.flatnonzero(~self._newest.ended)
+        held = len(self.replay)
+        count = self._rng.binomial(batch_size, min(1.0, len(waiting) / held)) if len(waiting) else 0
+        if count == batch_size:
+            return self._of_newest(waiting, batch_size)
+        try:
+            batch = self._sampler(batch_size).sample()
+        except NotEnoughData:  # n steps are not held yet, or a lane is too short to hold any
+            if not len(waiting):
+                raise
+            return self._of_newest(waiting, batch_size)
+        if count:
+            newest = self._of_newest(waiting, count)
+            for name in ("obs", "next_obs", "action", "reward", "terminated", "discount"):
+                _put(getattr(batch, name), getattr(newest, name))
+        return batch
+
+    def _sampler(self, batch_size: int) -> Sampler:
+        if batch_size not in self._samplers:
+            seed = int(self._rng.integers(2**63))
+            self._samplers[batch_size] = self.replay.sampler(
+                batch_size, n_step=self.n_steps, gamma=self.gamma, seed=seed, min_size=1
+            )
+        return self._samplers[batch_size]
+
+    def _of_newest(self, envs: NDArray[np.int64], count: int) -> _Rows:
+        newest = self._newest
+        assert newest is not None
+        at = self._rng.choice(envs, count)
+        discount = np.full(count, self.gamma, np.float32)
+        return _Rows(
+            _at(newest.obs, at), _at(newest.next_obs, at), newest.action[at], newest.reward[at],
+            newest.terminated[at], discount,
+        )  # fmt: skip
+
+    def _column(self, numbers: NDArray[np.float32]) -> torch.Tensor:
+        column: torch.Tensor = self.to_torch(numbers.reshape(-1, 1), copy=False)
+        return column
+
+    # What differs for dict observations
+
+    _samples_class: Callable[..., Any] = ReplayBufferSamples
+
+    def _obs_fields(self) -> Field | dict[str, Field]:
+        return _field(self.obs_shape, self.observation_space)
+
+    def _obs_rows(self, label: str, obs: Any) -> Any:
+        return self._rows(label, self._spec.obs_fields[""], obs)
+
+    def _spaced(self, obs: Any) -> Any:
+        """Sampled observations under the names of the observation space."""
+        return obs
+
+    def _tensors(self, obs: Any) -> Any:
+        return self.to_torch(obs, copy=False)
+
+
+class DictReplayBuffer(ReplayBuffer):
+    """ReplayBuffer for dict observation spaces."""
+
+    _samples_class = DictReplayBufferSamples
+
+    def _obs_fields(self) -> dict[str, Field]:
+        # Keys may be any text and a Field's name is an identifier.
+        self._names = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
+        return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._names.items()}
+
+    def _obs_rows(self, label: str, obs: Any) -> dict[str, NDArray[Any]]:
+        if obs.keys() != self.obs_shape.keys():
+            raise names_error(label, self.obs_shape.keys(), obs)
+        fields = self._spec.obs_fields
+        return {n: self._rows(f"{label}[{key!r}]", fields[n], obs[key]) for n, key in self._names.items()}
+
+    def _spaced(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {key: obs[name] for name, key in self._names.items()}
+
+    def _tensors(self, obs: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+        return {key: self.to_torch(array, copy=False) for key, array in obs.items()}
+
+
+def _field(shape: Any, space: spaces.Space[Any]) -> Field:
+    if isinstance(space, spaces.Dict) or space.dtype is None:
+        raise TypeError(
+            f"observation_space: expected one of arrays, or DictReplayBuffer for a Dict of them, got {space}"
+        )
+    return Field(shape, np.dtype(space.dtype).name)
+
+
+def _at(obs: Any, index: Any) -> Any:
+    return {name: one[index] for name, one in obs.items()} if isinstance(obs, dict) else obs[index]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two observations are the same bytes: a NaN equals itself here."""
+    if isinstance(one, dict):
+        return all(_same(one[name], other[name]) for name in one)
+    return bool(one.tobytes() == other.tobytes())
+
+
+def _put(rows: Any, first: Any) -> None:
+    """Replaces the first rows."""
+    if isinstance(rows, dict):
+        for name, one in rows.items():
+            _put(one, first[name])
+    else:
+        rows[: len(first)] = first

@@ -1,0 +1,382 @@
+"""Stable-Baselines3's replay buffer over lanes: the same transitions as its own, and learning as well."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from test_kernels import chi_square_limit
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
+    import stable_baselines3 as sb3
+    from stable_baselines3.common import buffers
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from marlcore import NotEnoughData
+from marlcore.compat.stable_baselines3 import DictReplayBuffer, ReplayBuffer
+
+BOX = spaces.Box(-1e6, 1e6, (3,), np.float32)
+ACTIONS = {
+    "box": spaces.Box(-1, 1, (2, 2), np.float64),
+    "discrete": spaces.Discrete(5),
+    "multidiscrete": spaces.MultiDiscrete([3, 4]),
+    "multibinary": spaces.MultiBinary(6),
+}
+OBSERVATIONS = {
+    "box": BOX,
+    "image": spaces.Box(0, 255, (1, 24, 24), np.uint8),
+    "discrete": spaces.Discrete(100_000),
+    "multidiscrete": spaces.MultiDiscrete([100_000, 100_000]),
+}
+DICT = spaces.Dict({"a key": BOX, "frame": spaces.Box(0, 255, (1, 20, 20), np.uint8), "n": spaces.Discrete(100_000)})
+
+
+def numbered(space, number, envs):
+    """Observations that tell their number, of every environment."""
+    if isinstance(space, spaces.Dict):
+        return {key: numbered(one, number, envs) for key, one in space.items()}
+    numbers = number * 10 + np.arange(envs)
+    if isinstance(space, spaces.Discrete):
+        return numbers
+    if space.dtype == np.uint8:
+        obs = np.zeros((envs, *space.shape), np.uint8)
+        obs[:, 0, 0, :4] = numbers[:, None] >> np.array([0, 8, 16, 24]) & 255
+        return obs
+    return np.broadcast_to(numbers[:, None], (envs, *space.shape)).astype(space.dtype)
+
+
+def replaced(obs, final, done):
+    """The next observations as the algorithms hand them over: an ended environment's is its last one."""
+    if isinstance(obs, dict):
+        return {key: replaced(obs[key], final[key], done) for key in obs}
+    mask = done.reshape(-1, *[1] * (obs.ndim - 1))
+    return np.where(mask, final, obs).astype(obs.dtype)
+
+
+def stream(obs_space, action_space, steps, envs=2, seed=0, breaks=()):
+    """Arguments of `add`: episodes of about six steps that end in both ways, or break off without an end."""
+    rng = np.random.default_rng(seed)
+    action_space.seed(seed)
+    obs = numbered(obs_space, 0, envs)
+    for t in range(1, steps + 1):
+        done = rng.random(envs) < 0.16
+        timeouts = done & (rng.random(envs) < 0.5)
+        action = np.stack([action_space.sample() for _ in range(envs)])
+        after = numbered(obs_space, 2 * t, envs)
+        next_obs = replaced(after, numbered(obs_space, 2 * t + 1, envs), done)
+        infos = [{"TimeLimit.truncated": bool(timeout)} for timeout in timeouts]
+        yield obs, next_obs, action, rng.normal(size=envs), done, infos
+        obs = numbered(obs_space, 2 * t + 1, envs) if t in breaks else after
+
+
+def key_of(samples, i):
+    """One sampled transition as something that can be compared and hashed."""
+
+    def plain(value):
+        return (
+            tuple(plain(value[key]) for key in sorted(value)) if isinstance(value, dict) else value[i].numpy().tobytes()
+        )
+
+    fields = (samples.observations, samples.actions, samples.next_observations, samples.dones, samples.rewards)
+    return tuple(plain(field) for field in fields)
+
+
+def drawn(buffer, count=4000, **options):
+    samples = buffer.sample(count, **options)
+    return [key_of(samples, i) for i in range(count)]
+
+
+def everything(theirs):
+    """Every transition that Stable-Baselines3's own buffer holds."""
+    found = set()
+    for _ in range(40):
+        found.update(drawn(theirs, 500))
+    assert len(found) == theirs.size() * theirs.n_envs
+    return found
+
+
+def pair(size, obs_space, action_space, envs=2, steps=(), **options):
+    """Its own buffer and marlcore's, fed with the same stream."""
+    is_dict = isinstance(obs_space, spaces.Dict)
+    theirs = (buffers.DictReplayBuffer if is_dict else buffers.ReplayBuffer)(
+        size, obs_space, action_space, "cpu", envs, **options
+    )
+    ours = (DictReplayBuffer if is_dict else ReplayBuffer)(
+        size, obs_space, action_space, "cpu", envs, seed=3, **options
+    )
+    for step in steps:
+        theirs.add(*step)
+        ours.add(*step)
+        assert (ours.pos, ours.full) == (theirs.pos, theirs.full)
+    return theirs, ours
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """One seed, and one thread for networks this small."""
+    np.random.seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("obs", [*OBSERVATIONS, "dict"])
+def test_the_same_transitions_are_drawn_as_from_its_own_buffer(obs, action):
+    space = DICT if obs == "dict" else OBSERVATIONS[obs]
+    theirs, ours = pair(400, space, ACTIONS[action], steps=stream(space, ACTIONS[action], 60))
+    assert ours.size() == theirs.size() == 60
+    assert set(drawn(ours)) == everything(theirs)
+
+
+def test_samples_have_the_shapes_dtypes_and_class_of_its_own():
+    for space in (*OBSERVATIONS.values(), DICT):
+        theirs, ours = pair(50, space, ACTIONS["box"], steps=stream(space, ACTIONS["box"], 20))
+        expected, got = theirs.sample(7), ours.sample(7)
+        assert type(got) is type(expected)
+        for one, other in zip(got, expected, strict=True):
+            many = (one.values(), other.values()) if isinstance(one, dict) else ([one], [other])
+            for a, b in zip(*many, strict=True):
+                assert a is b is None or (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+def test_a_full_buffer_draws_the_newest_steps_and_nothing_older():
+    steps = list(stream(BOX, ACTIONS["discrete"], 150))
+    theirs, ours = pair(80, BOX, ACTIONS["discrete"], steps=steps)
+    held, found = everything(theirs), set(drawn(ours))
+    assert found < held  # the rows of its episodes' last observations are missing from it, and no others
+    assert len(found) == 2 * ours.size() or abs(len(found) - 2 * ours.size()) <= 2
+    ends = sum(int(step[4].sum()) for step in steps[-40:])
+    assert len(held) - ends <= len(found)
+
+
+def test_a_timeout_is_a_termination_only_where_timeouts_are_not_handled():
+    steps = list(stream(BOX, ACTIONS["discrete"], 60))
+    for handled in (True, False):
+        theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=steps, handle_timeout_termination=handled)
+        assert set(drawn(ours)) == everything(theirs)
+
+
+def test_truncation_bootstraps_from_the_terminal_observation_with_optimize_memory_usage_too():
+    steps = list(stream(BOX, ACTIONS["discrete"], 60))
+    theirs, _ = pair(400, BOX, ACTIONS["discrete"], steps=steps)
+    ours = ReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, optimize_memory_usage=True)
+    for step in steps:
+        ours.add(*step)
+    assert set(drawn(ours)) == everything(theirs)
+    cut = buffers.ReplayBuffer(
+        400, BOX, ACTIONS["discrete"], "cpu", 2, optimize_memory_usage=True, handle_timeout_termination=False
+    )
+    for step in steps:
+        cut.add(*step)
+    assert everything(cut) != everything(theirs)  # the control: its own memory-saving variant loses them
+
+
+def test_a_stream_that_breaks_off_without_done_keeps_every_transition():
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 60, breaks=(7, 8, 30)))
+    assert set(drawn(ours)) == everything(theirs)
+
+
+def test_the_first_step_can_be_drawn_at_once_and_an_empty_buffer_says_so():
+    steps = list(stream(BOX, ACTIONS["discrete"], 1))
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"])
+    with pytest.raises(NotEnoughData, match="at least one step"):
+        ours.sample(4)
+    theirs.add(*steps[0])
+    ours.add(*steps[0])
+    assert set(drawn(ours)) == everything(theirs)
+
+
+def test_every_transition_is_equally_likely_the_newest_ones_too():
+    _, ours = pair(400, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 21, seed=4))
+    counts: dict[object, int] = {}
+    for _ in range(100):
+        for key in drawn(ours, 256):
+            counts[key] = counts.get(key, 0) + 1
+    expected = 25_600 / 42
+    assert len(counts) == 42
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < chi_square_limit(41)
+
+
+def test_n_step_returns_are_those_of_its_own_n_step_buffer():
+    steps = list(stream(BOX, ACTIONS["discrete"], 60))
+    theirs = buffers.NStepReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, n_steps=3, gamma=0.9)
+    ours = ReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, n_steps=3, gamma=0.9)
+    for step in steps:
+        theirs.add(*step)
+        ours.add(*step)
+
+    def table(samples):
+        return {
+            samples.observations[i].numpy().tobytes(): np.concatenate(
+                [samples.next_observations[i] * (1 - samples.dones[i]), samples.dones[i], samples.rewards[i],
+                 (1 - samples.dones[i]) * samples.discounts[i]]
+            )
+            for i in range(len(samples.dones))
+        }  # fmt: skip
+
+    expected, got = table(theirs.sample(8000)), table(ours.sample(8000))
+    assert len(expected) == 120 and got.keys() <= expected.keys() and len(got) >= 120 - 2 * 2
+    for obs, row in got.items():
+        np.testing.assert_allclose(row, expected[obs], rtol=1e-5)
+
+
+def test_sampling_normalizes_as_its_own_buffer_does():
+    env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")] * 2))
+    env.reset()
+    for _ in range(20):
+        env.step(np.zeros((2, 1), np.float32))
+    theirs, ours = pair(400, env.observation_space, env.action_space)
+    for step in stream(env.observation_space, env.action_space, 60):
+        theirs.add(*step)
+        ours.add(*step)
+    found = set()
+    for _ in range(40):
+        found.update(drawn(theirs, 500, env=env))
+    assert set(drawn(ours, env=env)) == found
+    n_step = ReplayBuffer(400, env.observation_space, env.action_space, "cpu", 2, n_steps=3)
+    with pytest.raises(ValueError, match="env: expected one that leaves rewards alone"):
+        n_step.sample(4, env=env)
+    env.close()
+
+
+def test_a_bad_value_names_its_field_and_adds_nothing():
+    _, ours = pair(400, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 5))
+    good = next(stream(BOX, ACTIONS["discrete"], 1))
+    held = len(ours.replay)
+    for place, bad, said in (
+        (0, np.zeros((2, 4), np.float32), r"obs: expected float32 \(2, 3\), got shape \(2, 4\)"),
+        (1, np.zeros((1, 3), np.float32), "next_obs: expected"),
+        (2, np.array([0.5, 1.0]), "action: expected int64"),
+        (3, np.array([0.0, np.nan]), "reward: expected finite numbers"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            ours.add(*good[:place], bad, *good[place + 1 :])
+    assert len(ours.replay) == held
+    with pytest.raises(TypeError, match="DictReplayBuffer for a Dict"):
+        ReplayBuffer(400, DICT, ACTIONS["discrete"])
+
+
+def test_reset_forgets_and_a_pickle_goes_on_where_the_buffer_was():
+    steps = list(stream(BOX, ACTIONS["discrete"], 60))
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=steps[:30])
+    copy = pickle.loads(pickle.dumps(ours))
+    assert set(drawn(copy)) == everything(theirs)
+    ours.reset()
+    assert (ours.pos, ours.full, ours.size()) == (0, False, 0)
+    for step in steps[30:]:
+        theirs.add(*step)
+        copy.add(*step)
+        ours.add(*step)
+    assert set(drawn(copy)) == everything(theirs)
+    fresh, _ = pair(400, BOX, ACTIONS["discrete"], steps=steps[30:])
+    assert set(drawn(ours)) == everything(fresh)
+
+
+def test_extend_adds_step_by_step_as_its_own_does():
+    steps = list(stream(BOX, ACTIONS["discrete"], 12))
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"])
+    theirs.extend(*zip(*steps, strict=True))
+    ours.extend(*zip(*steps, strict=True))
+    assert set(drawn(ours)) == everything(theirs)
+
+
+class Corridor(gymnasium.Env):
+    """Walk right for eight cells: 1 at the end, -0.1 a step, cut off after twenty steps."""
+
+    observation_space = spaces.Box(0, 1, (8,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def _obs(self):
+        return np.eye(8, dtype=np.float32)[min(self._at, 7)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._at, self._steps = 0, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self._at, self._steps = max(0, self._at + (1 if action else -1)), self._steps + 1
+        end = self._at == 8
+        return self._obs(), 1.0 if end else -0.1, end, self._steps == 20 and not end, {}
+
+
+class Target(gymnasium.Env):
+    """Move to a point and stay there; every episode is cut off after ten steps."""
+
+    observation_space = spaces.Box(-3, 3, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._state, self._steps = self.np_random.uniform(-1, 1, 2).astype(np.float32), 0
+        return self._state.copy(), {}
+
+    def step(self, action):
+        self._state[0] = np.clip(self._state[0] + 0.5 * action[0], -3, 3)
+        self._steps += 1
+        return self._state.copy(), -abs(float(self._state[0] - self._state[1])), False, self._steps == 10, {}
+
+
+def dqn(replay_buffer_class, **options):
+    return sb3.DQN(
+        "MlpPolicy", DummyVecEnv([Corridor] * 2), replay_buffer_class=replay_buffer_class, seed=0, learning_rate=3e-3,
+        buffer_size=2000, learning_starts=50, batch_size=64, target_update_interval=50, exploration_fraction=0.5,
+        train_freq=1, policy_kwargs={"net_arch": [32]}, device="cpu", **options,
+    )  # fmt: skip
+
+
+def sac(replay_buffer_class):
+    return sb3.SAC(
+        "MlpPolicy", Target(), replay_buffer_class=replay_buffer_class, seed=0, learning_rate=1e-2, buffer_size=2000,
+        learning_starts=100, batch_size=64, gamma=0.8, policy_kwargs={"net_arch": [32, 32]}, device="cpu",
+    )  # fmt: skip
+
+
+def greedy_return(model, env, episodes):
+    """The mean over episodes from fixed starts."""
+    total = 0.0
+    for seed in range(episodes):
+        obs, _ = env.reset(seed=seed)
+        ended = False
+        while not ended:
+            action, _ = model.predict(obs, deterministic=True)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward) / episodes, terminated or truncated
+    return total
+
+
+def test_dqn_learns_what_it_learns_with_its_own_buffer():
+    best = 1.0 - 7 * 0.1
+    for model in (dqn(buffers.ReplayBuffer), dqn(ReplayBuffer, optimize_memory_usage=True)):
+        model.learn(1500)
+        assert greedy_return(model, Corridor(), 1) == pytest.approx(best)
+    with pytest.warns(UserWarning, match="last trajectory in the replay buffer will be truncated"):
+        model.learn(2)
+
+
+def test_sac_learns_what_it_learns_with_its_own_buffer():
+    returns = [greedy_return(sac(one).learn(800), Target(), 20) for one in (buffers.ReplayBuffer, ReplayBuffer)]
+    assert min(returns) > -1.5, returns  # staying put earns about -6.7
+
+
+def test_a_model_saves_and_loads_it_and_goes_on_learning():
+    model = dqn(ReplayBuffer).learn(300)
+    file = io.BytesIO()
+    model.save_replay_buffer(file)
+    before = set(drawn(model.replay_buffer))
+    file.seek(0)
+    again = dqn(ReplayBuffer)
+    again.load_replay_buffer(file)
+    assert set(drawn(again.replay_buffer)) == before
+    again.learn(300)
+    assert again.replay_buffer.size() == 300  # of two environments
+    assert before <= set(drawn(again.replay_buffer))
