@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .errors import WorkerFailed as WorkerFailed
     from .limiter import RateLimiter as RateLimiter
     from .params import ParameterStore as ParameterStore
+    from .prefetch import Prefetch as Prefetch
     from .priorities import Prioritized as Prioritized
     from .replay import ReplayBuffer as ReplayBuffer
     from .sampler import Sequence as Sequence
@@ -48,6 +49,7 @@ _HOME = {
     "MarlcoreError": "errors",
     "NotEnoughData": "errors",
     "ParameterStore": "params",
+    "Prefetch": "prefetch",
     "Prioritized": "priorities",
     "RateLimiter": "limiter",
     "ReplayBuffer": "replay",

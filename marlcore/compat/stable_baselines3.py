@@ -95,7 +95,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # The constructor of the model's base: its own would allocate the arrays that the lanes stand for.
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.pos: int = 0
-        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = n_steps
@@ -128,8 +128,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def size(self) -> int:
         """Steps held of each environment; of their mean where episodes' last observations take unequal room."""
-        added: int = super().size()
-        return min(added, len(self.replay) // self.n_envs)
+        held: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
+        return held
 
     @property
     def dones(self) -> NDArray[np.float32]:

@@ -1,0 +1,266 @@
+"""Drawing the next batches in a thread while the caller works on the last one; the kernels release the GIL.
+
+    with marlcore.Prefetch(replay.sampler(256), depth=2) as batches:
+        batch = batches.sample()
+
+The thread draws whenever fewer than `depth` batches lie ready, and hands them over in the order it drew them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from .batch import Batch, TorchBatch
+from .errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
+from .shm import invalidate_after_fork
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Prefetch"]
+
+RETRY_S = 0.005
+
+
+class _Sampler(Protocol):
+    stats: Any
+
+    def can_sample(self) -> bool: ...
+    def sample(self, timeout: float | None = None) -> Any: ...
+
+
+class Prefetch:
+    """A sampler whose batches are drawn ahead of time. For one consumer thread; the sampler is its own from now on.
+
+    A batch may be older than the newest transitions and priorities by the `depth` batches drawn before them.
+
+    Attributes:
+        stats: the sampler's; batches that lie ready count as drawn.
+    """
+
+    def __init__(
+        self, sampler: _Sampler, depth: int = 2, device: torch.device | str = "cpu", pin_memory: bool = False
+    ) -> None:
+        """Starts drawing.
+
+        Args:
+            sampler: what `ReplayBuffer.sampler` made, or anything with its methods.
+            depth: batches that lie ready at most, at least 1.
+            device: where they go. On "cpu" they are the sampler's Batch; elsewhere TorchBatch, copied through pinned
+                memory on a stream of the thread's own and handed over when they have arrived.
+            pin_memory: on "cpu": TorchBatch in pinned memory, for the caller's own copies. Elsewhere they always are.
+
+        Raises:
+            ValueError: depth is out of range, or the device is of another kind.
+            RuntimeError: memory cannot be pinned, since there is no device.
+        """
+        if not isinstance(depth, (int, np.integer)) or isinstance(depth, bool) or depth < 1:
+            raise ValueError(f"depth: expected an integer of at least 1, got {depth!r}")
+        mover = None if str(device) == "cpu" and not pin_memory else _Mover(device)
+        self._work = _Work(sampler, int(depth), mover)
+        # The thread knows of its work alone, so that an abandoned Prefetch goes, and its thread with it; at the
+        # interpreter's exit the finalizer runs while the thread still may.
+        thread = threading.Thread(target=self._work.run, name="marlcore-prefetch", daemon=True)
+        self._finalizer = weakref.finalize(self, self._work.stop, thread)
+        invalidate_after_fork(self)
+        thread.start()
+
+    def sample(self, timeout: float | None = None) -> Any:
+        """The next batch: one that lies ready, or else as soon as it is drawn.
+
+        Args:
+            timeout: seconds to wait for data; None does not wait for data, only for a draw that is under way.
+
+        Raises:
+            NotEnoughData: without a timeout, nothing lies ready and the sampler says so.
+            TimeoutError: the same, after the timeout.
+            ClosedError: `close` was called, or the thread ended of an error that was raised before.
+            Exception: whatever ended the thread, once, after the batches drawn before it.
+        """
+        batch = self._work.take(timeout)
+        if self._work.mover is not None:
+            self._work.mover.arrive(batch)
+        return batch
+
+    def can_sample(self) -> bool:
+        """Whether `sample` would return a batch now, or when the draw under way is done."""
+        return self._work.can_take()
+
+    def update_priorities(self, index: Any, priority: Any) -> None:
+        """As the sampler's; waits for the draw under way, if there is one, and holds for every later one."""
+        self._work.check_open()
+        with self._work.drawing:
+            self._work.sampler.update_priorities(index, priority)
+
+    @property
+    def stats(self) -> Any:
+        return self._work.sampler.stats
+
+    def close(self) -> None:
+        """Ends the thread and lets go of the batches that nobody took; harmless when repeated."""
+        self._finalizer()
+
+    def forked(self) -> None:
+        """In a forked child, where the thread is not: refuses further use."""
+        self._finalizer.detach()
+        self._work.forked()
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Prefetch belongs to one process: pass the replay and make another there")
+
+
+class _Work:
+    """What the thread and its consumer share. `changed` guards the fields, `drawing` the sampler."""
+
+    def __init__(self, sampler: Any, depth: int, mover: _Mover | None) -> None:
+        self.sampler = sampler
+        self.mover = mover
+        self.drawing = threading.Lock()
+        self._changed = threading.Condition()
+        self._depth = depth
+        self._ready: deque[Any] = deque()
+        self._attempts = 0  # to draw, begun so far
+        self._starved = 0  # the last attempt that found too little data
+        self._shortage = "no batch was drawn yet"
+        self._error: BaseException | None = None
+        self._ended: tuple[type[MarlcoreError], str] | None = None  # what every further call raises
+
+    def run(self) -> None:
+        """The thread: draws until it is told to end, or of an error, which the consumer is to see."""
+        try:
+            while self._wait_for_room():
+                self._draw()
+        except BaseException as error:  # nobody else would see it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            while self._ended is None and len(self._ready) >= self._depth:
+                self._changed.wait()
+            self._attempts += 1
+            return self._ended is None
+
+    def _draw(self) -> None:
+        try:
+            with self.drawing:
+                batch = self.sampler.sample()
+        except NotEnoughData as error:
+            with self._changed:
+                self._starved, self._shortage = self._attempts, str(error)
+                self._changed.notify_all()
+                self._changed.wait(RETRY_S)  # a consumer that asks wakes it too
+            return
+        if self.mover is not None:
+            batch = self.mover.move(batch)
+        with self._changed:
+            if self._ended is None:
+                self._ready.append(batch)
+            self._changed.notify_all()
+
+    def take(self, timeout: float | None) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            asked = self._attempts
+            self._changed.notify_all()
+            while not self._ready:
+                self._raise_if_over()
+                if deadline is None and self._starved > asked:
+                    raise NotEnoughData(self._shortage)
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(self._shortage)
+                self._changed.wait(left)
+            batch = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def can_take(self) -> bool:
+        with self._changed:
+            self._raise_if_over()
+            if self._ready:
+                return True
+        with self.drawing:
+            able: bool = self.sampler.can_sample()
+            return able
+
+    def check_open(self) -> None:
+        if self._ended is not None:
+            kind, why = self._ended
+            raise kind(why)
+
+    def _raise_if_over(self) -> None:
+        """Raises what ended the thread; the first time the error itself, with the thread's traceback."""
+        self.check_open()
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._ended = ClosedError, f"the prefetch ended: {type(error).__name__}: {error}"
+            raise error
+
+    def stop(self, thread: threading.Thread) -> None:
+        with self._changed:
+            self._ended = self._ended or (ClosedError, "the prefetch was closed")
+            self._ready.clear()
+            self._changed.notify_all()
+        if thread is not threading.current_thread():  # the garbage collector runs in any
+            thread.join()
+
+    def forked(self) -> None:
+        self._changed, self.drawing = threading.Condition(), threading.Lock()  # the thread may have held them
+        self._ended = StaleHandle, "the prefetch was made before a fork; its thread is the parent's"
+        self._ready.clear()
+
+
+class _Mover:
+    """Copies batches into pinned memory, and from there to a device on a stream of its own."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+        if self._device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}")
+        torch.empty(1, pin_memory=True)  # fails here, and not in the thread, where there is no device to pin for
+        self._stream: Any = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def move(self, batch: Batch) -> TorchBatch:
+        """In the thread: returns when the copies are complete, so that pinned memory is free to be used again."""
+        torch = self._torch
+        found = batch.torch()
+        _replace(found, lambda one: torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one))
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                pinned = dict(vars(found))
+                _replace(found, lambda one: one.to(self._device, non_blocking=True))
+                self._stream.record_event().synchronize()
+                pinned.clear()  # not before: its memory was being read
+        return found
+
+    def arrive(self, batch: TorchBatch) -> None:
+        """In the consumer: its stream uses memory that was allocated for the thread's."""
+        if self._stream is not None:
+            stream = self._torch.cuda.current_stream(self._device)
+            _replace(batch, lambda one: one.record_stream(stream) or one)
+
+
+def _replace(batch: TorchBatch, new: Any) -> None:
+    """Puts new(tensor) in the place of each tensor."""
+    for name, value in vars(batch).items():
+        made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)
+        setattr(batch, name, made)

@@ -1,0 +1,233 @@
+"""Prefetch: a sampler's batches, drawn ahead of time by a thread."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+import torch
+
+from marlcore import ClosedError, Field, NotEnoughData, Prefetch, ReplayBuffer, StaleHandle, TransitionSpec
+
+SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
+
+
+@pytest.fixture
+def replay():
+    with ReplayBuffer.create(SPEC, 200) as replay:
+        yield replay
+
+
+def fill(replay, count=50):
+    with replay.writer() as writer:
+        for t in range(count):
+            writer.add(np.full(3, t, np.float32), t, float(t))
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "marlcore-prefetch"]
+
+
+class Counting:
+    """A sampler whose batches are numbers, which fails at one of them, and which counts who is inside it."""
+
+    stats = "its stats"
+
+    def __init__(self, fails_at=None):
+        self.number, self.inside, self.fails_at, self.updates = 0, 0, fails_at, []
+
+    def can_sample(self):
+        return True
+
+    def sample(self, timeout=None):
+        self.inside += 1
+        time.sleep(0.001)
+        self.number += 1
+        if self.number == self.fails_at:
+            raise OSError("the disk is gone")
+        self.inside -= 1
+        return self.number
+
+    def update_priorities(self, index, priority):
+        assert self.inside == 0
+        self.updates.append((index, priority, self.number))
+
+
+def test_batches_are_the_samplers_own_in_its_order(replay):
+    fill(replay)
+    plain = replay.sampler(8, seed=3)
+    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+        for _ in range(50):
+            batch, expected = batches.sample(), plain.sample()
+            np.testing.assert_array_equal(batch.index, expected.index)
+            np.testing.assert_array_equal(batch.obs, expected.obs)
+        assert batches.stats.drawn >= 400
+
+
+def test_a_batch_that_is_held_is_not_written_over(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8, seed=3)) as batches:
+        held = [batches.sample() for _ in range(5)]
+        copies = [batch.obs.copy() for batch in held]
+        for _ in range(50):
+            batches.sample()
+        for batch, copy in zip(held, copies, strict=True):
+            np.testing.assert_array_equal(batch.obs, copy)
+
+
+def test_no_more_than_depth_batches_are_drawn_ahead():
+    sampler = Counting()
+    with Prefetch(sampler, depth=3) as batches:
+        assert batches.sample() == 1
+        batches._work.stop(threads()[0])  # when it has ended nothing is under way
+    assert sampler.number <= 1 + 3
+
+
+def test_too_little_data_is_said_at_once_and_what_comes_is_found_at_once(replay):
+    with Prefetch(replay.sampler(8)) as batches:
+        assert not batches.can_sample()
+        for _ in range(3):
+            with pytest.raises(NotEnoughData, match="expected at least 8 transitions, got 0"):
+                batches.sample()
+        with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+            batches.sample(timeout=0.02)
+        with pytest.raises(TimeoutError):
+            batches.sample(timeout=0)
+        fill(replay)
+        assert batches.can_sample()
+        assert len(batches.sample()) == 8  # asked without a timeout, of a thread that saw nothing so far
+
+
+def test_a_timeout_waits_for_a_writer(replay):
+    with Prefetch(replay.sampler(8)) as batches:
+        writer = threading.Timer(0.05, fill, [replay])
+        writer.start()
+        assert len(batches.sample(timeout=60)) == 8
+        writer.join()
+
+
+def test_an_error_of_the_thread_comes_once_behind_the_batches_before_it_with_its_traceback():
+    with Prefetch(Counting(fails_at=3)) as batches:
+        assert [batches.sample(), batches.sample()] == [1, 2]
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            batches.sample()
+        assert "raise OSError" in "".join(traceback.format_exception(caught.value))
+        for call in (batches.sample, batches.can_sample):
+            with pytest.raises(ClosedError, match="the prefetch ended: OSError: the disk is gone"):
+                call()
+    assert not threads()
+
+
+def test_priorities_are_updated_between_draws_and_hold_for_the_next_one():
+    sampler = Counting()
+    with Prefetch(sampler, depth=2) as batches:
+        for i in range(30):
+            batches.sample()
+            batches.update_priorities([i], [0.5])
+        assert [index for index, _, _ in sampler.updates] == [[i] for i in range(30)]
+        assert all(seen <= i + 1 + 2 for i, (_, _, seen) in enumerate(sampler.updates))
+        assert batches.stats == "its stats"
+
+
+def test_close_ends_the_thread_and_lets_go_of_what_nobody_took(replay):
+    fill(replay)
+    batches = Prefetch(replay.sampler(8), depth=4)
+    batches.sample()
+    batches.close()
+    batches.close()
+    assert not threads()
+    for call in (batches.sample, batches.can_sample, lambda: batches.update_priorities([0], [1.0])):
+        with pytest.raises(ClosedError, match="the prefetch was closed"):
+            call()
+
+
+def test_closing_ends_a_thread_that_waits_for_data_too(replay):
+    Prefetch(replay.sampler(8)).close()
+    assert not threads()
+
+
+def test_an_abandoned_prefetch_takes_its_thread_with_it(replay):
+    fill(replay)
+    Prefetch(replay.sampler(8)).sample()
+    gc.collect()
+    assert not threads()
+
+
+def test_a_closed_replay_says_so(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8), depth=1) as batches:
+        batches.sample()
+        replay.close()
+        with pytest.raises(ClosedError, match=r"marlcore-replay-.*it was closed"):
+            for _ in range(3):
+                batches.sample()
+
+
+@pytest.mark.parametrize("min_size", [8, 90])
+def test_the_interpreter_exits_while_the_thread_draws_or_waits_for_data(program, min_size):
+    code = """
+        import sys, numpy as np, marlcore as mc
+        replay = mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64")), 100)
+        with replay.writer() as writer:
+            for t in range(50):
+                writer.add(np.zeros(3, np.float32), 0, 0.0)
+        batches = mc.Prefetch(replay.sampler(8, min_size=int(sys.argv[1])))
+        print(batches.can_sample())
+    """
+    assert program(code, args=[min_size]).finish() == str(min_size == 8)
+
+
+def test_a_forked_child_is_told_and_does_not_hang(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8)) as batches:
+        batches.sample()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs is killed, which the parent sees
+            try:
+                batches.sample()
+            except StaleHandle as error:
+                os._exit(7 if "before a fork" in str(error) else 1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        batches.sample()
+    with pytest.raises(TypeError, match="belongs to one process"):
+        pickle.dumps(batches)
+
+
+@pytest.mark.parametrize("depth", [0, True, 1.5])
+def test_a_bad_depth_is_refused(replay, depth):
+    with pytest.raises(ValueError, match="depth: expected an integer of at least 1"):
+        Prefetch(replay.sampler(8), depth=depth)
+
+
+def test_a_device_of_another_kind_is_refused(replay):
+    with pytest.raises(ValueError, match="device: expected a cpu or a cuda device"):
+        Prefetch(replay.sampler(8), device="meta")
+
+
+def test_a_batch_on_a_device_is_the_samplers(replay):
+    """Where there is no CUDA, that is said when the Prefetch is made."""
+    fill(replay)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):
+            Prefetch(replay.sampler(8), device="cuda")
+        with pytest.raises(RuntimeError):
+            Prefetch(replay.sampler(8), pin_memory=True)
+        assert not threads()
+        return
+    for options in ({"device": "cuda"}, {"pin_memory": True}):
+        plain = replay.sampler(8, stack=2, seed=3)
+        with Prefetch(replay.sampler(8, stack=2, seed=3), **options) as batches:
+            for _ in range(20):
+                batch, expected = batches.sample(), plain.sample()
+                assert batch.obs.device.type == options.get("device", "cpu")
+                np.testing.assert_array_equal(batch.obs.cpu().numpy(), expected.obs)
+                np.testing.assert_array_equal(batch.index.cpu().numpy(), expected.index)
