@@ -1,0 +1,266 @@
+"""TorchRL's replay buffer over marlcore's lanes: processes write to it side by side, without its locks.
+
+    buffer = marlcore.compat.torchrl.TensorDictReplayBuffer(100_000, batch_size=256)
+
+stands for `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)`. Pass it to other processes as
+it is: each one that extends it writes to a lane of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import TensorDictReplayBuffer as _TensorDictReplayBuffer
+from torchrl.data.replay_buffers import Sampler as _Sampler
+from torchrl.data.replay_buffers import Storage as _Storage
+from torchrl.data.replay_buffers import Writer as _Writer
+
+from ..batch import Batch
+from ..errors import LaneBusy, MarlcoreError, NotEnoughData
+from ..replay import ReplayBuffer as Replay
+from ..sampler import Sampler
+from ..spec import Field, TransitionSpec
+from ..values import names_error
+from ..writer import Writer
+
+__all__ = ["TensorDictReplayBuffer"]
+
+Key = str | tuple[str, ...]
+
+_UNUSED = Field((), "bool")  # a TensorDict has no fixed obs and action: its leaves are the spec's extras
+_INDEX = "index"  # TorchRL puts it into what was added and what was drawn
+
+
+class TensorDictReplayBuffer(_TensorDictReplayBuffer):
+    """TorchRL's TensorDictReplayBuffer, uniform, with its rows in lanes of shared memory.
+
+    Rows are TensorDicts with the same leaves, of NumPy's dtypes; transforms, batch_size, prefetch and pickling are
+    TorchRL's. The newest `max_size` rows are held, `max_size // lanes` of each lane, and each is equally likely.
+    `index` names a row for good (ticket * lanes + lane) and is no slot: rows can be drawn and not be indexed.
+
+    Args:
+        max_size: rows held in all lanes together.
+        lanes: processes that may write at once.
+        example: one row, or rows with a leading axis as `extend` takes them; allocates the memory at once, which a
+            buffer needs before it is passed to other processes. Otherwise the first row that is added does.
+        options: TorchRL's, but for storage, sampler and writer.
+
+    Raises: as ReplayBuffer.create. LaneBusy when more processes add rows than there are lanes.
+    """
+
+    def __init__(self, max_size: int, *, lanes: int = 1, example: TensorDictBase | None = None, **options: Any) -> None:
+        for name in ("storage", "sampler", "writer"):
+            if name in options:
+                raise ValueError(f"{name}: expected none, since the lanes are it, got {options[name]!r}")
+        storage = _LaneStorage(max_size, lanes)
+        if example is not None:
+            storage.allocate(example if example.ndim else example[None])
+        options.setdefault("collate_fn", _as_it_is)
+        super().__init__(storage=storage, sampler=_LaneSampler(), writer=_LaneWriter(), **options)
+
+    def close(self) -> None:
+        """Gives the shared memory back; it goes by itself when the buffer does."""
+        self._storage.close()
+
+
+class _LaneStorage(_Storage):  # its base's counters are not used; compilable ones take no semaphores
+    def __init__(self, max_size: int, lanes: int) -> None:
+        super().__init__(max_size, compilable=True)
+        self.lanes = lanes
+        self.replay: Replay | None = None
+        self.keys: dict[str, Key] = {}  # a leaf's field in the spec, and its key
+        self.drawn: tuple[torch.Tensor, Batch] | None = None
+        self._writer: Writer | None = None
+        self._samplers: dict[int, Sampler] = {}
+        self._handed_over = False
+
+    def allocate(self, rows: TensorDictBase) -> None:
+        leaves = _leaves(rows)
+        self.keys = {f"leaf_{i}": key for i, key in enumerate(leaves)}
+        fields = {name: _field(key, leaves[key]) for name, key in self.keys.items()}
+        spec = TransitionSpec(_UNUSED, _UNUSED, fields, next_obs=True)
+        self.replay = Replay.create(spec, self.max_size, self.lanes, name="torchrl")
+
+    def append(self, rows: TensorDictBase) -> torch.Tensor:
+        """Adds rows to this process's lane: all that fit it at once, or none of those; their indices."""
+        if self.replay is None:
+            self.allocate(rows)
+        assert self.replay is not None
+        leaves = _leaves(rows)
+        if leaves.keys() != set(self.keys.values()):
+            raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
+        arrays = {name: leaves[key].detach().cpu().numpy() for name, key in self.keys.items()}
+        writer = self._own_lane()
+        step = self.replay.capacity // self.lanes
+        tickets = []
+        for start in range(0, len(rows), step):
+            part = {name: array[start : start + step] for name, array in arrays.items()}
+            count = min(step, len(rows) - start)
+            unused = np.zeros(count, np.bool_)
+            first = writer.add_batch(unused, unused, np.zeros(count, np.float32), next_obs=unused, **part)
+            tickets.append(torch.arange(first, first + count))
+        return torch.cat(tickets) * self.lanes + writer.lane
+
+    def _own_lane(self) -> Writer:
+        """The lane that this process writes to: the first that nobody living holds."""
+        if self._writer is None:
+            assert self.replay is not None
+            for lane in range(self.lanes):
+                try:
+                    self._writer = self.replay.writer(lane)
+                    break
+                except LaneBusy:
+                    continue
+            else:
+                raise LaneBusy(f"lanes: expected one for each process that adds rows, got {self.lanes}, all taken")
+        return self._writer
+
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> torch.Tensor:
+        """Draws a batch, which `get` hands over for the indices that this returns."""
+        if self.replay is None:
+            raise NotEnoughData("sample: expected at least one row, got an empty buffer")
+        if batch_size not in self._samplers:
+            seed = int(torch.randint(2**62, (), generator=generator))
+            self._samplers[batch_size] = self.replay.sampler(batch_size, seed=seed, min_size=1)
+        batch = self._samplers[batch_size].sample()
+        index = torch.from_numpy(batch.index)
+        self.drawn = index, batch
+        return index
+
+    def get(self, index: Any) -> TensorDict:
+        drawn, self.drawn = self.drawn, None
+        if drawn is None or drawn[0] is not index:
+            raise IndexError("index: expected the one that was just drawn, since rows of lanes have no slots")
+        batch = drawn[1]
+        found = TensorDict({}, [len(batch)])
+        for name, key in self.keys.items():
+            found.set(key, torch.from_numpy(batch.extras[name]))
+        return found
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        raise TypeError("set: expected add or extend, since rows of lanes do not change")
+
+    def contains(self, item: Any) -> NoReturn:
+        raise TypeError("contains: rows of lanes have no slots")
+
+    def __len__(self) -> int:
+        return 0 if self.replay is None else len(self.replay)
+
+    def close(self) -> None:
+        if self.replay is not None:
+            self.replay.close()
+        self.replay, self._writer, self.drawn = None, None, None
+        self._samplers.clear()
+
+    def _empty(self) -> None:
+        if self._handed_over:
+            raise MarlcoreError("empty: expected a buffer of one process, got one that was passed to others")
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows, copied; there must be no writer in another process meanwhile."""
+        if self.replay is None:
+            return {}
+        return {"keys": self.keys, "body": torch.from_numpy(self.replay._segment.body.copy()), "example": self._row()}
+
+    def _row(self) -> dict[str, torch.Tensor]:
+        assert self.replay is not None
+        fields = self.replay.spec.extras
+        return {name: torch.from_numpy(np.zeros((1, *f.shape), f.dtype)) for name, f in fields.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._empty()
+        if not state_dict:
+            return
+        example = TensorDict({}, [1])
+        for name, key in state_dict["keys"].items():
+            example.set(key, state_dict["example"][name])
+        self.allocate(example)
+        assert self.replay is not None
+        body = self.replay._segment.body
+        if len(body) != len(state_dict["body"]):
+            raise ValueError(f"max_size, lanes: expected those of the saved buffer, got {self.max_size}, {self.lanes}")
+        body[:] = state_dict["body"].numpy()
+
+    def dumps(self, path: str | Path) -> None:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / "lanes.pt")
+
+    def loads(self, path: str | Path) -> None:
+        self.load_state_dict(torch.load(Path(path) / "lanes.pt", weights_only=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: it attaches to the same memory, and writes to another lane."""
+        if self.replay is None:
+            raise TypeError("a buffer without memory cannot be passed on: give it an `example`, or add a row before")
+        self._handed_over = True
+        return {**super().__getstate__(), "drawn": None, "_writer": None, "_samplers": {}}
+
+
+class _LaneWriter(_Writer):
+    _write_count = 0  # rows that this process added
+
+    def add(self, data: TensorDictBase) -> torch.Tensor:
+        return self.extend(data[None])[0]
+
+    def extend(self, data: TensorDictBase) -> torch.Tensor:
+        index: torch.Tensor = self._storage.append(data)
+        self._write_count += len(index)
+        return index
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if empty_write_count:
+            self._write_count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"write_count": self._write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._write_count = state_dict["write_count"]
+
+    def dumps(self, path: str | Path) -> None:
+        """The storage's file holds all."""
+
+    def loads(self, path: str | Path) -> None:
+        self._write_count = len(self._storage)
+
+
+class _LaneSampler(_Sampler):
+    def sample(self, storage: _LaneStorage, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        return storage.draw(batch_size, self._rng), {}
+
+    def _empty(self) -> None:
+        """Nothing is held here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing is held here."""
+
+    def dumps(self, path: str | Path) -> None:
+        """Nothing is held here."""
+
+    def loads(self, path: str | Path) -> None:
+        """Nothing is held here."""
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
+
+
+def _leaves(rows: TensorDictBase) -> dict[Key, torch.Tensor]:
+    keys = sorted(rows.keys(include_nested=True, leaves_only=True), key=str)
+    return {key: rows.get(key) for key in keys if key != _INDEX}
+
+
+def _field(key: Key, leaf: Any) -> Field:
+    try:
+        dtype = leaf[:0].cpu().numpy().dtype
+    except (TypeError, AttributeError):
+        raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {leaf!r}"[:200]) from None
+    return Field(tuple(leaf.shape[1:]), dtype.name)

@@ -1,0 +1,252 @@
+"""TorchRL's replay buffer over lanes: the same rows as from its own storages, from any number of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from test_kernels import chi_square_limit
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
+    import torchrl.data as trl
+    from tensordict import TensorDict
+    from torchrl.envs.transforms import DoubleToFloat
+    from torchrl.modules import QValueActor
+    from torchrl.objectives import DQNLoss
+
+from marlcore import LaneBusy, MarlcoreError, NotEnoughData
+from marlcore.compat.torchrl import TensorDictReplayBuffer
+
+# TorchRL's own storages take words of shared memory from an arena that Python makes once and keeps.
+_ARENA = multiprocessing.Value("q", 0)
+
+
+def rows(count, first=0):
+    """What a collector hands over: nested, of several dtypes and shapes, each row telling its number."""
+    number = torch.arange(first, first + count)
+    return TensorDict(
+        {
+            "observation": number[:, None].float().expand(count, 4).clone(),
+            "pixels": (number[:, None, None] % 256).to(torch.uint8).expand(count, 20, 20).clone(),
+            "action": number % 3,
+            "done": (number % 7 == 6)[:, None],
+            "next": {"observation": number[:, None].float().expand(count, 4) + 1, "reward": number[:, None].double()},
+        },
+        [count],
+    )
+
+
+def found(buffer, count=3000):
+    """The set of different rows that are drawn, as bytes of every leaf."""
+    batch = buffer.sample(count).exclude("index")
+    keys = sorted(batch.keys(True, True), key=str)
+    leaves = [batch.get(key).numpy() for key in keys]
+    return {tuple(leaf[i].tobytes() for leaf in leaves) for i in range(count)}, keys
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """One seed, and one thread for networks this small."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("storage", [trl.LazyTensorStorage, trl.LazyMemmapStorage])
+@pytest.mark.parametrize("size", [100, 300])
+def test_the_same_rows_are_drawn_as_from_its_own_storage(storage, size, tmp_path):
+    where = {"scratch_dir": str(tmp_path)} if storage is trl.LazyMemmapStorage else {}
+    theirs, ours = trl.TensorDictReplayBuffer(storage=storage(size, **where)), TensorDictReplayBuffer(size)
+    for first, count in ((0, 40), (40, 1), (41, 99), (140, 30)):
+        for buffer in (theirs, ours):
+            buffer.extend(rows(count, first))
+        assert len(ours) == len(theirs)
+    for buffer in (theirs, ours):
+        buffer.add(rows(1, 170)[0])
+    assert len(ours) == len(theirs)
+    assert found(ours) == found(theirs)
+
+
+def test_a_sample_has_the_keys_shapes_and_dtypes_of_its_own():
+    theirs = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(50), batch_size=8)
+    ours = TensorDictReplayBuffer(50, batch_size=8)
+    for buffer in (theirs, ours):
+        buffer.extend(rows(30))
+    expected, got = theirs.sample(), ours.sample()
+    assert got.batch_size == expected.batch_size
+    assert set(got.keys(True, True)) == set(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        assert (got.get(key).shape, got.get(key).dtype) == (expected.get(key).shape, expected.get(key).dtype), key
+
+
+def test_every_row_is_equally_likely_the_newest_too():
+    ours = TensorDictReplayBuffer(64, batch_size=6400)
+    ours.extend(rows(100))
+    counts = np.bincount(ours.sample()["next", "reward"].numpy().ravel().astype(int), minlength=100)
+    assert not counts[:36].any()
+    assert ((counts[36:] - 100) ** 2 / 100).sum() < chi_square_limit(63)
+
+
+def test_extend_with_more_rows_than_it_holds_keeps_the_newest():
+    ours = TensorDictReplayBuffer(16)
+    index = ours.extend(rows(50))
+    assert index.tolist() == list(range(50)) and len(ours) == 16
+    assert set(ours.sample(500)["index"].tolist()) == set(range(34, 50))
+
+
+def test_transforms_and_prefetch_are_torchrls():
+    ours = TensorDictReplayBuffer(64, batch_size=16, prefetch=2, transform=DoubleToFloat(in_keys=[("next", "reward")]))
+    ours.extend(rows(40))
+    for _ in range(5):
+        batch = ours.sample()
+        assert batch["next", "reward"].dtype == torch.float32
+        assert (batch["next", "reward"] == batch["observation"][:, :1]).all()
+    ours._prefetch_executor.shutdown()
+
+
+def test_a_seed_makes_the_draws_reproducible():
+    def draws():
+        ours = TensorDictReplayBuffer(64, batch_size=16, generator=torch.Generator().manual_seed(5))
+        ours.extend(rows(40))
+        return [ours.sample()["index"].tolist() for _ in range(3)]
+
+    assert draws() == draws()
+
+
+def test_what_does_not_fit_is_refused_and_adds_nothing():
+    ours = TensorDictReplayBuffer(64)
+    with pytest.raises(NotEnoughData, match="at least one row"):
+        ours.sample(4)
+    ours.extend(rows(10))
+    for bad, said in (
+        (rows(2).exclude("action"), "tensordict: expected the fields"),
+        (rows(2).set("observation", torch.zeros(2, 5)), r"expected float32 \(2, 4\), got shape \(2, 5\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ours.extend(bad)
+    with pytest.raises(TypeError, match="a dtype that NumPy has"):
+        TensorDictReplayBuffer(8).extend(TensorDict({"x": torch.zeros(2, dtype=torch.bfloat16)}, [2]))
+    with pytest.raises(IndexError, match="no slots"):
+        ours[0]
+    with pytest.raises(ValueError, match="storage: expected none"):
+        TensorDictReplayBuffer(8, storage=trl.LazyTensorStorage(8))
+    assert len(ours) == 10
+
+
+def test_empty_forgets_and_a_checkpoint_brings_back(tmp_path):
+    ours = TensorDictReplayBuffer(64)
+    ours.extend(rows(40))
+    held = found(ours)
+    ours.dumps(tmp_path)
+    state = ours.state_dict()
+    ours.empty()
+    assert len(ours) == 0
+    for load in (lambda buffer: buffer.loads(tmp_path), lambda buffer: buffer.load_state_dict(state)):
+        again = TensorDictReplayBuffer(64)
+        load(again)
+        assert found(again) == held
+        again.extend(rows(10, 40))
+        assert len(again) == 50
+    with pytest.raises(ValueError, match="max_size, lanes: expected those of the saved buffer"):
+        TensorDictReplayBuffer(640).load_state_dict(state)
+
+
+def write_rows(buffer, first, count):
+    """In another process: rows one by one and in batches."""
+    for at in range(first, first + count, 10):
+        buffer.extend(rows(9, at))
+        buffer.add(rows(1, at + 9)[0])
+
+
+def test_processes_write_side_by_side_and_what_is_drawn_is_whole():
+    context = multiprocessing.get_context("spawn")
+    ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
+    writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000)) for k in range(2)]
+    for writer in writers:
+        writer.start()
+    drawn = 0
+    while any(writer.is_alive() for writer in writers) or not drawn:
+        if len(ours):
+            batch = ours.sample(64)
+            number = batch["next", "reward"]
+            assert (batch["observation"] == number).all() and (batch["next", "observation"] == number + 1).all()
+            assert (batch["pixels"] == (number % 256).to(torch.uint8)[:, :, None]).all()
+            drawn += 1
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert len(ours) == 600
+    numbers = set(ours.sample(6000)["next", "reward"].flatten().int().tolist())
+    assert numbers <= {*range(1700, 2000), *range(11_700, 12_000)}
+    with pytest.raises(MarlcoreError, match="empty: expected a buffer of one process"):
+        ours.empty()
+
+
+def test_more_writers_than_lanes_are_told():
+    ours = TensorDictReplayBuffer(60)
+    with pytest.raises(TypeError, match="give it an `example`"):
+        pickle.dumps(ours)
+    ours.extend(rows(5))
+    other = pickle.loads(pickle.dumps(ours))
+    assert len(other) == 5
+    with pytest.raises(LaneBusy, match="one for each process that adds rows, got 1"):
+        other.extend(rows(5))
+
+
+def learned_return(buffer):
+    """DQN with TorchRL's loss in a corridor of five cells; the greedy policy's return."""
+    torch.manual_seed(1)
+    net = QValueActor(torch.nn.Linear(5, 2), in_keys=["observation"], action_space="categorical")
+    value = net[0].module  # the linear layer
+    loss = DQNLoss(net, action_space="categorical", delay_value=False)
+    loss.make_value_estimator(gamma=0.9)
+    optimizer = torch.optim.Adam(loss.parameters(), 0.05)
+    rng = np.random.default_rng(0)
+    at, steps = 0, 0
+    for t in range(1500):
+        q = value(torch.eye(5)[at])
+        action = int(rng.integers(2)) if rng.random() < 0.5 else int(q.argmax())
+        after, steps = max(0, at + (1 if action else -1)), steps + 1
+        end = after == 5
+        buffer.add(
+            TensorDict(
+                {
+                    "observation": torch.eye(5)[at],
+                    "action": torch.tensor(action),
+                    "next": {
+                        "observation": torch.eye(5)[min(after, 4)],
+                        "reward": torch.tensor([1.0 if end else -0.1]),
+                        "done": torch.tensor([end or steps == 30]),
+                        "terminated": torch.tensor([end]),
+                    },
+                },
+                [],
+            )
+        )
+        at, steps = (0, 0) if end or steps == 30 else (after, steps)
+        if t >= 64 and t % 4 == 0:
+            optimizer.zero_grad()
+            loss(buffer.sample()).get("loss").backward()
+            optimizer.step()
+    at, total = 0, 0.0
+    for _ in range(30):
+        at = max(0, at + (1 if int(value(torch.eye(5)[at]).argmax()) else -1))
+        total += 1.0 if at == 5 else -0.1
+        if at == 5:
+            break
+    return total
+
+
+def test_dqn_learns_what_it_learns_with_its_own_storage():
+    theirs = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(1000), batch_size=64)
+    ours = TensorDictReplayBuffer(1000, batch_size=64)
+    best = 1.0 - 4 * 0.1
+    assert learned_return(theirs) == pytest.approx(best)
+    assert learned_return(ours) == pytest.approx(best)
