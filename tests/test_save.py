@@ -677,31 +677,31 @@ STATES = {
     "no list": [1],
     "no entry": {"p": 7},
     "fewer keys": {"p": {"dtype": "float64", "shape": [5]}},
-    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 1408, "start": 0}},
-    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 1408}},
-    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 1408}},
-    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 1408}},
-    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 1408}},
+    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 3584, "start": 0}},
+    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 3584}},
+    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 3584}},
+    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 3584}},
+    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 3584}},
     "behind the end": {"p": {"dtype": "float64", "shape": [5], "offset": 1 << 20}},
-    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 1408}},
+    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 3584}},
     "in the lanes": {"p": {"dtype": "float64", "shape": [5], "offset": 128}},
     "negative": {"p": {"dtype": "float64", "shape": [5], "offset": -128}},
-    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 1408}},
-    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 1408}},
-    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 1408}},
+    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 3584}},
+    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 3584}},
+    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 3584}},
     "far": {"p": {"dtype": "float64", "shape": [5], "offset": 128 * 2**64}},
-    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 1408}},
-    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 1408.0}},
-    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 1408}},
-    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 1408}},
-    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 1411}},
+    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 3584}},
+    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 3584.0}},
+    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 3584}},
+    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 3584}},
+    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 3587}},
 }
 
 
 def test_a_state_that_can_be_is_read(saved):
     """So what is refused below is refused for what is wrong with it."""
     describe(
-        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 1408}}}
+        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 3584}}}
     )
     with ReplayBuffer.load(saved) as replay:
         assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]
@@ -743,7 +743,7 @@ def test_a_description_that_cannot_be_read_is_refused(saved, text):
 @pytest.mark.parametrize("counters", [(5, 4), (5, 26), (-1, 5), (5, -1), (HUGE, HUGE), (0, 21)])
 def test_counters_that_contradict_one_another_are_refused(saved, counters):
     with saved.open("r+b") as file:
-        file.seek(4096 + 128)
+        file.seek(4096 + 256)
         file.write(struct.pack("<qq", *counters))
     with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
         ReplayBuffer.load(saved)
@@ -761,7 +761,7 @@ def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
         whole, used, refused = path.read_bytes(), 0, 0
         for round in range(300):
             raw = np.frombuffer(whole, np.uint8).copy()
-            first = 4096 + (256 if round % 2 else 0)  # with the counters, and without
+            first = 4096 + (2432 if round % 2 else 0)  # with the counters, and without
             at = rng.integers(first, len(raw), rng.integers(1, 2000))
             raw[at] = rng.integers(0, 256, len(at))
             path.write_bytes(raw.tobytes())
