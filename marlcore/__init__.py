@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import StaleHandle as StaleHandle
     from .errors import WorkerFailed as WorkerFailed
     from .limiter import RateLimiter as RateLimiter
+    from .mixture import Mixture as Mixture
     from .params import ParameterStore as ParameterStore
     from .prefetch import Prefetch as Prefetch
     from .priorities import Prioritized as Prioritized
@@ -47,6 +48,7 @@ _HOME = {
     "LaneBusy": "errors",
     "LayoutMismatch": "errors",
     "MarlcoreError": "errors",
+    "Mixture": "mixture",
     "NotEnoughData": "errors",
     "ParameterStore": "params",
     "Prefetch": "prefetch",

@@ -71,6 +71,7 @@ class Batch:
         mask: None. In a batch of sequences bool [B, T], False for the places behind an episode's end, which hold
             zeros; every other array has the axis T behind B too, but for weight, index (the sequence's first
             transition), and the extras that are stored at intervals (the recurrent state before the sequence).
+        source: None. In a batch of a Mixture int64 [B], the number of the replay that each row came from.
     """
 
     obs: Any
@@ -86,6 +87,7 @@ class Batch:
     policy_version: NDArray[np.int64]
     extras: dict[str, NDArray[Any]]
     mask: NDArray[np.bool_] | None
+    source: NDArray[np.int64] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
         """`dicts` names the fields that are dicts, of which each batch has its own."""
@@ -128,6 +130,7 @@ class TorchBatch:
         self.policy_version: torch.Tensor = convert(batch.policy_version)
         self.extras: dict[str, torch.Tensor] = convert(batch.extras)
         self.mask: torch.Tensor | None = convert(batch.mask)
+        self.source: torch.Tensor | None = convert(batch.source)
 
 
 class BatchLayout:

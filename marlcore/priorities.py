@@ -14,7 +14,7 @@ from .kernels.sumtree import level_offsets, repair_range
 from .record import RecordLayout
 from .spec import TransitionSpec
 
-__all__ = ["Prioritized", "PriorityTree"]
+__all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
 
 @dataclass(frozen=True)
@@ -131,31 +131,27 @@ class PriorityTree:
         """Fills output rows, after `catch_up`; returns how many slots were filled."""
         d = self._drawing
         filled: int = kernels.draw(
-            d.body, d.table, gamma, d.windows, state, rows, self._tree, self._offsets, self._marks, self.beta,
+            d.body, d.table, gamma, d.windows, state, rows, self._tree, self._offsets, self._marks,
             self._points, self._scratch, d.frames, d.fields, d.states, d.chosen, d.successors, out,
         )  # fmt: skip
         return filled
 
+    def weigh(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Writes the weights of a batch, of which these rows were drawn here; beta moves on."""
+        kernels.weigh(self._drawing.table, rows, self._points[1], self.beta, out)
+        self.batches += 1
+
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         """See `Sampler.update_priorities`; returns how many were ignored."""
-        indices, values = np.asarray(index), np.asarray(priority, np.float64)
-        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-            raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
-        if values.shape != indices.shape:
-            raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
+        indices, values = checked_priorities(index, priority)
         if len(indices) > len(self._scratch):
             self._scratch = np.zeros(len(indices), np.int64)
         d = self._drawing
         d.read_windows()
         ignored: int = kernels.update(
-            d.table, d.windows, self._reach, self._tree, self._offsets, self._marks, self._numbers,
-            np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(values), self._scratch,
+            d.table, d.windows, self._reach, self._tree, self._offsets, self._marks, self._numbers, indices, values,
+            self._scratch,
         )  # fmt: skip
-        if ignored < 0:
-            row = -1 - ignored
-            raise ValueError(
-                f"priority: expected finite numbers of at least 0, got {values[row]} in row {row}, index {indices[row]}"
-            )
         return ignored
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -191,6 +187,22 @@ class PriorityTree:
         self._reach[:] = state["reach"]
         self._numbers[kernels.HIGHEST] = state["highest"]
         self.batches = int(state["batches"])
+
+
+def checked_priorities(index: ArrayLike, priority: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The arguments of `Sampler.update_priorities` as arrays; raises as it does."""
+    indices, values = np.asarray(index), np.ascontiguousarray(priority, np.float64)
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+        raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
+    if values.shape != indices.shape:
+        raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
+    bad = ~((values >= 0.0) & (values < np.inf))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"priority: expected finite numbers of at least 0, got {values[row]} in row {row}, index {indices[row]}"
+        )
+    return np.ascontiguousarray(indices, np.int64), values
 
 
 def _source_of(name: str | None, layout: RecordLayout, drawing: Drawing) -> NDArray[np.int64]:

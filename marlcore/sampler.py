@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .batch import Batch
+from .batch import Batch, BatchMemory
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
 from .kernels import uniform
@@ -142,9 +142,12 @@ class Sampler:
         self._state: NDArray[Any] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
         # Nothing is drawn here, but the kernels are compiled or loaded now and not by the first sample.
-        self._draw_some(self._drawing.memory().root, self._all_rows[:0])
+        nothing, memory = self._all_rows[:0], self.memory()
+        self._draw_some(memory.root, nothing)
         if self._tree:
-            self._tree.update(self._all_rows[:0], ())
+            self._tree.update(nothing, nothing)
+            self._tree.weigh(nothing, memory.root)
+            self._tree.batches = 0
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
@@ -168,9 +171,13 @@ class Sampler:
             ClosedError: the replay was closed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        memory = self._drawing.memory()
+        memory = self.memory()
         self.fill(memory.root, self._all_rows, deadline)
         return memory.batch()
+
+    def memory(self) -> BatchMemory:
+        """Memory for a batch: of one that its user has let go of, if there is one."""
+        return self._drawing.memory()
 
     def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
         """`sample` into the given rows of a batch's memory, until `deadline` of time.monotonic()."""
@@ -179,7 +186,7 @@ class Sampler:
             self.stats.waited += self._gate.wait(deadline)
         if not self._enough and not self._has_enough():
             self._wait(self._has_enough, deadline)
-        count, lapped_since = len(rows), None
+        all_rows, lapped_since = rows, None
         while len(rows):
             filled = self._draw(out, rows)
             if filled == 0:
@@ -194,11 +201,16 @@ class Sampler:
                 if time.monotonic() - lapped_since > LAP_LIMIT_S:
                     path = self._lanes.segment.path
                     raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
-        self.stats.drawn += count
+        self.stats.drawn += len(all_rows)
         if self._gate is not None:
-            self._gate.count(count)
+            self._gate.count(len(all_rows))
         if self._tree:
-            self._tree.batches += 1
+            self._tree.weigh(all_rows, out)
+
+    @property
+    def prioritized(self) -> Prioritized | None:
+        """The options of drawing by priority; None when it is uniform."""
+        return self._options.prioritized
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions, or sequences, new priorities: usually the errors of their predictions.

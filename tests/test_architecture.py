@@ -21,7 +21,7 @@ LAYERS = [
     {"priorities"},
     {"sampler", "rundir"},
     {"prefetch", "replay", "params", "curves", "progress"},
-    {"actor", "learner"},
+    {"actor", "learner", "mixture"},
     {"envs", "algos", "compat"},
     {"workers"},
     {"processes"},

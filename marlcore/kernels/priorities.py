@@ -34,7 +34,7 @@ from .rows import (
 )
 from .sumtree import find, repair, repair_range
 
-__all__ = ["catch_up", "draw", "update"]
+__all__ = ["catch_up", "draw", "update", "weigh"]
 
 # Rows of `reach`: tickets of [FLOOR, CAUGHT) have their leaves
 FLOOR, CAUGHT = range(2)
@@ -156,23 +156,19 @@ def _ticket_of(table, windows, leaf):
 
 @jit
 def draw(
-    body, table, gamma, windows, state, rows, tree, offsets, marks, beta, points, leaves,
+    body, table, gamma, windows, state, rows, tree, offsets, marks, points, leaves,
     frames, fields, states, chosen, successors, out,
 ):  # fmt: skip
     """Draws for the output rows `rows` after `catch_up`: one in each of as many equal parts of the total mass.
 
-    Weights are (smallest mass in the batch / mass)^beta: Schaul et al. 2016 (arXiv:1511.05952), section 3.4, where
-    the weights (N P)^-beta are divided by the largest of the batch, so that N and the total cancel out.
-
     Args:
-        beta: exponent of the weights.
         points: float64 [2, batch]: scratch, and by output row the mass that was drawn.
         leaves: int64 [batch], scratch.
         others: see `catch_up` and gather.py.
 
     Returns: slots filled; fewer than asked for when rows were overwritten meanwhile, 0 without any mass.
     """
-    words, floats_out = body.view(np.uint32), out.view(np.float32)
+    words = body.view(np.uint32)
     total, count, filled = tree[len(tree) - 1], len(rows), 0
     if not total > 0.0:
         return 0
@@ -192,25 +188,30 @@ def draw(
             points[1, rows[filled]] = tree[leaves[i]]
             marks[leaves[i]] = DRAWN
             filled += 1
-    batch = points.shape[1]
-    smallest = points[1, 0]
-    for row in range(batch):
-        smallest = min(smallest, points[1, row])
-    for row in range(batch):
-        floats_out[(table[WEIGHT] >> 2) + row] = (smallest / points[1, row]) ** beta
     return filled
 
 
 @jit
-def update(table, windows, reach, tree, offsets, marks, numbers, index, priority, leaves):
-    """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n].
+def weigh(table, rows, masses, beta, out):
+    """Writes the importance weights of the output rows `rows`, drawn with `masses`, float64 by output row.
 
-    Returns: how many were ignored, since they were overwritten or never drawn; or -1 - i, and nothing was changed,
-        when priority i is negative, infinite or NaN.
+    A weight is (smallest mass of the rows / mass)^beta: Schaul et al. 2016 (arXiv:1511.05952), section 3.4, where
+    (N P)^-beta is divided by the largest weight, so that N and the total cancel out.
     """
-    for i in range(len(priority)):
-        if not (priority[i] >= 0.0 and priority[i] < math.inf):
-            return -1 - i
+    floats_out = out.view(np.float32)
+    smallest = math.inf
+    for row in rows:
+        smallest = min(smallest, masses[row])
+    for row in rows:
+        floats_out[(table[WEIGHT] >> 2) + row] = (smallest / masses[row]) ** beta
+
+
+@jit
+def update(table, windows, reach, tree, offsets, marks, numbers, index, priority, leaves):
+    """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n], finite and at least 0.
+
+    Returns: how many were ignored, since they were overwritten or never drawn.
+    """
     find_seams(table, windows)
     lanes, kept = table[LANES], 0
     for i in range(len(index)):

@@ -1,0 +1,173 @@
+"""Batches made of several replays in fixed shares, such as an anchor's and a pool's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence as Several
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .batch import Batch
+from .drawing import check_count
+from .errors import LayoutMismatch, NotEnoughData
+from .priorities import Prioritized, checked_priorities
+from .replay import ReplayBuffer
+from .sampler import Sampler, Sequence
+
+__all__ = ["Mixture"]
+
+WAIT_SLICE_S = 0.02
+
+
+class Mixture:
+    """Draws each batch from several replays, so and so much from each; used like a sampler.
+
+    Shares of a row are carried over to the next batch, so that in the long run each replay gives exactly its
+    fraction. While a replay has nothing to draw from yet, the others give its rows, in proportion to their fractions.
+
+    Args:
+        replays: of equal specs.
+        fractions: each replay's part of a batch, at least 0; their sum is 1.
+        batch_size: rows of a batch.
+        prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
+            of their replay's rows.
+        min_size: transitions that each replay has to hold before it is drawn from.
+        stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
+
+    Attributes:
+        samplers: one for each replay, with its `stats` and `state_dict`.
+
+    Raises: ValueError, TypeError: an argument is out of range. LayoutMismatch: the specs are not equal.
+    """
+
+    def __init__(
+        self,
+        replays: Several[ReplayBuffer],
+        fractions: Several[float],
+        batch_size: int,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+        pad: Literal["repeat", "zero"] = "repeat",
+        min_size: int = 1,
+        prioritized: Prioritized | Several[Prioritized | None] | None = None,
+        sequence: Sequence | None = None,
+    ) -> None:
+        check_count("batch_size", batch_size)
+        self._fractions = _checked_fractions(fractions, len(replays))
+        preferred: list[Any] = (
+            list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
+        )
+        if len(preferred) != len(replays):
+            raise ValueError(f"prioritized: expected one for each of {len(replays)} replays, got {len(preferred)}")
+        for replay in replays:
+            if replay.spec != replays[0].spec:
+                raise LayoutMismatch(f"replays: expected the spec {replays[0].spec} of the first, got {replay.spec}")
+        seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
+        options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
+        self.samplers: list[Sampler] = [
+            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, **options)
+            for replay, one_seed, one in zip(replays, seeds, preferred, strict=True)
+        ]
+        self._batch_size = int(batch_size)
+        self._owed = np.zeros(len(replays))
+
+    def can_sample(self) -> bool:
+        """Whether `sample` would return a batch now."""
+        shared = zip(self.samplers, self._fractions, strict=True)
+        return any(fraction > 0 and sampler.can_sample() for sampler, fraction in shared)
+
+    def sample(self, timeout: float | None = None) -> Batch:
+        """A batch; `batch.source`, int64 [B], says which replay each row came from.
+
+        Its `index` names a row among all replays: the replay's own index * number of replays + source.
+
+        Args:
+            timeout: seconds to wait for data; None does not wait.
+
+        Raises: as `Sampler.sample`, NotEnoughData and TimeoutError when no replay can be drawn from.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        memory = self.samplers[0].memory()
+        source = np.full(self._batch_size, -1)
+        while not self._fill(memory.root, source):
+            if deadline is None:
+                raise NotEnoughData(f"none of {len(self.samplers)} replays has enough transitions to draw from")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"none of {len(self.samplers)} replays got enough transitions in {timeout} seconds")
+            time.sleep(min(WAIT_SLICE_S, max(0.0, deadline - time.monotonic())))
+        batch = memory.batch()
+        batch.index *= len(self.samplers)
+        batch.index += source
+        batch.source = source
+        return batch
+
+    def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
+        """Gives drawn rows new priorities, each in its own replay; those of replays drawn uniformly are passed over.
+
+        Args and errors: see `Sampler.update_priorities`.
+        """
+        indices, priorities = checked_priorities(index, priority)
+        for source, sampler in enumerate(self.samplers):
+            if sampler.prioritized:
+                mine = indices % len(self.samplers) == source
+                sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
+
+    def _fill(self, out: NDArray[np.uint8], source: NDArray[np.int64]) -> bool:
+        """Draws the rows whose source is -1 yet, and sets it; whether that was possible."""
+        able = set(np.flatnonzero(self._fractions).tolist())
+        counts = self._counts()
+        while True:
+            rows, first = np.flatnonzero(source < 0), 0
+            for i, count in enumerate(counts):
+                part = rows[first : first + count]
+                first += count
+                try:
+                    if len(part):
+                        self.samplers[i].fill(out, part, None)
+                        source[part] = i
+                except NotEnoughData:
+                    able.discard(i)
+            missing = int(np.count_nonzero(source < 0))
+            if not missing or not able:
+                return not missing
+            shares = np.array([f if i in able else 0.0 for i, f in enumerate(self._fractions)])
+            counts = _apportion(missing * shares / shares.sum(), missing)
+
+    def _counts(self) -> NDArray[np.int64]:
+        """How many rows each replay gives to the next batch."""
+        owed = self._owed + self._fractions * self._batch_size
+        counts = _apportion(owed, self._batch_size)
+        self._owed = owed - counts
+        return counts
+
+
+def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Whole numbers near the shares, `total` in all: what is left goes where the largest remainders are."""
+    counts = np.maximum(np.floor(shares), 0).astype(np.int64)
+    left = total - int(counts.sum())
+    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    return counts
+
+
+def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.float64]:
+    try:
+        found = np.array(fractions, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
+    if not replays or found.shape != (replays,):
+        raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
+    if not (found >= 0).all() or not math.isclose(found.sum(), 1.0, abs_tol=1e-6):
+        raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
+    exact: NDArray[np.float64] = found / found.sum()
+    return exact
+
+
+def _seeds(seed: int, replays: int) -> list[int]:
+    check_count("seed", seed, 0)
+    return [int(child.generate_state(1, np.uint64)[0]) for child in np.random.SeedSequence(seed).spawn(replays)]

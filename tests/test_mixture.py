@@ -1,0 +1,209 @@
+"""Mixtures: shares, what happens while a replay is empty, and where priorities go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from marlcore import (
+    Field,
+    LayoutMismatch,
+    Mixture,
+    NotEnoughData,
+    Prioritized,
+    ReplayBuffer,
+    Sequence,
+    TransitionSpec,
+)
+
+SPEC = TransitionSpec(Field((2,)), Field((), "int64"))
+
+
+@pytest.fixture
+def replays() -> Iterator[list[ReplayBuffer]]:
+    made = [ReplayBuffer.create(SPEC, 1000, lanes=lanes) for lanes in (1, 2, 3)]
+    yield made
+    for replay in made:
+        replay.close()
+
+
+def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
+    """Row t of lane l holds base + t as its action, and base + l in its observation."""
+    for lane in range(replay.lanes):
+        with replay.writer(lane) as writer:
+            for t in range(rows):
+                writer.add(np.full(2, base + lane, np.float32), base + t, 0.5, terminated=t % 10 == 9)
+
+
+def test_each_row_says_which_replay_it_is_from_and_is_that_replays_row(replays):
+    for i, replay in enumerate(replays):
+        fill(replay, 10_000 * i)
+    mixture = Mixture(replays, [0.25, 0.25, 0.5], 64, stack=2, seed=1)
+    for _ in range(20):
+        batch = mixture.sample()
+        assert batch.source.dtype == np.int64 and batch.source.shape == (64,)
+        assert (batch.action // 10_000 == batch.source).all()
+        own = batch.index // 3
+        lanes = np.array([replay.lanes for replay in replays])[batch.source]
+        assert (batch.index % 3 == batch.source).all()
+        assert (own // lanes == batch.action % 10_000).all()
+        assert (batch.obs[:, -1, 0] == batch.source * 10_000 + own % lanes).all()
+        assert (batch.weight == 1).all()
+        assert batch.torch().source.tolist() == batch.source.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fractions", "batch_size"), [([1 / 3, 2 / 3], 256), ([0.5, 0.5], 1), ([0.1, 0.9], 7), ([0.0, 1.0], 5)]
+)
+def test_in_the_long_run_the_shares_are_exact_and_no_batch_is_a_row_off(replays, fractions, batch_size):
+    for replay in replays[:2]:
+        fill(replay, 0)
+    mixture = Mixture(replays[:2], fractions, batch_size, seed=1)
+    drawn = np.zeros(2)
+    for batches in range(1, 301):
+        counts = np.bincount(mixture.sample().source, minlength=2)
+        drawn += counts
+        assert counts.sum() == batch_size
+        assert (abs(drawn - batches * batch_size * np.array(fractions)) < 1).all()
+
+
+def test_while_a_replay_is_empty_the_others_give_its_rows_in_proportion(replays):
+    fill(replays[1], 0)
+    fill(replays[2], 0)
+    mixture = Mixture(replays, [0.5, 0.125, 0.375], 64, seed=0)
+    assert np.bincount(mixture.sample().source, minlength=3).tolist() == [0, 16, 48]
+    fill(replays[0], 0)
+    for _ in range(3):
+        assert np.bincount(mixture.sample().source, minlength=3).tolist() == [32, 8, 24]
+
+
+def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
+    fill(replays[0], 0, 50)
+    fill(replays[1], 0, 5)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 8, seed=0, min_size=20)
+    assert mixture.sample().source.tolist() == [0] * 8
+    fill(replays[1], 0, 5)
+    assert np.bincount(mixture.sample().source).tolist() == [4, 4]
+
+
+def test_with_nothing_to_draw_from_it_says_so(replays):
+    mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
+    assert not mixture.can_sample()
+    with pytest.raises(NotEnoughData, match="none of 3 replays has enough transitions"):
+        mixture.sample()
+    with pytest.raises(TimeoutError, match="none of 3 replays got enough transitions in 0.05 seconds"):
+        mixture.sample(timeout=0.05)
+    fill(replays[2], 0)
+    assert mixture.can_sample()
+    assert len(mixture.sample(timeout=0.0)) == 8
+
+
+def test_a_replay_with_no_share_is_never_drawn_from(replays):
+    fill(replays[0], 0)
+    mixture = Mixture(replays[:2], [0.0, 1.0], 8)
+    assert not mixture.can_sample()
+    with pytest.raises(NotEnoughData):
+        mixture.sample()
+
+
+def test_priorities_go_back_to_the_replay_that_a_row_came_from(replays):
+    for replay in replays[:2]:
+        fill(replay, 0, 100)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=1.0))
+    for _ in range(60):  # now every row was drawn
+        batch = mixture.sample()
+        # Of the first replay only the rows whose action is 7 keep a priority, of the second those with 13.
+        kept = batch.action == np.where(batch.source == 0, 7, 13)
+        mixture.update_priorities(batch.index, kept.astype(float))
+    batch = mixture.sample()
+    assert set(zip(batch.source.tolist(), batch.action.tolist(), strict=True)) == {(0, 7), (1, 13)}
+    assert (batch.weight == 1).all()
+    assert [sampler.stats.ignored for sampler in mixture.samplers] == [0, 0]
+
+
+def test_weights_are_divided_by_the_largest_of_their_replays_rows(replays):
+    for replay in replays[:2]:
+        fill(replay, 0, 100)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
+    given = [{}, {}]
+    for _ in range(60):
+        batch = mixture.sample()
+        priority = 1.0 + batch.action % 5 + 100 * batch.source
+        for source, index, p in zip(batch.source.tolist(), batch.index.tolist(), priority.tolist(), strict=True):
+            given[source][index] = p
+        mixture.update_priorities(batch.index, priority)
+    batch = mixture.sample()
+    for source in (0, 1):
+        mine = batch.source == source
+        p = np.array([given[source][index] for index in batch.index[mine].tolist()])
+        assert np.allclose(batch.weight[mine], (p.min() / p) ** 0.5)
+
+
+def test_replays_drawn_uniformly_beside_prioritized_ones_are_passed_over(replays):
+    for replay in replays[:2]:
+        fill(replay, 0)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])
+    batch = mixture.sample()
+    assert (batch.weight[batch.source == 0] == 1).all()
+    mixture.update_priorities(batch.index, np.ones(64))
+    assert mixture.samplers[1].stats.ignored == 0
+
+
+def test_a_bad_priority_changes_nothing_in_any_replay(replays):
+    for replay in replays[:2]:
+        fill(replay, 0)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 8, seed=2, prioritized=Prioritized())
+    batch = mixture.sample()
+    before = [sampler.state_dict()["masses"] for sampler in mixture.samplers]
+    priority = np.full(8, 5.0)
+    priority[7] = np.nan
+    with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 7, index"):
+        mixture.update_priorities(batch.index, priority)
+    for sampler, masses in zip(mixture.samplers, before, strict=True):
+        assert (sampler.state_dict()["masses"] == masses).all()
+
+
+def test_sequences_are_mixed_too_and_one_seed_gives_one_result(replays):
+    for i, replay in enumerate(replays[:2]):
+        fill(replay, 10_000 * i)
+    batches = []
+    for _ in range(2):
+        mixture = Mixture(replays[:2], [0.5, 0.5], 16, seed=5, n_step=2, sequence=Sequence(6, burn_in=2))
+        batches.append([mixture.sample() for _ in range(5)])
+    for first, second in zip(*batches, strict=True):
+        assert first.action.shape == (16, 6) and first.mask.shape == (16, 6)
+        real = first.valid[..., -1]
+        assert (first.action[real] // 10_000 == np.repeat(first.source, 6).reshape(16, 6)[real]).all()
+        assert first.index.tolist() == second.index.tolist()
+        assert first.action.tolist() == second.action.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fractions", "error", "message"),
+    [
+        ([0.5, 0.6], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
+        ([1.5, -0.5], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
+        ([np.nan, 1.0], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
+        ([1.0], ValueError, "fractions: expected one for each of 2 replays, at least one, got"),
+        ([0.5, "x"], TypeError, "fractions: expected numbers, got"),
+    ],
+)
+def test_fractions_that_cannot_be_are_refused(replays, fractions, error, message):
+    with pytest.raises(error, match=message):
+        Mixture(replays[:2], fractions, 8)
+
+
+def test_other_arguments_that_cannot_be_are_refused(replays):
+    with pytest.raises(ValueError, match="^batch_size: expected an integer of at least 1, got 0"):
+        Mixture(replays, [0.5, 0.25, 0.25], 0)
+    with pytest.raises(ValueError, match=r"^prioritized: expected one for each of 3 replays, got 2"):
+        Mixture(replays, [0.5, 0.25, 0.25], 8, prioritized=[None, None])
+    with pytest.raises(ValueError, match=r"^fractions: expected one for each of 0 replays, at least one, got \[\]"):
+        Mixture([], [], 8)
+    with (
+        ReplayBuffer.create(TransitionSpec(Field((3,)), Field((), "int64")), 100) as other,
+        pytest.raises(LayoutMismatch, match=r"^replays: expected the spec .* of the first, got"),
+    ):
+        Mixture([replays[0], other], [0.5, 0.5], 8)
