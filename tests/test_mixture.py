@@ -93,7 +93,7 @@ def test_with_nothing_to_draw_from_it_says_so(replays):
     assert not mixture.can_sample()
     with pytest.raises(NotEnoughData, match="none of 3 replays has enough transitions"):
         mixture.sample()
-    with pytest.raises(TimeoutError, match="none of 3 replays got enough transitions in 0.05 seconds"):
+    with pytest.raises(TimeoutError, match=r"none of 3 replays got enough transitions in 0.05 seconds"):
         mixture.sample(timeout=0.05)
     fill(replays[2], 0)
     assert mixture.can_sample()
@@ -196,7 +196,7 @@ def test_fractions_that_cannot_be_are_refused(replays, fractions, error, message
 
 
 def test_other_arguments_that_cannot_be_are_refused(replays):
-    with pytest.raises(ValueError, match="^batch_size: expected an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^batch_size: expected an integer of at least 1, got 0"):
         Mixture(replays, [0.5, 0.25, 0.25], 0)
     with pytest.raises(ValueError, match=r"^prioritized: expected one for each of 3 replays, got 2"):
         Mixture(replays, [0.5, 0.25, 0.25], 8, prioritized=[None, None])
