@@ -21,6 +21,7 @@ from .priorities import Prioritized, PriorityTree
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
 LAP_LIMIT_S = 10.0
+EQUAL = Prioritized(alpha=0.0)
 WAIT_SLICE_S = 0.1
 
 
@@ -137,7 +138,10 @@ class Sampler:
         self._options = options
         self._gamma = float(options.window.gamma)
         self._drawing = Drawing(lanes, options.window, int(options.batch_size))
-        self._tree = PriorityTree(options.prioritized, lanes, self._drawing) if options.prioritized else None
+        prioritized = options.prioritized
+        if prioritized is None and options.window.period > 1:
+            prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
+        self._tree = PriorityTree(prioritized, lanes, self._drawing) if prioritized else None
         self._enough = False
         self._state: NDArray[Any] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
@@ -225,7 +229,11 @@ class Sampler:
             ValueError: a priority is NaN, infinite or negative (the row is named), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly.
         """
-        self.stats.ignored += self._priorities().update(index, priority)
+        if self._tree is None or self._options.prioritized is None:
+            raise TypeError(
+                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
+            )
+        self.stats.ignored += self._tree.update(index, priority)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
@@ -243,13 +251,6 @@ class Sampler:
         if self._tree:
             self._tree.load_state_dict(state)
         self._state[:] = generator
-
-    def _priorities(self) -> PriorityTree:
-        if self._tree is None:
-            raise TypeError(
-                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
-            )
-        return self._tree
 
     def _has_enough(self) -> bool:
         held, geometry = self._lanes.transitions, self._lanes.geometry

@@ -137,7 +137,7 @@ def resolve(words, floats, table, gamma, windows, lane, ticket, slot, row, chose
         return NEVER
     whole_age = age_of(words, head)
     age = min(whole_age, table[STACK] - 1)
-    if ticket - age < lo or whole_age % table[PERIOD] != 0:
+    if ticket - age < lo or (table[PERIOD] > 1 and whole_age % table[PERIOD] != 0):
         return NEVER
     lowest = ticket - age
     if table[STATE_EVERY] > 1 and whole_age > 0:

@@ -14,6 +14,7 @@ from .jit import jit, prefetch
 __all__ = ["find", "level_offsets", "repair", "repair_range"]
 
 FANOUT = 16
+ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
 def level_offsets(leaves: int) -> NDArray[np.int64]:
@@ -64,27 +65,64 @@ def repair(tree, offsets, leaves, count):
 
 
 @jit
+def _child_at(tree, first, target):
+    """Which of 16 children from `first` on a point falls on, and how far behind that child's beginning.
+
+    Without branches, which would be mispredicted, and with unsigned indices, which Numba need not check for being
+    negative: first the quarter, then its child.
+    """
+    a = (tree[first] + tree[first + ONE]) + (tree[first + TWO] + tree[first + THREE])
+    second, third = first + FOUR, first + EIGHT
+    b = a + ((tree[second] + tree[second + ONE]) + (tree[second + TWO] + tree[second + THREE]))
+    c = b + ((tree[third] + tree[third + ONE]) + (tree[third + TWO] + tree[third + THREE]))
+    quarter = np.uint64(target >= a) + np.uint64(target >= b) + np.uint64(target >= c)
+    before = a if target >= a else 0.0
+    before = b if target >= b else before
+    before = c if target >= c else before
+    at = first + FOUR * quarter
+    x = before + tree[at]
+    y = x + tree[at + ONE]
+    z = y + tree[at + TWO]
+    child = FOUR * quarter + np.uint64(target >= x) + np.uint64(target >= y) + np.uint64(target >= z)
+    before = x if target >= x else before
+    before = y if target >= y else before
+    before = z if target >= z else before
+    while child > ZERO and tree[first + child] <= 0.0:  # rounding put the point behind the last mass
+        child -= ONE
+    return child, target - before
+
+
+@jit
+def _walk(tree, first, width, targets, nodes, count):
+    """Finds ascending targets among the nodes of one level by going along it."""
+    node, begin = 0, 0.0
+    last = width - 1
+    while last > 0 and tree[first + last] <= 0.0:
+        last -= 1
+    for i in range(count):
+        while node < last and targets[i] >= begin + tree[first + node]:
+            begin += tree[first + node]
+            node += 1
+        nodes[i] = node
+        targets[i] -= begin
+
+
+@jit
 def find(tree, offsets, targets, leaves, count):
-    """The leaf on which each of targets[:count] falls, points in [0, total); the targets are lost.
+    """The leaf on which each of targets[:count] falls, points in [0, total), ascending; the targets are lost.
 
     A leaf without mass is never found while the total is positive.
     """
-    for i in range(count):
-        leaves[i] = 0
-    for level in range(len(offsets) - 3, -1, -1):
+    level = len(offsets) - 2
+    while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
+        level -= 1
+    _walk(tree, offsets[level], offsets[level + 1] - offsets[level], targets, leaves, count)
+    for below in range(level - 1, -1, -1):
         for i in range(count):
-            children = tree.ctypes.data + 8 * (offsets[level] + FANOUT * leaves[i])
+            children = tree.ctypes.data + 8 * (offsets[below] + FANOUT * leaves[i])
             prefetch(children)
             prefetch(children + 64)
         for i in range(count):
-            first = offsets[level] + FANOUT * leaves[i]
-            target, child, before, end = targets[i], 0, 0.0, 0.0
-            for k in range(FANOUT - 1):  # without a branch, which would be mispredicted
-                end += tree[first + k]
-                behind = target >= end
-                child = k + 1 if behind else child
-                before = end if behind else before
-            while child > 0 and tree[first + child] <= 0.0:  # rounding put the point behind the last mass
-                child -= 1
-            targets[i] = target - before
-            leaves[i] = FANOUT * leaves[i] + child
+            first = FANOUT * leaves[i]
+            child, targets[i] = _child_at(tree, np.uint64(offsets[below] + first), targets[i])
+            leaves[i] = first + np.int64(child)
