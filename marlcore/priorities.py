@@ -196,9 +196,8 @@ def checked_priorities(index: ArrayLike, priority: ArrayLike) -> tuple[NDArray[n
         raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
     if values.shape != indices.shape:
         raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
-    bad = ~((values >= 0.0) & (values < np.inf))
-    if bad.any():
-        row = int(bad.argmax())
+    row = kernels.first_bad(values)
+    if row >= 0:
         raise ValueError(
             f"priority: expected finite numbers of at least 0, got {values[row]} in row {row}, index {indices[row]}"
         )

@@ -197,14 +197,15 @@ class Sampler:
                 self._wait(partial(self._draw, out, rows[:1]), deadline)
                 continue
             lapped = self._drawing.lapped(filled)
+            if filled == len(rows) and not len(lapped):
+                break
             self.stats.lapped += len(lapped)
             self.stats.redrawn += len(lapped)
             rows = np.concatenate([lapped, rows[filled:]])
-            if len(rows):
-                lapped_since = lapped_since or time.monotonic()
-                if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                    path = self._lanes.segment.path
-                    raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
+            lapped_since = lapped_since or time.monotonic()
+            if time.monotonic() - lapped_since > LAP_LIMIT_S:
+                path = self._lanes.segment.path
+                raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
         self.stats.drawn += len(all_rows)
         if self._gate is not None:
             self._gate.count(len(all_rows))

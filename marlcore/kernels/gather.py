@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import copy_bytes, jit, zero_bytes
+from .jit import copy_bytes, inlined, zero_bytes
 from .rows import (
     AGE,
     BATCH,
@@ -37,7 +37,7 @@ BASE, STRIDE, SIZE, OUT, NEXT = range(5)
 NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
 
 
-@jit
+@inlined
 def _copy(to, source, size):
     if size == 4:
         copy_bytes(to, source, 4)
@@ -51,7 +51,7 @@ def _copy(to, source, size):
         copy_bytes(to, source, size)
 
 
-@jit
+@inlined
 def _stack_frame(body, frame, table, windows, to, lane, newest, back, age):
     """The frame `back` steps before `newest`, whose episode began `age` rows before it; or what pads it."""
     if back > age and not table[REPEAT]:
@@ -61,7 +61,7 @@ def _stack_frame(body, frame, table, windows, to, lane, newest, back, age):
         _copy(to, body.ctypes.data + frame[BASE] + row * frame[STRIDE], frame[SIZE])
 
 
-@jit
+@inlined
 def _gather_frames(body, out, frame, table, windows, successors, lane, ticket, steps, age, row):
     """One slot's frames.
 
@@ -98,7 +98,7 @@ def _gather_frames(body, out, frame, table, windows, successors, lane, ticket, s
             to += size
 
 
-@jit
+@inlined
 def _gather_fields(body, out, fields, table, windows, lane, ticket, steps, row):
     """One slot's other fields: a value for each row, zeros behind the last."""
     length = table[LENGTH]
@@ -112,7 +112,7 @@ def _gather_fields(body, out, fields, table, windows, lane, ticket, steps, row):
             zero_bytes(to + steps * size, (length - steps) * size)
 
 
-@jit
+@inlined
 def _gather_states(body, words, out, states, table, windows, lane, ticket, row):
     """One slot's recurrent states: what was stored at its first row, zeros where its episode begins."""
     for f in range(states.shape[0]):
@@ -127,7 +127,7 @@ def _gather_states(body, words, out, states, table, windows, lane, ticket, row):
             _copy(to, body.ctypes.data + states[f, BASE] + at * states[f, STRIDE], size)
 
 
-@jit
+@inlined
 def _gather_marks(words, table, windows, lane, ticket, steps, age, row, out, floats_out, longs_out):
     """What says which transitions a slot holds, and which of its places are padding."""
     stack, length = table[STACK], table[LENGTH]
@@ -151,7 +151,7 @@ def _gather_marks(words, table, windows, lane, ticket, steps, age, row, out, flo
             out[table[ENDS] + block * places + at] = 0
 
 
-@jit
+@inlined
 def take(body, table, gamma, windows, lane, ticket, slot, row, frames, fields, states, chosen, successors, out):
     """Copies a ticket's transition or sequence into output row `row`, when it can be drawn; whether it can.
 

@@ -10,17 +10,25 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes", "jit", "prefetch", "zero_bytes"]
+__all__ = ["copy_bytes", "inlined", "jit", "prefetch", "zero_bytes"]
+
+
+_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled without Python objects, without the GIL, cached on disk, and with C's division.
 
     Not parallel: Numba's threads do not survive a fork. Without Numba's runtime, since no kernel allocates and its
-    locked reference counts took half of the time of `plan`.
+    locked reference counts took half of the time of a draw.
     """
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
-    compiled: Callable[..., Any] = numba.njit(**options)(function)
+    compiled: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
+    return compiled
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jit` for a part of a kernel that runs for each row: a call would pass each array as seven words."""
+    compiled: Callable[..., Any] = numba.njit(**_OPTIONS, forceinline=True)(function)
     return compiled
 
 

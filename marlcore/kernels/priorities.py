@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .gather import take
-from .jit import jit, prefetch
+from .jit import inlined, jit, prefetch
 from .random import unit
 from .rows import (
     CAPACITY,
@@ -34,7 +34,7 @@ from .rows import (
 )
 from .sumtree import find, repair, repair_range
 
-__all__ = ["catch_up", "draw", "update", "weigh"]
+__all__ = ["catch_up", "draw", "first_bad", "update", "weigh"]
 
 # Rows of `reach`: tickets of [FLOOR, CAUGHT) have their leaves
 FLOOR, CAUGHT = range(2)
@@ -46,7 +46,7 @@ ALPHA, EPSILON, HIGHEST = range(3)
 BASE, STRIDE = range(2)
 
 
-@jit
+@inlined
 def _repair_tickets(tree, offsets, capacity, lane, first, last):
     """Makes the sums above the leaves of the tickets [first, last) anew; at most `capacity` of them."""
     if first >= last:
@@ -58,7 +58,7 @@ def _repair_tickets(tree, offsets, capacity, lane, first, last):
         repair_range(tree, offsets, 0, base, base + high - capacity)
 
 
-@jit
+@inlined
 def _evict(table, windows, lane, reach, tree, offsets, marks):
     """Takes the mass from tickets that the window has left behind."""
     capacity = table[CAPACITY]
@@ -72,7 +72,7 @@ def _evict(table, windows, lane, reach, tree, offsets, marks):
     reach[CAUGHT, lane] = max(reach[CAUGHT, lane], reach[FLOOR, lane])
 
 
-@jit
+@inlined
 def _initial(floats, table, windows, lane, ticket, initial, numbers, bad):
     """The priority of a new ticket: its actor's, or the highest so far where that is NaN."""
     if initial.shape[0] == 0:
@@ -144,7 +144,7 @@ def catch_up(
         _repair_tickets(tree, offsets, capacity, lane, first, ticket)
 
 
-@jit
+@inlined
 def _ticket_of(table, windows, leaf):
     """The (lane, ticket) of a leaf in the lanes' windows."""
     lane = leaf // table[CAPACITY]
@@ -204,6 +204,15 @@ def weigh(table, rows, masses, beta, out):
         smallest = min(smallest, masses[row])
     for row in rows:
         floats_out[(table[WEIGHT] >> 2) + row] = (smallest / masses[row]) ** beta
+
+
+@jit
+def first_bad(priority):
+    """The first of the priorities that is negative, infinite or NaN; -1 when none is."""
+    for i in range(len(priority)):
+        if not (priority[i] >= 0.0 and priority[i] < math.inf):
+            return i
+    return -1
 
 
 @jit

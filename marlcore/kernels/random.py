@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit
+from .jit import inlined
 
 __all__ = ["below", "next_random", "unit"]
 
 
-@jit
+@inlined
 def _rotl(x, k):
     return (x << np.uint64(k)) | (x >> np.uint64(64 - k))
 
 
-@jit
+@inlined
 def next_random(state):
     """xoshiro256++ (Blackman and Vigna 2021, "Scrambled linear pseudorandom number generators", figure 3)."""
     result = _rotl(state[0] + state[3], 23) + state[0]
@@ -28,7 +28,7 @@ def next_random(state):
     return result
 
 
-@jit
+@inlined
 def below(state, bound):
     """A number in [0, bound), bound < 2^32, each equally likely (Lemire 2019, arXiv:1805.10941, algorithm 5)."""
     wide = np.uint64(bound)
@@ -42,7 +42,7 @@ def below(state, bound):
     return np.int64(product >> np.uint64(32))
 
 
-@jit
+@inlined
 def unit(state):
     """A multiple of 2^-53 in [0, 1), each equally likely."""
     return np.float64(next_random(state) >> np.uint64(11)) * 2.0**-53

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit, prefetch
+from .jit import inlined, prefetch
 
 __all__ = ["find_seams", "prefetch_row", "resolve"]
 
@@ -30,30 +30,30 @@ NEVER, PENDING, SAMPLEABLE = range(3)
 LINE = 64
 
 
-@jit
+@inlined
 def row_of(table, windows, lane, ticket):
     """The row of a ticket in its lane's window, counted over all lanes; a division costs more than a cache hit."""
     row = ticket - windows[SEAM, lane]
     return (lane + (row < 0)) * table[CAPACITY] + row
 
 
-@jit
+@inlined
 def head_of(table, windows, lane, ticket):
     """Index of a record's first 32-bit word."""
     return (table[RECORD_BASE] + row_of(table, windows, lane, ticket) * table[RECORD_STRIDE]) >> 2
 
 
-@jit
+@inlined
 def flags_of(words, head):
     return words[head + 1] >> np.uint32(24)
 
 
-@jit
+@inlined
 def age_of(words, head):
     return np.int64(words[head + 1] & np.uint32(0xFFFFFF))
 
 
-@jit
+@inlined
 def prefetch_row(words, table, windows, lane, ticket):
     """Asks for a record and the one behind it, as far as they are small."""
     stride = table[RECORD_STRIDE]
@@ -63,7 +63,7 @@ def prefetch_row(words, table, windows, lane, ticket):
     prefetch(at + 2 * stride - 1)
 
 
-@jit
+@inlined
 def find_seams(table, windows):
     """Completes the windows; the tickets in all of them together."""
     total = 0
@@ -74,7 +74,7 @@ def find_seams(table, windows):
     return total
 
 
-@jit
+@inlined
 def _resolve_row(words, floats, table, gamma, windows, lane, ticket, out, floats_out, successors, at):
     """The n-step return from one transition, written to place `at` of the batch.
 
@@ -123,7 +123,7 @@ def _resolve_row(words, floats, table, gamma, windows, lane, ticket, out, floats
     return SAMPLEABLE
 
 
-@jit
+@inlined
 def resolve(words, floats, table, gamma, windows, lane, ticket, slot, row, chosen, out, floats_out, successors):
     """Whether a ticket can be drawn; writes what it stands for into slot `slot` and output row `row`.
 

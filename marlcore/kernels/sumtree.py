@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import jit, prefetch
+from .jit import inlined, jit, prefetch
 
 __all__ = ["find", "level_offsets", "repair", "repair_range"]
 
@@ -28,7 +28,7 @@ def level_offsets(leaves: int) -> NDArray[np.int64]:
         nodes = padded // FANOUT
 
 
-@jit
+@inlined
 def _sum_children(tree, first):
     a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
     for k in range(first + 4, first + FANOUT, 4):
@@ -64,7 +64,7 @@ def repair(tree, offsets, leaves, count):
             tree[offsets[level] + leaves[i]] = _sum_children(tree, offsets[level - 1] + FANOUT * leaves[i])
 
 
-@jit
+@inlined
 def _child_at(tree, first, target):
     """Which of 16 children from `first` on a point falls on, and how far behind that child's beginning.
 
@@ -92,7 +92,7 @@ def _child_at(tree, first, target):
     return child, target - before
 
 
-@jit
+@inlined
 def _walk(tree, first, width, targets, nodes, count):
     """Finds ascending targets among the nodes of one level by going along it."""
     node, begin = 0, 0.0

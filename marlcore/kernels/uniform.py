@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .gather import take
-from .jit import jit
+from .jit import inlined, jit
 from .random import below
 from .rows import HI, LANE, LO, SAMPLEABLE, TICKET, find_seams, prefetch_row, resolve
 
@@ -52,7 +52,7 @@ def draw(body, table, gamma, windows, state, rows, frames, fields, states, chose
     return filled, refused
 
 
-@jit
+@inlined
 def _draw(windows, state, total):
     """Any (lane, ticket) of the windows, each equally likely."""
     place = below(state, total)
