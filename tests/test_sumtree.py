@@ -1,0 +1,190 @@
+"""The tree of sums against plain NumPy: a sum is its 16 children's, a point lies where a cumulative sum says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from marlcore.kernels.sumtree import find, level_offsets, repair, repair_range
+
+FANOUT = 16
+SIZES = [1, 2, 15, 16, 17, 100, 255, 256, 257, 4095, 4096, 4097, 20_000]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def planted(masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tree, offsets) with every sum made."""
+    offsets = level_offsets(len(masses))
+    tree = np.zeros(offsets[-1])
+    tree[: len(masses)] = masses
+    repair_range(tree, offsets, 0, 0, len(masses))
+    return tree, offsets
+
+
+def level(tree: np.ndarray, offsets: np.ndarray, number: int) -> np.ndarray:
+    return tree[offsets[number] : offsets[number + 1]]
+
+
+def found(tree: np.ndarray, offsets: np.ndarray, points: np.ndarray) -> np.ndarray:
+    leaves = np.full(len(points), -1)
+    find(tree, offsets, points.astype(float), leaves, len(points))
+    return leaves
+
+
+def sparse(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Small whole numbers, whose sums are exact in any order; about half of them are 0, and at least one is not."""
+    masses = rng.integers(1, 9, size) * (rng.random(size) < 0.5)
+    masses[rng.integers(size)] = 5
+    return masses.astype(float)
+
+
+def test_each_level_has_a_node_for_16_below_and_the_last_has_one():
+    powers = [FANOUT**k + d for k in range(2, 7) for d in (-1, 0, 1)]
+    for leaves in [*range(1, 20_001), *powers]:
+        widths = np.diff(level_offsets(leaves)).tolist()
+        nodes = leaves
+        for width in widths[:-1]:
+            assert nodes > 1
+            assert width == math.ceil(nodes / FANOUT) * FANOUT, f"{leaves} leaves"
+            nodes = math.ceil(nodes / FANOUT)
+        assert (nodes, widths[-1]) == (1, 1), f"{leaves} leaves"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_sum_is_its_childrens(size, rng):
+    tree, offsets = planted(sparse(rng, size))
+    for number in range(1, len(offsets) - 1):
+        below = level(tree, offsets, number - 1).reshape(-1, FANOUT).sum(1)
+        above = level(tree, offsets, number)
+        assert (above[: len(below)] == below).all()
+        assert not above[len(below) :].any(), "what pads a level has no mass"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [0, 1, 3, 40, 1000])
+def test_repairing_some_leaves_gives_the_tree_of_all_anew_bit_for_bit(size, count, rng):
+    masses = rng.random(size)
+    tree, offsets = planted(masses)
+    leaves = rng.integers(0, size, count)
+    tree[leaves] = masses[leaves] = rng.random(count) * (rng.random(count) < 0.8)
+    # With duplicates NumPy's last assignment stands in both.
+    masses[leaves] = tree[leaves]
+    repair(tree, offsets, leaves, count)
+    assert (tree == planted(masses)[0]).all()
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 300, 4097, 20_000])
+def test_repairing_a_range_of_any_level_makes_what_is_above_it_and_nothing_else(size, rng):
+    tree, offsets = planted(rng.random(size))
+    for bottom in range(len(offsets) - 1):
+        width = int(offsets[bottom + 1] - offsets[bottom])
+        for _ in range(20):
+            first, last = sorted(rng.integers(0, width + 1, 2).tolist())
+            if first == last:
+                continue
+            damaged, above = tree.copy(), np.zeros(len(tree), bool)
+            low, high = first, last
+            for number in range(bottom + 1, len(offsets) - 1):
+                low, high = low // FANOUT, -(-high // FANOUT)
+                above[offsets[number] + low : offsets[number] + high] = True
+            damaged[above] = -1.0
+            repair_range(damaged, offsets, bottom, first, last)
+            assert (damaged == tree).all()
+            elsewhere = tree.copy()
+            elsewhere[offsets[bottom + 1] :][~above[offsets[bottom + 1] :]] += 1.0
+            before = elsewhere.copy()
+            repair_range(elsewhere, offsets, bottom, first, last)
+            assert (elsewhere[~above] == before[~above]).all()
+
+
+def test_an_empty_range_changes_nothing(rng):
+    tree, offsets = planted(rng.random(300))
+    before = tree.copy()
+    repair_range(tree, offsets, 0, 0, 0)
+    repair_range(tree, offsets, 0, 16, 16)
+    assert (tree == before).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_whole_point_falls_on_the_leaf_that_the_cumulative_sum_says(size, rng):
+    masses = sparse(rng, size)
+    tree, offsets = planted(masses)
+    ends = np.cumsum(masses)
+    assert tree[-1] == ends[-1]
+    points = np.arange(ends[-1])
+    expected = np.searchsorted(ends, points, side="right")
+    assert (found(tree, offsets, points) == expected).all()
+    assert (found(tree, offsets, points + 0.5) == expected).all()
+    assert (found(tree, offsets, np.nextafter(points + 1, 0)) == expected).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 17, 256, 257, 5000])
+@pytest.mark.parametrize("where", ["first", "last", "middle"])
+def test_the_only_leaf_with_mass_is_always_found(size, where):
+    only = {"first": 0, "last": size - 1, "middle": size // 2}[where]
+    for mass in (5e-324, 1e-300, 0.1, 1.0, 1e300):
+        masses = np.zeros(size)
+        masses[only] = mass
+        tree, offsets = planted(masses)
+        points = np.array([0.0, 0.3 * mass, np.nextafter(mass, 0), mass, np.nextafter(mass, np.inf)])
+        assert (found(tree, offsets, points) == only).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_points_among_real_masses_fall_where_the_cumulative_sum_says_but_for_rounding(size, rng):
+    masses = 10.0 ** rng.uniform(-6, 6, size) * (rng.random(size) < 0.7)
+    masses[size // 2] = 1.0
+    tree, offsets = planted(masses)
+    total = tree[-1]
+    points = rng.random(5000) * total
+    leaves, ends = found(tree, offsets, points), np.cumsum(masses)
+    assert (masses[leaves] > 0).all()
+    slack = 64 * np.spacing(total)
+    assert (points < ends[leaves] + slack).all()
+    assert (points >= ends[leaves] - masses[leaves] - slack).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_point_that_rounding_put_at_the_end_or_behind_it_falls_on_mass(size, rng):
+    for _ in range(200):
+        masses = rng.random(size) ** 8 * (rng.random(size) < 0.3)
+        masses[rng.integers(size)] = 0.1
+        tree, offsets = planted(masses)
+        end = tree[-1]
+        points = np.array([np.nextafter(end, 0), end, np.nextafter(end, np.inf), end + 4 * np.spacing(end)])
+        leaves = found(tree, offsets, points)
+        assert (leaves < size).all()
+        assert (masses[leaves] > 0).all()
+
+
+def test_ten_million_updates_do_not_move_the_total_away_from_the_exact_sum(rng):
+    """A sum that adds differences, as the control below does, moves far away."""
+    size, batch, limit = 60_000, 256, 4
+    masses = 10.0 ** rng.uniform(-6, 6, size)
+    tree, offsets = planted(masses)
+    drifting = tree[-1]
+    updates, farthest = 0, 0.0
+    while updates < 10_000_000:
+        # Each batch's leaves differ, as the control needs.
+        leaves = (rng.integers(0, size, (100, 1)) + rng.permutation(size)[:batch]) % size
+        values = 10.0 ** rng.uniform(-6, 6, (100, batch))
+        values[rng.random((100, batch)) < 0.1] = 0.0
+        for some, new in zip(leaves, values, strict=True):
+            before = tree[some].sum()
+            tree[some] = new
+            drifting += tree[some].sum() - before
+            repair(tree, offsets, some, batch)
+        updates += leaves.size
+        if updates % (40 * leaves.size) == 0:
+            farthest = max(farthest, abs(tree[-1] - math.fsum(tree[:size])) / np.spacing(tree[-1]))
+    exact = math.fsum(tree[:size])
+    assert farthest <= limit
+    assert abs(tree[-1] - exact) <= limit * np.spacing(exact)
+    drift = abs(drifting - exact) / np.spacing(exact)
+    assert drift > 5 * limit
