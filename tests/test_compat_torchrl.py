@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_kernels import chi_square_limit
+from model import chi_square_limit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from test_kernels import SPECS, Model, chi_square_limit, fill, random_row
+from model import SPECS, Model, chi_square_limit, fill, random_row
 
 from marlcore import (
     ClosedError,
