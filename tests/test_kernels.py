@@ -9,6 +9,7 @@ import pytest
 from model import SPECS, Model, chi_square_limit, fill, random_row
 
 from marlcore import ReplayBuffer
+from marlcore.kernels import uniform
 from marlcore.kernels.random import below, next_random
 
 
@@ -57,6 +58,30 @@ def test_where_hardly_any_row_may_be_drawn_batches_are_right_too(rng):
             sampler = replay.sampler(4, n_step=1800, seed=seed)
             for _ in range(2):
                 model.check(sampler.sample(), 1, 1800, allowed=allowed)
+
+
+def test_a_listed_row_that_was_overwritten_meanwhile_leaves_no_row_of_the_batch_unfilled(rng, monkeypatch):
+    """As if a writer came between the list and the copy: the list has a row that is no transition any more."""
+    spec, list_sampleable = SPECS["vector"], uniform.list_sampleable
+
+    def list_one_more(*args):
+        found = args[-1]
+        listed = list_sampleable(*args)
+        found[:, listed] = 0, 1000
+        return listed + 1
+
+    monkeypatch.setattr(uniform, "list_sampleable", list_one_more)
+    with ReplayBuffer.create(spec, 2000) as replay, replay.writer() as writer:
+        model = Model(spec, 1, 2000)
+        for i in range(1500):
+            row = random_row(spec, rng, 0.0)
+            row["terminated"] = i == 2
+            writer.add(**row)
+            model.add(0, **row)
+        allowed = model.sampleable(1, 1800)
+        sampler = replay.sampler(64, n_step=1800, seed=0)
+        for _ in range(5):
+            model.check(sampler.sample(), 1, 1800, allowed=allowed)
 
 
 # ---- the generator ----

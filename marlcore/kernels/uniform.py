@@ -91,10 +91,10 @@ def draw_listed(
 ):  # fmt: skip
     """`draw` where little can be drawn: from the list that `list_sampleable` made; how many slots were filled."""
     filled = 0
-    for slot in range(len(rows)):
+    for _ in range(len(rows)):
         pick = below(state, listed)
         filled += take(
-            body, table, gamma, windows, found[0, pick], found[1, pick], filled, rows[slot],
+            body, table, gamma, windows, found[0, pick], found[1, pick], filled, rows[filled],
             frames, fields, states, chosen, successors, out,
         )  # fmt: skip
     return filled
