@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .drawing import Drawing, Lanes, check_count
 from .kernels import priorities as kernels
+from .kernels import rows
 from .kernels.sumtree import level_offsets, repair_range
 from .record import RecordLayout
 from .spec import TransitionSpec
@@ -104,34 +105,35 @@ class PriorityTree:
         return float(self._tree[-1])
 
     def catch_up(self, out: NDArray[np.uint8], row: int) -> None:
-        """Takes in what was written since the last call; output row `row` is scratch.
-
-        Raises ValueError: an actor's priority is negative or infinite; it counts as the highest so far.
-        """
+        """Takes in what was written since the last call; output row `row` is scratch."""
         d = self._drawing
         d.read_windows()
         kernels.catch_up(
             d.body, d.table, 1.0, d.windows, self._reach, self._tree, self._offsets, self._marks, self._numbers,
             self._initial, self._bad, row, d.chosen, d.successors, out,
         )  # fmt: skip
-        if self._bad[1] >= 0:
-            self._refuse_bad()
 
     def _refuse_bad(self) -> None:
         lane, ticket = self._bad.tolist()
         self._bad[:] = -1
-        self._drawing.read_windows()
-        if ticket >= self._drawing.windows[0, lane]:  # else it was read while it was overwritten
+        d = self._drawing
+        d.chosen[rows.LANE, 0], d.chosen[rows.LOWEST, 0] = lane, ticket
+        if not len(d.lapped(1)):  # else it was overwritten, perhaps while it was read
             raise ValueError(
                 f"{self._path}: {self._options.initial}: expected finite priorities of at least 0, "
                 f"got another in lane {lane}, ticket {ticket}"
             )
 
-    def draw(self, gamma: float, state: NDArray[np.uint64], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-        """Fills output rows, after `catch_up`; returns how many slots were filled."""
+    def draw(self, gamma: float, state: NDArray[np.uint64], fill: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
+        """Fills the output rows `fill`, after `catch_up`; returns how many slots were filled.
+
+        Raises ValueError: an actor's priority is negative or infinite; it counts as the highest so far.
+        """
+        if self._bad[1] >= 0 and len(fill):
+            self._refuse_bad()
         d = self._drawing
         filled: int = kernels.draw(
-            d.body, d.table, gamma, d.windows, state, rows, self._tree, self._offsets, self._marks,
+            d.body, d.table, gamma, d.windows, state, fill, self._tree, self._offsets, self._marks,
             self._points, self._scratch, d.frames, d.fields, d.states, d.chosen, d.successors, out,
         )  # fmt: skip
         return filled
