@@ -156,9 +156,7 @@ class Sampler:
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
         self._lanes.segment.check_open()
-        state, redrawn = self._state.copy(), self.stats.redrawn
-        able = self._has_enough() and self._draw(self._drawing.memory().root, self._all_rows[:1]) == 1
-        self._state[:], self.stats.redrawn = state, redrawn  # asking does not change what is drawn next
+        able = self._has_enough() and self._can_draw()
         return able if self._gate is None else self._gate.can_sample(able)
 
     def sample(self, timeout: float | None = None) -> Batch:
@@ -259,6 +257,17 @@ class Sampler:
         full = all(self._lanes.native.committed(lane) >= geometry.capacity for lane in range(geometry.lanes))
         self._enough = full or held >= (self._options.min_size or self._options.batch_size)
         return self._enough
+
+    def _can_draw(self) -> bool:
+        """Whether anything can be drawn; asking does not change what is drawn next, or was."""
+        out = self._drawing.memory().root
+        if self._tree:
+            self._tree.catch_up(out, 0)
+            return self._tree.total > 0.0
+        state, redrawn = self._state.copy(), self.stats.redrawn
+        able = self._draw(out, self._all_rows[:1]) == 1
+        self._state[:], self.stats.redrawn = state, redrawn
+        return able
 
     def _draw(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
         """Chooses and copies for output rows; how many slots were filled, 0 when nothing can be drawn."""
