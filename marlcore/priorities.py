@@ -170,19 +170,26 @@ class PriorityTree:
         """Goes on from `state_dict`. Raises ValueError: it is of another replay, or no such state."""
         for name, mine in self.state_dict().items():
             came = state.get(name)
-            if came is None or came.shape != mine.shape or came.dtype != mine.dtype:
-                got = "nothing" if came is None else f"{came.dtype} {came.shape}"
+            if not isinstance(came, np.ndarray) or came.shape != mine.shape or came.dtype != mine.dtype:
+                array = np.asarray(came)
+                got = "nothing" if came is None else f"{type(came).__name__} of {array.dtype} {array.shape}"
                 raise ValueError(f"state: expected {name} as {mine.dtype} {mine.shape}, got {got}")
         masses = state["masses"]
-        if not (np.isfinite(masses).all() and (masses >= 0).all() and np.isfinite(state["highest"])):
+        if not (np.isfinite(masses).all() and (masses >= 0).all()):
             raise ValueError("state: expected finite masses of at least 0")
-        floor, caught = state["reach"]
+        if not (0 <= state["highest"] < np.inf and state["batches"] >= 0):
+            got = f"{state['highest']} and {state['batches']}"
+            raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
+        floor, caught = state["reach"][:, :, None]
         self._drawing.read_windows()
-        rows = self._leaves // self._lanes
-        if (floor < 0).any() or (caught > self._drawing.windows[1]).any() or not (caught - floor >= 0).all():
+        per_lane = self._leaves // self._lanes
+        if not ((floor >= 0) & (floor <= caught) & (caught <= self._drawing.windows[1][:, None])).all():
             raise ValueError("state: expected the state of a sampler of this replay, got tickets that it does not have")
-        if (caught - floor > rows).any():
-            raise ValueError(f"state: expected at most the {rows} rows of a lane, got more")
+        if (caught - floor > per_lane).any():
+            raise ValueError(f"state: expected at most the {per_lane} rows of a lane, got more")
+        behind = (np.arange(per_lane) - floor) % per_lane >= caught - floor
+        if masses.reshape(behind.shape)[behind].any():
+            raise ValueError("state: expected masses of 0 for rows that the sampler has not seen, got others")
         self._tree[: self._leaves] = masses
         repair_range(self._tree, self._offsets, 0, 0, self._leaves)
         self._marks[:] = state["marks"]

@@ -245,7 +245,11 @@ class Sampler:
         Raises ValueError: a part is missing, or is of another shape or dtype; nothing was changed.
         """
         generator = state.get("generator")
-        if generator is None or generator.shape != (4,) or generator.dtype != np.uint64 or not generator.any():
+        if (
+            not isinstance(generator, np.ndarray)
+            or (generator.shape, generator.dtype) != ((4,), np.uint64)
+            or not generator.any()
+        ):
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
         if self._tree:
             self._tree.load_state_dict(state)
