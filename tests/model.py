@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from marlcore import Field, ReplayBuffer, Sequence, TransitionSpec
+from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 
 
 @dataclass
@@ -191,6 +192,53 @@ class Model:
                 assert ending.terminated  # what follows is unspecified
 
 
+class Priorities:
+    """What a prioritized sampler of a model's replay must know: the mass of whatever may be drawn, by index."""
+
+    def __init__(self, model: Model, options: Prioritized, **window: Any) -> None:
+        self.model = model
+        self.options = options
+        self.window = window
+        self.masses: dict[int, float] = {}
+        self.drawn: set[int] = set()
+        self.highest = 1.0
+        self.ignored = 0
+
+    def catch_up(self) -> dict[int, tuple[Episode, int]]:
+        """As each batch begins: new ones get their first priority, lost ones lose theirs. What may be drawn."""
+        allowed = self.model.sampleable(**self.window)
+        self.masses = {index: mass for index, mass in self.masses.items() if index in allowed}
+        self.drawn &= allowed.keys()
+        lanes = len(self.model.lanes)
+        for index in sorted(allowed.keys() - self.masses, key=lambda index: (index % lanes, index // lanes)):
+            episode, place = allowed[index]
+            given = float(episode.rows[place].extras.get(self.options.initial, np.nan))
+            priority = self.highest if np.isnan(given) else given + self.options.epsilon
+            self.highest = max(self.highest, priority)
+            self.masses[index] = priority**self.options.alpha
+        return allowed
+
+    def update(self, indices: Any, priorities: Any) -> None:
+        lanes = len(self.model.lanes)
+        for index, priority in zip(np.asarray(indices).tolist(), np.asarray(priorities).tolist(), strict=True):
+            held = index >= 0 and index // lanes >= self.model.lanes[index % lanes].lowest
+            if held and index in self.masses and index in self.drawn:
+                value = priority + self.options.epsilon
+                self.highest = max(self.highest, value)
+                self.masses[index] = value**self.options.alpha
+            else:
+                self.ignored += 1
+
+    def check(self, batch: Any, sampler: Any, beta: float) -> None:
+        """After `catch_up` and the sampler's `sample`: its total and the batch's weights are this oracle's."""
+        indices = batch.index.tolist()
+        self.drawn.update(indices)
+        masses = np.array([self.masses[index] for index in indices])
+        np.testing.assert_allclose(batch.weight, (masses.min() / masses) ** beta, rtol=1e-6)
+        assert np.isclose(sampler._tree.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
+        assert sampler.stats.ignored == self.ignored
+
+
 def part(value, name):
     return value[name] if name else value
 
@@ -222,6 +270,7 @@ def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: lis
                 writer = replay.writer(lane)
                 model.lanes[lane].seam()
         writer.close()
+        model.lanes[lane].seam()
 
 
 def add_batch(writer, model: Model, lane: int, rows: list[dict[str, Any]], version: int = 0) -> None:

@@ -1,0 +1,472 @@
+"""Prioritized draws: their distribution, weights, updates and state, against plain Python and NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from model import Model, Priorities, chi_square_limit, fill
+
+from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.kernels.priorities import DRAWN
+
+SCALAR = TransitionSpec(Field(), Field((), "int64"))
+ACTORS = TransitionSpec(Field(), Field((), "int64"), {"priority": Field()})
+WINDOWS = [
+    {"stack": 1, "n_step": 1},
+    {"stack": 4, "n_step": 1},
+    {"stack": 1, "n_step": 3},
+    {"stack": 4, "n_step": 3},
+    {"stack": 1, "n_step": 1, "sequence": Sequence(5, 2)},
+    {"stack": 3, "n_step": 2, "sequence": Sequence(6, 1, 2)},
+]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def write(replay: ReplayBuffer, rows: int, lane: int = 0, first: int = 0, **extras) -> None:
+    """Rows of one episode that goes on; the action is the row's number."""
+    with replay.writer(lane) as writer:
+        for i in range(rows):
+            row = {name: values[i] for name, values in extras.items()}
+            writer.add(float(first + i), first + i, 1.0, **row)
+
+
+def draw_all(sampler, oracle: Priorities) -> None:
+    """Draws until each that may be drawn was."""
+    while oracle.catch_up().keys() - oracle.drawn:
+        batch = sampler.sample()
+        oracle.check(batch, sampler, sampler._tree.beta)
+        oracle.model.check(batch, **oracle.window, weighted=True)
+
+
+def assert_drawn_in_proportion(sampler, oracle: Priorities, batches: int = 150) -> None:
+    """Chi-square of many draws against mass / total over all that may be drawn."""
+    masses = oracle.catch_up() and oracle.masses
+    indices = np.concatenate([sampler.sample().index for _ in range(batches)])
+    oracle.drawn.update(indices.tolist())
+    assert set(indices.tolist()) <= masses.keys()
+    order = sorted(masses, key=masses.__getitem__)
+    counts = np.array([(indices == index).sum() for index in order])
+    expected = np.array([masses[index] for index in order]) * len(indices) / sum(masses.values())
+    # The rarest together, so that no bin expects less than ten.
+    few = max(1, int(np.searchsorted(np.cumsum(expected), 10) + 1), int((expected < 10).sum()))
+    counts = np.concatenate([[counts[:few].sum()], counts[few:]])
+    expected = np.concatenate([[expected[:few].sum()], expected[few:]])
+    assert len(counts) > 3
+    assert ((counts - expected) ** 2 / expected).sum() <= chi_square_limit(len(counts))
+
+
+# ---- how likely each is ----
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_each_is_drawn_in_proportion_to_its_mass_through_updates_and_overwrites(window, alpha, rng):
+    """In three lanes, one wrapped, with boundary rows and seams: new, updated, and after some rows were lost."""
+    with ReplayBuffer.create(SCALAR, 3 * 40, lanes=3) as replay:
+        model, options = Model(SCALAR, 3, 40), Prioritized(alpha=alpha, beta=0.4, epsilon=0.01)
+        oracle = Priorities(model, options, **window)
+        sampler = replay.sampler(48, seed=4, gamma=0.99, min_size=1, prioritized=options, **window)
+        fill(replay, model, rng, [90, 15, 30], end=0.1)
+        assert_drawn_in_proportion(sampler, oracle)
+        draw_all(sampler, oracle)
+        for _ in range(2):
+            indices = rng.permutation(sorted(oracle.masses))
+            priorities = rng.random(len(indices)) ** 2 * 5
+            sampler.update_priorities(indices, priorities)
+            oracle.update(indices, priorities)
+            assert_drawn_in_proportion(sampler, oracle)
+            fill(replay, model, rng, [13, 5, 17], end=0.1)
+            assert_drawn_in_proportion(sampler, oracle)
+            draw_all(sampler, oracle)
+        assert sampler.stats.ignored == oracle.ignored == 0
+
+
+def test_the_chi_square_notices_that_masses_are_not_raised_to_alpha(rng):
+    """A positive control of the test above."""
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        model = Model(SCALAR, 1, 40)
+        sampler = replay.sampler(48, seed=4, min_size=1, prioritized=Prioritized(alpha=0.6))
+        oracle = Priorities(model, Prioritized(alpha=0.7), stack=1, n_step=1)
+        fill(replay, model, rng, [40])
+        oracle.catch_up()
+        while len(oracle.drawn) < len(oracle.masses):
+            oracle.drawn.update(sampler.sample().index.tolist())
+        indices = np.array(sorted(oracle.masses))
+        priorities = rng.random(len(indices)) ** 2 * 5
+        sampler.update_priorities(indices, priorities)
+        oracle.update(indices, priorities)
+        with pytest.raises(AssertionError):
+            assert_drawn_in_proportion(sampler, oracle)
+
+
+def test_row_i_is_drawn_from_the_i_th_of_as_many_equal_parts_of_the_mass(rng):
+    with ReplayBuffer.create(SCALAR, 60, lanes=2) as replay:
+        write(replay, 30, 0)
+        write(replay, 44, 1)
+        sampler = replay.sampler(16, seed=1, min_size=1, prioritized=Prioritized(alpha=1.0, epsilon=0.0))
+        for _ in range(60):
+            sampler.update_priorities(index := sampler.sample().index, rng.random(len(index)) + 0.01)
+        for _ in range(50):
+            batch = sampler.sample()
+            masses = sampler.state_dict()["masses"]
+            ends = np.cumsum(masses)
+            part = ends[-1] / 16
+            leaves = batch.index % 2 * 30 + batch.index // 2 % 30
+            parts = np.arange(16)
+            assert (ends[leaves] >= parts * part * (1 - 1e-12)).all()
+            assert ((ends - masses)[leaves] <= (parts + 1) * part * (1 + 1e-12)).all()
+
+
+def test_alpha_0_draws_uniformly_whatever_the_priorities(rng):
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        model, options = Model(SCALAR, 1, 40), Prioritized(alpha=0.0, epsilon=0.0)
+        fill(replay, model, rng, [60])
+        sampler = replay.sampler(32, seed=1, min_size=1, prioritized=options)
+        oracle = Priorities(model, options, stack=1, n_step=1)
+        draw_all(sampler, oracle)
+        indices = sorted(oracle.masses)
+        sampler.update_priorities(indices, rng.random(len(indices)) * (rng.random(len(indices)) < 0.7))
+        assert set(oracle.masses.values()) == {1.0}
+        assert_drawn_in_proportion(sampler, oracle)
+        assert (sampler.sample().weight == 1).all()
+
+
+def test_without_epsilon_a_priority_of_zero_is_never_drawn_and_when_all_are_zero_nothing_is():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(64, seed=1, min_size=1, prioritized=Prioritized(epsilon=0.0))
+        assert set(sampler.sample().index.tolist()) == set(range(19))
+        sampler.update_priorities(np.arange(18), np.zeros(18))
+        assert sampler.sample().index.tolist() == [18] * 64
+        sampler.update_priorities([18], [0.0])
+        assert not sampler.can_sample()
+        with pytest.raises(NotEnoughData):
+            sampler.sample()
+        write(replay, 2, first=20)  # at the highest priority so far, which is 1 still
+        assert sampler.sample().index.tolist() == [20] * 64
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_are_those_of_the_paper_divided_by_the_batchs_largest(beta, rng):
+    """w = (N P)^-beta, and P = p^alpha / sum: Schaul et al. 2016, section 3.4, made here of all N and P."""
+    with ReplayBuffer.create(SCALAR, 60, lanes=2) as replay:
+        model, options = Model(SCALAR, 2, 30), Prioritized(alpha=0.7, beta=beta)
+        fill(replay, model, rng, [50, 20])
+        sampler = replay.sampler(32, seed=2, min_size=1, prioritized=options)
+        oracle = Priorities(model, options, stack=1, n_step=1)
+        for _ in range(40):
+            oracle.catch_up()
+            batch = sampler.sample()
+            oracle.drawn.update(batch.index.tolist())
+            total = sum(oracle.masses.values())
+            probabilities = np.array([oracle.masses[index] / total for index in batch.index.tolist()])
+            weights = (len(oracle.masses) * probabilities) ** -beta
+            np.testing.assert_allclose(batch.weight, weights / weights.max(), rtol=1e-6)
+            assert batch.weight.max() == 1
+            priorities = rng.exponential(size=32)
+            sampler.update_priorities(batch.index, priorities)
+            oracle.update(batch.index, priorities)
+
+
+def test_beta_rises_to_one_in_equal_steps_and_stays_there(rng):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(16, seed=2, prioritized=Prioritized(alpha=1.0, beta=0.2, epsilon=0.0, beta_steps=4))
+        for beta in (0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0):
+            assert sampler.can_sample()  # which is no batch
+            masses = sampler.state_dict()["masses"]
+            batch = sampler.sample()
+            drawn = masses[batch.index]
+            np.testing.assert_allclose(batch.weight, (drawn.min() / drawn) ** beta, rtol=1e-6)
+            sampler.update_priorities(batch.index, rng.random(16) + 0.1)
+
+
+# ---- first priorities ----
+
+
+def test_actors_give_the_first_priorities_and_nan_stands_for_the_highest_so_far():
+    given = [0.5, np.nan, 4.0, np.nan, 2.0, 0.0, 1.0]
+    with ReplayBuffer.create(ACTORS, 20) as replay:
+        write(replay, 7, priority=given)
+        options = Prioritized(alpha=1.0, epsilon=0.25, initial="priority")
+        sampler = replay.sampler(8, min_size=1, prioritized=options)
+        sampler.sample()
+        assert sampler.state_dict()["masses"].tolist()[:7] == [0.75, 1.0, 4.25, 4.25, 2.25, 0.25, 0.0]
+
+
+def test_what_was_never_given_a_priority_has_the_highest_so_far():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 4)
+        sampler = replay.sampler(8, min_size=1, seed=0, prioritized=Prioritized(alpha=1.0, epsilon=0.5))
+        sampler.sample()
+        assert sampler.state_dict()["masses"].tolist()[:5] == [1, 1, 1, 0, 0]
+        sampler.update_priorities([1, 1, 2], [6.0, 0.25, 2.0])
+        write(replay, 2, first=4)
+        sampler.sample()
+        # 6.5 was a priority, though the later one for the same index counts.
+        assert sampler.state_dict()["masses"].tolist()[:6] == [1, 0.75, 2.5, 0, 6.5, 0]
+
+
+@pytest.mark.parametrize("bad", [-1.0, -1e-30, np.inf, -np.inf])
+def test_an_actors_priority_that_cannot_be_is_an_error_that_names_lane_and_ticket(bad):
+    """It is told once; the row counts as the highest so far from then on."""
+    with ReplayBuffer.create(ACTORS, 40, lanes=2) as replay:
+        write(replay, 7, 1, priority=[1.0, 2.0, 1.0, bad, 1.0, 1.0, 1.0])
+        options = Prioritized(alpha=1.0, epsilon=0.0, initial="priority")
+        sampler = replay.sampler(8, min_size=1, prioritized=options)
+        with pytest.raises(ValueError, match=r"priority: .* at least 0, got another in lane 1, ticket 3$"):
+            sampler.sample()
+        sampler.sample()
+        assert sampler.state_dict()["masses"].tolist()[20:26] == [1, 2, 1, 2, 1, 1]
+
+
+def test_an_actors_bad_priority_that_was_overwritten_before_the_next_batch_is_none():
+    with ReplayBuffer.create(ACTORS, 20) as replay:
+        write(replay, 7, priority=[1.0, 2.0, 1.0, -1.0, 1.0, 1.0, 1.0])
+        sampler = replay.sampler(8, min_size=1, prioritized=Prioritized(initial="priority"))
+        assert sampler.can_sample()
+        write(replay, 50, priority=np.ones(50))
+        assert (sampler.sample().action < 50).all()
+
+
+# ---- updates ----
+
+
+def test_what_was_overwritten_never_drawn_or_of_another_replay_is_ignored_and_counted(rng):
+    with ReplayBuffer.create(SCALAR, 40, lanes=2) as replay:
+        write(replay, 20, 0)
+        write(replay, 20, 1)
+        sampler = replay.sampler(4, min_size=1, seed=0, prioritized=Prioritized(alpha=1.0, epsilon=0.0))
+        drawn = sampler.sample().index
+        before = sampler.state_dict()
+        others = np.setdiff1d(np.arange(40), drawn)
+        foreign = np.array([-1, -40, 40, 41, 2**62, -(2**63), 2**63 - 1])
+        sampler.update_priorities(others, np.full(len(others), 9.0))
+        sampler.update_priorities(foreign, np.full(len(foreign), 9.0))
+        sampler.update_priorities(foreign.astype(np.uint64), np.full(len(foreign), 9.0))
+        assert sampler.stats.ignored == len(others) + 2 * len(foreign)
+        after = sampler.state_dict()
+        assert all((after[name] == before[name]).all() for name in before)
+
+        write(replay, 20, 0, first=20)  # all of lane 0 is overwritten, before the sampler looks again
+        gone = drawn % 2 == 0
+        sampler.update_priorities(drawn, np.full(4, 9.0))
+        assert sampler.stats.ignored == len(others) + 2 * len(foreign) + gone.sum()
+        sampler.update_priorities(drawn + 40 * gone, np.full(4, 9.0))  # the rows that took their places
+        assert sampler.stats.ignored == len(others) + 2 * len(foreign) + 2 * gone.sum()
+        sampler.sample()
+        masses = sampler.state_dict()["masses"]
+        assert (masses[20 + drawn[~gone] // 2] == 9).all()
+
+
+def test_asking_whether_a_batch_can_be_drawn_draws_nothing():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(4, prioritized=Prioritized())
+        for _ in range(20):
+            assert sampler.can_sample()
+        sampler.update_priorities(np.arange(19), np.ones(19))
+        assert sampler.stats.ignored == 19
+        assert not (sampler.state_dict()["marks"] == DRAWN).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, -1e-300])
+def test_a_priority_that_cannot_be_is_refused_by_its_row_and_nothing_changes(bad):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+        batch = sampler.sample()
+        before = sampler.state_dict()
+        priorities = np.full(8, 3.0)
+        priorities[5] = bad
+        with pytest.raises(ValueError) as caught:
+            sampler.update_priorities(batch.index, priorities)
+        expected = f"got {np.float64(bad)} in row 5, index {batch.index[5]}"
+        assert str(caught.value) == f"priority: expected finite numbers of at least 0, {expected}"
+        after = sampler.state_dict()
+        assert all((after[name] == before[name]).all() for name in before)
+        assert sampler.stats.ignored == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "message"),
+    [
+        ([0, 1], [1.0], "priority: expected one for each index, shape (2,), got (1,)"),
+        ([0], [[1.0]], "priority: expected one for each index, shape (1,), got (1, 1)"),
+        ([[0]], [[1.0]], "index: expected integers (n,), got int64 (1, 1)"),
+        ([0.0], [1.0], "index: expected integers (n,), got float64 (1,)"),
+        ([True], [1.0], "index: expected integers (n,), got bool (1,)"),
+        (3, 1.0, "index: expected integers (n,), got int64 ()"),
+    ],
+)
+def test_indices_and_priorities_that_do_not_belong_together_are_refused(index, priority, message):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+        sampler.sample()
+        with pytest.raises(ValueError) as caught:
+            sampler.update_priorities(index, priority)
+        assert str(caught.value) == message
+        sampler.update_priorities([], [])
+
+
+def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
+    with ReplayBuffer.create(SCALAR, 500) as replay:
+        write(replay, 500)
+        sampler = replay.sampler(8, seed=0, prioritized=Prioritized(alpha=1.0, epsilon=0.0))
+        drawn = np.unique(np.concatenate([sampler.sample().index for _ in range(300)]))
+        priorities = rng.random(len(drawn))
+        sampler.update_priorities(drawn, priorities)
+        assert (sampler.state_dict()["masses"][drawn] == priorities).all()
+        assert sampler.stats.ignored == 0
+        assert sampler._tree.total == pytest.approx(sampler.state_dict()["masses"].sum())
+
+
+def test_a_sampler_that_draws_uniformly_takes_no_priorities():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(8)
+        with pytest.raises(TypeError, match="expected a sampler with prioritized"):
+            sampler.update_priorities(sampler.sample().index, np.ones(8))
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -0.1}, "alpha: expected a number of at least 0, got -0.1"),
+        ({"alpha": np.nan}, "alpha: expected a number of at least 0, got nan"),
+        ({"alpha": np.inf}, "alpha: expected a finite number, got inf"),
+        ({"beta": -0.1}, "beta: expected a number from 0 to 1, got -0.1"),
+        ({"beta": 1.5}, "beta: expected a number from 0 to 1, got 1.5"),
+        ({"beta": "1"}, "beta: expected a number from 0 to 1, got '1'"),
+        ({"epsilon": -1e-9}, "epsilon: expected a number of at least 0, got -1e-09"),
+        ({"epsilon": True}, "epsilon: expected a number of at least 0, got True"),
+        ({"beta_steps": 0}, "beta_steps: expected an integer of at least 1, got 0"),
+        ({"beta_steps": 1.5}, "beta_steps: expected an integer of at least 1, got 1.5"),
+    ],
+)
+def test_priorities_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError) as caught:
+        Prioritized(**options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("extras", "came"),
+    [
+        ({}, "'p', which is none of them"),
+        ({"p": Field((), "float64")}, "'p', which is float64 ()"),
+        ({"p": Field((1,))}, "'p', which is float32 (1,)"),
+    ],
+)
+def test_an_extra_that_holds_no_priority_is_refused(extras, came):
+    with ReplayBuffer.create(TransitionSpec(Field(), Field(), extras), 20) as replay:
+        with pytest.raises(ValueError) as caught:
+            replay.sampler(4, prioritized=Prioritized(initial="p"))
+        assert str(caught.value) == f"prioritized.initial: expected the name of a float32 () extra, got {came}"
+
+
+# ---- states ----
+
+
+@pytest.mark.parametrize("window", WINDOWS[2:5], ids=str)
+def test_a_saved_sampler_draws_the_same_batches_bit_for_bit(window, rng, tmp_path):
+    options = {"min_size": 1, "prioritized": Prioritized(alpha=0.8, beta=0.3, beta_steps=50), **window}
+    with ReplayBuffer.create(SCALAR, 3 * 40, lanes=3) as replay:
+        fill(replay, Model(SCALAR, 3, 40), rng, [90, 15, 30], end=0.1)
+        sampler = replay.sampler(24, seed=4, **options)
+        for _ in range(30):
+            batch = sampler.sample()
+            sampler.update_priorities(batch.index, rng.random(24))
+        write(replay, 9, 1)  # the state lags behind the rows
+        replay.save(tmp_path / "saved", sampler)
+        with ReplayBuffer.load(tmp_path / "saved") as copy:
+            again = copy.sampler(24, seed=99, **options)
+            again.load_state_dict(copy.sampler_state)
+            for step in range(60):
+                if step % 10 == 5:
+                    for one in (replay, copy):
+                        write(one, 7, step % 3)
+                ours, theirs = sampler.sample(), again.sample()
+                for name in ("index", "obs", "action", "reward", "discount", "weight", "valid"):
+                    assert (getattr(ours, name) == getattr(theirs, name)).all(), name
+                priorities = rng.random(24)
+                for one in (sampler, again):
+                    one.update_priorities(ours.index, priorities)
+            mine, other = sampler.state_dict(), again.state_dict()
+            assert mine.keys() == other.keys()
+            assert all((mine[name] == other[name]).all() for name in mine)
+            assert sampler.stats.ignored == again.stats.ignored
+
+
+def test_a_state_is_a_copy():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+        state = sampler.state_dict()
+        kept = {name: value.copy() for name, value in state.items()}
+        sampler.update_priorities(sampler.sample().index, np.full(8, 5.0))
+        assert all((state[name] == kept[name]).all() for name in kept)
+        sampler.load_state_dict(state)
+        sampler.sample()
+        assert all((state[name] == kept[name]).all() for name in kept)
+
+
+HOSTILE = {
+    "no generator": lambda s: s.pop("generator"),
+    "a generator of zeros": lambda s: s["generator"].fill(0),
+    "a generator of another dtype": lambda s: s.update(generator=s["generator"].astype(np.int64)),
+    "no masses": lambda s: s.pop("masses"),
+    "masses of another length": lambda s: s.update(masses=s["masses"][1:]),
+    "masses of another dtype": lambda s: s.update(masses=s["masses"].astype(np.float32)),
+    "a negative mass": lambda s: s["masses"].__setitem__(3, -1.0),
+    "a mass that is no number": lambda s: s["masses"].__setitem__(3, np.nan),
+    "an infinite mass": lambda s: s["masses"].__setitem__(3, np.inf),
+    "mass where nothing was written": lambda s: s["masses"].__setitem__(35, 1.0),
+    "an infinite highest": lambda s: s.update(highest=np.array(np.inf)),
+    "a negative highest": lambda s: s.update(highest=np.array(-1.0)),
+    "negative batches": lambda s: s.update(batches=np.array(-5)),
+    "tickets not written yet": lambda s: s["reach"].__setitem__((1, 0), 31),
+    "tickets below 0": lambda s: s["reach"].__setitem__((0, 0), -1),
+    "a floor above what was caught": lambda s: s["reach"].__setitem__((0, 1), 11),
+    "more tickets than a lane has": lambda s: s["reach"].__setitem__((0, 0), 0),
+    "reach of another shape": lambda s: s.update(reach=s["reach"][:, :1]),
+    "a list": lambda s: s.update(masses=s["masses"].tolist()),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_state_that_cannot_be_is_refused_and_nothing_changes(what):
+    with ReplayBuffer.create(SCALAR, 40, lanes=2) as replay:
+        write(replay, 30, 0)
+        write(replay, 10, 1)
+        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+        sampler.update_priorities(sampler.sample().index, np.full(8, 5.0))
+        state = sampler.state_dict()
+        HOSTILE[what](state)
+        before = sampler.state_dict()
+        with pytest.raises(ValueError, match=r"^state: "):
+            sampler.load_state_dict(state)
+        after = sampler.state_dict()
+        assert all((after[name] == before[name]).all() for name in before)
+
+
+def test_a_state_without_priorities_is_refused_by_a_prioritized_sampler_and_of_use_to_a_uniform_one():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        uniform, other = replay.sampler(8, seed=0), replay.sampler(8, seed=1)
+        prioritized = replay.sampler(8, seed=0, prioritized=Prioritized())
+        with pytest.raises(ValueError, match=r"state: expected masses as float64 \(20,\), got nothing"):
+            prioritized.load_state_dict(uniform.state_dict())
+        other.load_state_dict(uniform.state_dict())
+        assert other.sample().index.tolist() == uniform.sample().index.tolist()
