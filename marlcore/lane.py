@@ -5,6 +5,7 @@ Bytes of the segment's file that are locked, besides byte 0:
     1 + lane            by the lane's one writer, or by each writer of a shared lane (a shared lock), for life
     1 + lanes + lane    by a writer of a shared lane, during an append
     1 + 2 lanes + slot  by a sampler of a replay with a limiter, for life
+    1 + 2 lanes         by the reader of a trajectory queue, for life
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from ._native import LINE, MAX_COLUMNS, NativeLanes
 from .errors import LaneBusy
 from .shm import Segment, invalidate_after_fork
 
-__all__ = ["ROOM_OFFSET", "SLOTS", "LaneClaim", "LaneGeometry", "claim"]
+__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim"]
 
-SLOTS = 16
 ROOM_OFFSET = LINE
 
 
@@ -40,12 +40,14 @@ class LaneGeometry:
         capacity: rows of each lane.
         columns: bytes of a row in each column; those of column 0 are a multiple of 8.
         every: tickets that share a row of each column, 1 for column 0; divisors of the capacity. 1 when not given.
+        slots: lines for readers that writers wait for; 0 where none does.
     """
 
     lanes: int
     capacity: int
     columns: tuple[int, ...]
     every: tuple[int, ...] = ()
+    slots: int = 0
 
     def __post_init__(self) -> None:
         if not self.every:
@@ -65,7 +67,7 @@ class LaneGeometry:
 
     def column_offset(self, column: int) -> int:
         """Bytes from the body's start to the column's first row of lane 0."""
-        offset = self.slot_offset(SLOTS)
+        offset = self.slot_offset(self.slots)
         for k in range(column):
             offset += -(-self.lanes * self.rows(k) * self.stride(k) // LINE) * LINE
         return offset

@@ -16,18 +16,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ._native import LINE, Event, NativeLanes, Words
 from .errors import MarlcoreError, NotEnoughData
-from .lane import ROOM_OFFSET, SLOTS, LaneClaim, LaneGeometry
+from .lane import ROOM_OFFSET, LaneClaim, LaneGeometry
 from .shm import Segment
 
-__all__ = ["WAIT_SLICE_S", "RateLimiter", "SampleGate", "WriteGate"]
+__all__ = ["SLOTS", "WAIT_SLICE_S", "Gate", "RateLimiter", "SampleGate", "WriteGate", "sleep_until"]
 
 WAIT_SLICE_S = 0.1
+SLOTS = 16
 
 _SAMPLED, _STARVING = 0, 1
 _LINE_WORDS = LINE // 8
@@ -92,7 +93,28 @@ class RateLimiter:
         return None if plain is None else cls(**plain)
 
 
-class _Gate:
+class Gate(Protocol):
+    """What a writer passes before it adds.
+
+    Attributes:
+        spare_rows: rows of a lane that an add leaves alone.
+    """
+
+    spare_rows: int
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many rows may be added; False when they shall be left out.
+
+        Args:
+            transitions, boundaries: how many rows of each.
+            timeout: seconds; None waits for ever.
+            check_open: raises when the writer was closed meanwhile.
+
+        Raises: TimeoutError: they may not be added after so long. ValueError: no wait would ever be enough.
+        """
+
+
+class _Side:
     """One side's view of the counters that the limiter looks at."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter) -> None:
@@ -109,11 +131,10 @@ class _Gate:
         return 1 + 2 * self._lanes.count + slot
 
 
-class WriteGate(_Gate):
+class WriteGate(_Side):
     """What a writer passes before it adds."""
 
-    SPARE_ROWS = 1
-    """Rows of a lane that an add leaves alone: the newest row tells how many transitions were inserted."""
+    spare_rows = 1  # the newest row tells how many transitions were inserted
 
     @classmethod
     def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry) -> WriteGate | None:
@@ -121,28 +142,22 @@ class WriteGate(_Gate):
         limiter = RateLimiter.of(segment)
         return None if limiter is None else cls(segment, lanes, geometry, limiter)
 
-    def wait(self, rows: int, timeout: float | None, check_open: Callable[[], None]) -> None:
-        """Waits until `rows` transitions may be added.
-
-        Args:
-            rows: how many.
-            timeout: seconds; None waits for ever.
-            check_open: raises when the writer was closed meanwhile.
-
-        Raises: TimeoutError: samplers drew too little for so long. ValueError: no wait would ever be enough.
-        """
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many transitions may be added; see Gate."""
         limiter = self._limiter
-        if limiter.samples_per_insert * rows > limiter.tolerance:
+        if limiter.samples_per_insert * transitions > limiter.tolerance:
             raise ValueError(
                 f"tolerance: expected a limiter with at least samples_per_insert * rows = "
-                f"{limiter.samples_per_insert * rows:g} for an add of {rows}, got {limiter.tolerance:g}"
+                f"{limiter.samples_per_insert * transitions:g} for an add of {transitions}, got {limiter.tolerance:g}"
             )
-        may_add = partial(self._may_add, rows)
+        may_add = partial(self._may_add, transitions)
         if may_add():
-            return
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not _sleep_until(may_add, self._room, deadline, check_open):
-            raise TimeoutError(f"{self._segment.path}: no sampler made room for {rows} more rows in {timeout} seconds")
+        if not sleep_until(may_add, self._room, deadline, check_open):
+            path = self._segment.path
+            raise TimeoutError(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
+        return True
 
     def _may_add(self, rows: int) -> bool:
         sampled = self._sampled()  # first: what others do between the two keeps this writer back, if anything
@@ -158,7 +173,7 @@ class WriteGate(_Gate):
         )
 
 
-class SampleGate(_Gate):
+class SampleGate(_Side):
     """What a sampler passes before it draws, and where it counts what it drew; it has a slot while it lives."""
 
     def __init__(
@@ -209,7 +224,7 @@ class SampleGate(_Gate):
         if deadline is None:
             raise NotEnoughData(self._shortage())
         began = time.monotonic()
-        if not _sleep_until(self._may_sample, self._rows, deadline, self._segment.check_open):
+        if not sleep_until(self._may_sample, self._rows, deadline, self._segment.check_open):
             raise TimeoutError(self._shortage())
         return time.monotonic() - began
 
@@ -236,7 +251,7 @@ class SampleGate(_Gate):
         return f"{path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
 
 
-def _sleep_until(
+def sleep_until(
     ready: Callable[[], bool], event: Event, deadline: float | None, check_open: Callable[[], None]
 ) -> bool:
     """Whether `ready()` before the deadline; sleeps in slices, so that signals, closing and deaths are seen."""

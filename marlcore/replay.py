@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
-from .errors import LayoutMismatch
-from .lane import LaneGeometry, claim
-from .limiter import RateLimiter, WriteGate
-from .record import RecordLayout
+from .limiter import SLOTS, Gate, RateLimiter, WriteGate
 from .save import Stateful, copy_segment, read_state, save_segment
-from .shared import Shared
-from .shm import Segment, SegmentHandle
-from .spec import Field, TransitionSpec
+from .shm import Segment
+from .spec import TransitionSpec
+from .transitions import TransitionLanes
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -26,10 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayBuffer"]
 
-MAX_ROWS = 2**32 - 1
 
-
-class ReplayBuffer(Shared):
+class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer a lane, any number of samplers, no locks between them.
 
     Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ReplayBuffer to
@@ -46,17 +38,8 @@ class ReplayBuffer(Shared):
     kind = "replay"
 
     def _understand(self, segment: Segment) -> None:
-        self.spec = TransitionSpec.from_dict(segment.description["spec"])
-        self.lanes: int = segment.description["lanes"]
-        lane_rows = segment.description["lane_rows"]
-        if not all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows)):
-            raise ValueError(f"lanes, lane_rows: expected integers of at least 1, got {self.lanes!r}, {lane_rows!r}")
         self.limiter = RateLimiter.of(segment)
-        self._layout = RecordLayout.of(self.spec)
-        self._geometry = _geometry(self._layout, self.lanes, lane_rows)
-        self.capacity = self.lanes * self._geometry.capacity
-        self._lanes = self._geometry.bind(segment.body)
-        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        super()._understand(segment)
 
     @classmethod
     def create(
@@ -83,46 +66,12 @@ class ReplayBuffer(Shared):
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
         """
-        if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
-        for label, value in (("lanes", lanes), ("capacity", capacity)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
-        if not lanes <= capacity <= MAX_ROWS:
-            raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
-        lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every
-        if lane_rows == 0:
-            raise ValueError(
-                f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
-                f"got {capacity} in {lanes} lanes"
-            )
+        lane_rows = cls._lane_rows(spec, capacity, lanes)
         if limiter is not None and not isinstance(limiter, RateLimiter):
             raise TypeError(f"limiter: expected a RateLimiter or None, got {limiter!r}")
         if limiter is not None and lane_rows < 3:
             raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
-        description = {
-            "kind": cls.kind,
-            "spec": spec.to_dict(),
-            "lanes": int(lanes),
-            "lane_rows": lane_rows,
-            "limiter": limiter and limiter.to_dict(),
-        }
-        geometry = _geometry(RecordLayout.of(spec), int(lanes), lane_rows)
-        return cls(Segment.create(name, description, geometry.nbytes, path))
-
-    @classmethod
-    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> ReplayBuffer:
-        """An existing replay, by its handle or its file's path.
-
-        Raises:
-            SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such replay any more, or none at all.
-            LayoutMismatch: `spec` was given and is not the replay's.
-        """
-        replay = super().attach(handle)
-        if spec is not None and spec != replay.spec:
-            replay.close()
-            raise LayoutMismatch(f"{replay._segment.path}: {_difference(replay.spec, spec)}")
-        return replay
+        return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and limiter.to_dict())
 
     @classmethod
     def load(
@@ -205,15 +154,7 @@ class ReplayBuffer(Shared):
         self._segment.check_open()
         if shared and not self.spec.next_obs:
             raise ValueError("shared: expected False, since this spec's rows follow one another; use next_obs=True")
-        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
-            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
-        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
-            raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        claimed = claim(self._segment, self._lanes, int(lane), shared)
-        gate = WriteGate.of(self._segment, self._lanes, self._geometry)
-        writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
-        self._writers.add(writer)
-        return writer
+        return self._open_writer(lane, timeout, shared)
 
     def sampler(
         self,
@@ -255,31 +196,9 @@ class ReplayBuffer(Shared):
         self._segment.check_open()
         return sum(self._lanes.transitions(lane) for lane in range(self.lanes))
 
-    def close(self) -> None:
-        """Closes its writers and lets go of the memory; one in /dev/shm disappears when its creator closes it."""
-        for writer in list(self._writers):
-            writer.close()
-        super().close()
+    @classmethod
+    def _slots(cls, description: dict[str, Any]) -> int:
+        return SLOTS if description["limiter"] else 0
 
-    def __repr__(self) -> str:
-        return f"<ReplayBuffer {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
-
-
-def _geometry(layout: RecordLayout, lanes: int, lane_rows: int) -> LaneGeometry:
-    return LaneGeometry(lanes, lane_rows, layout.columns, layout.every)
-
-
-def _difference(has: TransitionSpec, got: TransitionSpec) -> str:
-    """The first field in which two specs differ, and how."""
-    ours, theirs = dict(_parts(has)), dict(_parts(got))
-    label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
-    return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"
-
-
-def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    """What a spec says, one thing after another: (label, value)."""
-    obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
-    extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
-    for label, field in (obs | {"action": spec.action} | extras).items():
-        yield label, field.describe()
-    yield "next_obs", str(spec.next_obs)
+    def _gate(self, lane: int) -> Gate | None:
+        return WriteGate.of(self._segment, self._lanes, self._geometry)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ._native import LINE, NativeLanes
 from .errors import SegmentCorrupt
-from .lane import SLOTS, LaneGeometry
+from .lane import LaneGeometry
 from .shm import Put, Segment, replace_file
 
 __all__ = ["Stateful", "copy_segment", "read_state", "save_segment"]
@@ -115,8 +115,9 @@ def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: La
     (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
     look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
-    slots = np.zeros((SLOTS, LINE // 8), np.int64)
-    slots[:, 0] = body[geometry.slot_offset(0) : geometry.slot_offset(SLOTS)].view(np.int64).reshape(SLOTS, -1)[:, 0]
+    slots = np.zeros((geometry.slots, LINE // 8), np.int64)
+    lines = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)]
+    slots[:, 0] = lines.view(np.int64).reshape(slots.shape)[:, 0]
     lanes.windows(lo, hi)()
     for lane in range(lanes.count):
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):

@@ -50,7 +50,7 @@ ASIDE = ".marlcore-aside-"  # the name of a whole file for the instant before it
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
 MAGIC = b"marlcore"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 # magic, layout version, checksum, header bytes, segment bytes, nonce, description bytes
 _HEADER = struct.Struct("<8sIIQQQQ")
 _CHECKSUM_AT = 12

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
 from .errors import StaleHandle
 from .lane import LaneClaim
-from .limiter import WAIT_SLICE_S, WriteGate
+from .limiter import WAIT_SLICE_S, Gate
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
@@ -28,7 +28,7 @@ _ALL = slice(None)
 
 
 class Writer:
-    """Appends transitions to one lane of a replay; made by `ReplayBuffer.writer`.
+    """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
     Every value is checked before anything is written, so that a bad one leaves the replay as it was. Values of
     another dtype are taken when NumPy calls the conversion safe or of the same kind (float64 to float32, not float
@@ -47,7 +47,7 @@ class Writer:
         claim: LaneClaim,
         shared: bool = False,
         timeout: float | None = None,
-        gate: WriteGate | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.lane = lane
         self._claim = claim
@@ -72,7 +72,7 @@ class Writer:
         self._extra_places = layout.of_role("extra")
         self._extras = {place.name: self._put(place, 0) for place in self._extra_places}
         self._staging: _Staging | None = None
-        self._spare_rows = 0 if gate is None else gate.SPARE_ROWS
+        self._spare_rows = 0 if gate is None else gate.spare_rows
         if spec.next_obs:
             self._extras["next_obs"] = self._put_many("next_obs", 0)
         invalidate_after_fork(self)
@@ -98,7 +98,8 @@ class Writer:
             final_obs: the observation after the last action; only with terminated or truncated.
             extras: every extra field of the spec, and next_obs when the spec stores it.
 
-        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it.
+        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it. -1 when
+            a queue that drops the newest has no room: nothing was written, and the next row begins an episode.
 
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range.
@@ -116,8 +117,8 @@ class Writer:
             raise TypeError(f"reward: expected a number, got {came(reward)}") from None
         if extras or self._extras:
             self._put_extras(extras)
-        if self._gate is not None:
-            self._gate.wait(1, self._timeout, self.check_open)
+        if self._gate is not None and not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
+            return self._leave_out()
         ticket: int = self._add_row(self._raw, flags)
         if ticket < 0:
             ticket = self._again(ticket, partial(self._add_row, self._raw, flags))
@@ -139,10 +140,10 @@ class Writer:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
             final_obs: [number of truncated rows, *shape], in their order; needed when there is one.
 
-        Returns: the first transition's ticket.
+        Returns: the first transition's ticket, or -1 as `add`.
 
         Raises: as `add`; ValueError also when the rows, each final_obs one of them, are more than the lane's capacity,
-            or than that less one in a replay with a limiter.
+            or than that less one in a queue or in a replay with a limiter.
         """
         rows = len(reward) if isinstance(reward, (np.ndarray, Sequence)) and np.ndim(reward) else 0
         if not rows:
@@ -158,8 +159,10 @@ class Writer:
         for place, label, value in self._batch_values(obs, action, extras):
             staging.put(place, at, rows_of(label, place.field, value, rows))
         try:
-            if self._gate is not None:
-                self._gate.wait(rows, self._timeout, self.check_open)
+            if self._gate is not None and not self._gate.wait(
+                rows, staging.rows - rows, self._timeout, self.check_open
+            ):
+                return self._leave_out()
             ticket = staging.append()
             return ticket if ticket >= 0 else self._again(ticket, staging.append)
         finally:
@@ -201,6 +204,11 @@ class Writer:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Writer belongs to one process: pass the replay and call its `writer` there")
+
+    def _leave_out(self) -> int:
+        """The rows find no room; those behind them do not follow what is in the lane."""
+        self._native.new_episode()
+        return -1
 
     def _again(self, code: int, append: Callable[[], int]) -> int:
         """The ticket in the end, when other writers were busy in the shared lane; signals are seen in between.

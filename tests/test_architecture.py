@@ -17,7 +17,7 @@ LAYERS = [
     {"lane", "shared"},
     {"control", "kernels", "limiter", "record", "save"},
     {"batch", "telemetry", "writer", "flat"},
-    {"drawing"},
+    {"drawing", "transitions"},
     {"priorities"},
     {"sampler", "rundir"},
     {"prefetch", "replay", "params", "curves", "progress"},

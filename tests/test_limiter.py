@@ -21,7 +21,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
-from marlcore.lane import SLOTS
+from marlcore.limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
 SHARED = TransitionSpec(Field(), Field(), next_obs=True)

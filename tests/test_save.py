@@ -677,31 +677,31 @@ STATES = {
     "no list": [1],
     "no entry": {"p": 7},
     "fewer keys": {"p": {"dtype": "float64", "shape": [5]}},
-    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 3584, "start": 0}},
-    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 3584}},
-    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 3584}},
-    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 3584}},
-    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 3584}},
+    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 1536, "start": 0}},
+    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 1536}},
+    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 1536}},
+    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 1536}},
+    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 1536}},
     "behind the end": {"p": {"dtype": "float64", "shape": [5], "offset": 1 << 20}},
-    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 3584}},
+    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 1536}},
     "in the lanes": {"p": {"dtype": "float64", "shape": [5], "offset": 128}},
     "negative": {"p": {"dtype": "float64", "shape": [5], "offset": -128}},
-    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 3584}},
-    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 3584}},
-    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 3584}},
+    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 1536}},
+    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 1536}},
+    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 1536}},
     "far": {"p": {"dtype": "float64", "shape": [5], "offset": 128 * 2**64}},
-    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 3584}},
-    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 3584.0}},
-    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 3584}},
-    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 3584}},
-    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 3587}},
+    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 1536}},
+    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 1536.0}},
+    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 1536}},
+    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 1536}},
+    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 1539}},
 }
 
 
 def test_a_state_that_can_be_is_read(saved):
     """So what is refused below is refused for what is wrong with it."""
     describe(
-        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 3584}}}
+        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 1536}}}
     )
     with ReplayBuffer.load(saved) as replay:
         assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]

@@ -299,7 +299,7 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
 
 def test_another_version_of_the_layout_is_refused(segment):
     rewrite(segment.path, 8, struct.pack("<I", 99), checksum=True)
-    corrupt(segment.path, "expected layout version 2, got 99")
+    corrupt(segment.path, "expected layout version 3, got 99")
 
 
 def test_a_wrong_checksum_is_refused(segment):
