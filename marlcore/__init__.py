@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
     from .system import train as train
+    from .trajectories import TrajectoryQueue as TrajectoryQueue
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _HOME = {
     "Sequence": "sampler",
     "SharedMemoryFull": "errors",
     "StaleHandle": "errors",
+    "TrajectoryQueue": "trajectories",
     "TransitionSpec": "spec",
     "WorkerFailed": "errors",
     "train": "system",

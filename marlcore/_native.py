@@ -117,7 +117,14 @@ class NativeLanes:
 
     def inserted(self) -> int:
         """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
-        count = int(_lib.mc_lanes_inserted(self.raw, self.count))
+        return self._count_written(self.raw, self.count)
+
+    def written(self, lane: int) -> int:
+        """Transitions ever written to a lane of which no append fills the whole, boundary rows not counted."""
+        return self._count_written(self._each[lane], 1)
+
+    def _count_written(self, lanes: Any, count: int) -> int:
+        count = int(_lib.mc_lanes_inserted(lanes, count))
         if count == -errno.ESTALE:
             raise MarlcoreError("writers overwrote each newest row while it was read; use a larger capacity")
         if count < 0:

@@ -21,7 +21,7 @@ from ._native import LINE, MAX_COLUMNS, NativeLanes
 from .errors import LaneBusy
 from .shm import Segment, invalidate_after_fork
 
-__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim"]
+__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_reader"]
 
 ROOM_OFFSET = LINE
 
@@ -131,3 +131,11 @@ def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False)
         claimed.release()
         raise
     return claimed
+
+
+def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
+    """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: a reader lives."""
+    fd = segment.lock(1 + 2 * geometry.lanes)
+    if fd is None:
+        raise LaneBusy(f"{segment.path}: the queue has a living reader")
+    return LaneClaim(fd)

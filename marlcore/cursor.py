@@ -1,0 +1,174 @@
+"""Where a trajectory queue's reader stands in each lane, and what that leaves to the lanes' writers.
+
+The reader alone writes these slots of the segment:
+
+    slot 0         turn      batches consumed; its lowest bit says which half of the other slots counts
+                   longest   rows of an add at most, so that reader and writers never wait for each other
+    slot 1 + lane  released  rows below this ticket may be overwritten
+                   two halves of position, passed, dropped, skipped: see kernels/inorder.py
+
+The next cursor of all lanes is written into the half that does not count, and the one store of `turn` makes it the
+cursor: so a batch is consumed whole or not at all, wherever the reader dies. Only then are rows released.
+
+On its lane's counters line a writer counts in `refused` the transitions that found no room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._native import LINE, Event, NativeLanes, Words
+from .errors import SegmentCorrupt
+from .lane import ROOM_OFFSET, LaneGeometry
+from .limiter import sleep_until
+from .shm import Segment
+
+__all__ = ["CURSOR_ROWS", "CursorLines", "QueueGate", "ReadCursor"]
+
+CURSOR_ROWS = 4
+
+_TURN, _LONGEST = 0, 1  # words of slot 0
+_RELEASED, _HALVES = 0, 1  # of a lane's slot
+_REFUSED = 2  # of a lane's counters line, behind committed and reserved
+_LINE_WORDS = LINE // 8
+
+Ints = NDArray[np.int64]
+
+
+class CursorLines:
+    """The cursor as any process sees it."""
+
+    def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
+        self._lanes = geometry.lanes
+        self._words = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
+        self._counters = Words(counters)
+
+    def load(self) -> Ints:
+        """The cursor, int64 [4, lanes], of one moment."""
+        while True:
+            turn = self._words.load(_TURN)
+            cursor = self.half(turn & 1)
+            if self._words.load(_TURN) == turn:
+                return cursor
+
+    def half(self, half: int) -> Ints:
+        """What one half of the slots holds, int64 [4, lanes]."""
+        words = [
+            [self._words.load(self._at(half, row, lane)) for lane in range(self._lanes)] for row in range(CURSOR_ROWS)
+        ]
+        return np.array(words, np.int64)
+
+    def longest(self) -> int:
+        """Rows of an add at most; 0 before there was a reader."""
+        return self._words.load(_LONGEST)
+
+    def released(self, lane: int) -> int:
+        """The lowest ticket that may not be overwritten."""
+        return self._words.load(_lane_word(lane) + _RELEASED)
+
+    def refused(self, lane: int) -> int:
+        """Transitions that found no room."""
+        return self._counters.load(lane * _LINE_WORDS + _REFUSED)
+
+    def refuse(self, lane: int, transitions: int) -> None:
+        """For the lane's writer: so many more found no room."""
+        self._counters.store(lane * _LINE_WORDS + _REFUSED, self.refused(lane) + transitions)
+
+    @staticmethod
+    def _at(half: int, row: int, lane: int) -> int:
+        return _lane_word(lane) + _HALVES + half * CURSOR_ROWS + row
+
+
+class ReadCursor(CursorLines):
+    """The cursor as its reader moves it.
+
+    Args:
+        longest: see above.
+    """
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
+        super().__init__(segment, geometry)
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self._written = np.stack([self.half(0), self.half(1)])
+        self.now = self.load()
+        committed = np.array([lanes.committed(lane) for lane in range(lanes.count)])
+        if (self.now < 0).any() or (self.now[0] > committed).any():
+            raise SegmentCorrupt(f"{segment.path}: the reader's position is behind what was written")
+        self._released = np.array([self.released(lane) for lane in range(lanes.count)])
+        self._words.store(_LONGEST, longest)
+
+    def move(self, cursor: Ints) -> None:
+        """Makes this the cursor, with one store."""
+        turn = self._words.load(_TURN) + 1
+        written = self._written[turn & 1]
+        for row, lane in np.argwhere(written != cursor).tolist():
+            self._words.store(self._at(turn & 1, row, lane), int(cursor[row, lane]))
+        written[:] = cursor
+        self.now[:] = cursor  # first: what a signal interrupts here may not be delivered twice
+        self._words.store(_TURN, turn)
+
+    def release(self, tickets: Ints) -> None:
+        """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""
+        for lane in np.flatnonzero(tickets > self._released).tolist():
+            self._released[lane] = tickets[lane]
+            self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
+        self._room.notify()
+
+
+class QueueGate:
+    """What a lane's writer passes before it adds; see limiter.Gate.
+
+    Args:
+        when_full: "wait", "drop_oldest" or "drop_newest".
+    """
+
+    spare_rows = 1  # the newest row tells how many transitions were written
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, lane: int, when_full: str) -> None:
+        self._segment = segment
+        self._lanes = lanes
+        self._lane = lane
+        self._capacity = geometry.capacity
+        self._when_full = when_full
+        self._lines = CursorLines(segment, geometry)
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self._end = 0  # rows may be written up to this ticket, and maybe further by now
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many rows may be added; False when they are dropped, and were counted."""
+        rows = transitions + boundaries
+        if self._when_full == "drop_oldest" or (rows <= 2 and self._lanes.committed(self._lane) + rows <= self._end):
+            return True
+        fits = partial(self._fits, rows)
+        if fits():
+            return True
+        if self._when_full == "drop_newest":
+            self._lines.refuse(self._lane, transitions)
+            return False
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not sleep_until(fits, self._room, deadline, check_open):
+            path = self._segment.path
+            raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
+                               f"in {timeout} seconds")  # fmt: skip
+        return True
+
+    def _fits(self, rows: int) -> bool:
+        """Raises ValueError: the reader could not always make room for so many rows."""
+        longest = self._lines.longest() or self._capacity - self.spare_rows
+        if rows > longest:
+            raise ValueError(
+                f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
+                f"reader needs of a lane's {self._capacity}, got {rows}"
+            )
+        self._end = self._lines.released(self._lane) + self._capacity
+        return self._lanes.committed(self._lane) + rows <= self._end
+
+
+def _lane_word(lane: int) -> int:
+    return (1 + lane) * _LINE_WORDS
