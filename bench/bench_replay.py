@@ -1,4 +1,4 @@
-"""Adding and sampling, by marlcore, by the seeds' locked ring, and by memcpy."""
+"""Adding and sampling, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from . import adding_work, prioritized_work, sampling_work
 from .rate import LIBRARIES, measure_rates
-from .replay_work import ROWS
 from .work import Row, Scale, benchmark_row
 
+ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS)
 
-@pytest.mark.parametrize("library", ["marlcore", "seeds", "memcpy"])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+@pytest.mark.parametrize(
+    ("row", "library"), [pytest.param(row, name, id=f"{row.name}-{name}") for row in ROWS for name in row.libraries]
+)
 def test_replay(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     benchmark_row(benchmark, row, library, scale)
 

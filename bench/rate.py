@@ -15,7 +15,7 @@ from typing import Any
 from marlcore import ReplayBuffer
 
 from .peers.ring import LockedRing
-from .replay_work import BATCH, VECTOR, vector_spec
+from .transitions import BATCH, VECTOR, spec_of
 
 __all__ = ["LIBRARIES", "Rates", "measure_rates"]
 
@@ -58,7 +58,7 @@ def _seeds_writer(ring: LockedRing) -> Iterator[Add]:
 
 @contextmanager
 def _marlcore_replay() -> Iterator[tuple[ReplayBuffer, Sample]]:
-    with ReplayBuffer.create(vector_spec(), CAPACITY) as replay:
+    with ReplayBuffer.create(spec_of(VECTOR), CAPACITY) as replay:
         yield replay, replay.sampler(BATCH, seed=0).sample
 
 

@@ -17,11 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import params_work, rate, replay_work, save_work
+from . import adding_work, params_work, prioritized_work, rate, sampling_work, save_work
 from .rate import Rates
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
+ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *params_work.ROWS)
 SAVE_ROUNDS = 5
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
@@ -64,11 +65,11 @@ def main() -> None:
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
     console = Console()
-    console.width = max(console.width, 120)
+    console.width = max(console.width, 170)
     machine = describe_machine()
     with console.status("measuring") as status:
         results = []
-        for row in (*replay_work.ROWS, *params_work.ROWS):
+        for row in ROWS:
             status.update(row.name)
             results.append(Result.of(row, time_row(row, FULL, effort.rounds, effort.round_s)))
         status.update("writer's rate while sampled")
@@ -98,7 +99,8 @@ def describe_machine() -> dict[str, str]:
         "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
         f"load {os.getloadavg()[0]:.1f} at the start",
         "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} torch thread, cpprb {_version('cpprb') or 'not installed'}",
+        f"{torch.get_num_threads()} torch thread, "
+        + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
     }
 
 
@@ -181,8 +183,21 @@ def write_json(
     path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-COLOURS = {"marlcore": "#0b6e4f", "seeds": "#c8963e", "memcpy": "#b8b8b8", "cpprb": "#7d6b91"}
-LABELS = {"seeds": "lock + shared arrays or load_state_dict", "memcpy": "memcpy of the same bytes"}
+COLOURS = {
+    "marlcore": "#0b6e4f",
+    "seeds": "#c8963e",
+    "memcpy": "#b8b8b8",
+    "cpprb": "#7d6b91",
+    "cpprb single": "#b5a6c4",
+    "torchrl": "#a04668",
+}
+LABELS = {
+    "seeds": "lock + shared arrays or load_state_dict",
+    "memcpy": "memcpy of the same bytes",
+    "cpprb": "cpprb, several processes",
+    "cpprb single": "cpprb, one process",
+    "torchrl": "torchrl, shared",
+}
 
 
 def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
@@ -193,7 +208,7 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
     from matplotlib import pyplot as plt
 
     libraries = list(dict.fromkeys(name for result in results for name in result.times))
-    figure, axes = plt.subplots(figsize=(9, 0.75 * len(results) + 1.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 0.85 * len(results) + 1.6), layout="constrained")
     height = 0.8 / len(libraries)
     for i, name in enumerate(libraries):
         at = [k + i * height for k, result in enumerate(results) if name in result.times]
@@ -208,7 +223,7 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
     axes.set_xlabel("median time, microseconds, logarithmic: shorter is better")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    figure.legend(loc="outside upper center", ncols=len(libraries), frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     axes.set_title("marlcore beside locks and beside a plain memcpy", fontweight="bold")
     figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")
     figure.savefig(path, dpi=150)

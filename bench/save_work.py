@@ -25,7 +25,7 @@ from marlcore import Field, ReplayBuffer, TransitionSpec
 
 from .peers import pickled
 from .peers.ring import LockedRing
-from .replay_work import FRAME
+from .transitions import FRAME
 
 __all__ = ["GIGABYTE_ROWS", "LIBRARIES", "SaveFigures", "measure_saves"]
 

@@ -1,19 +1,23 @@
-"""cpprb's replay buffer for several processes; needs `pip install cpprb`."""
+"""cpprb's buffers, or any of their interface: the transitions of LockedRing, with next_obs stored beside obs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cpprb import MPReplayBuffer
+from numpy.typing import NDArray
 
-__all__ = ["fields", "make_buffer"]
+__all__ = ["add_batch", "fields", "make_buffer"]
 
 
-def make_buffer(capacity: int, shape: tuple[int, ...], dtype: str) -> MPReplayBuffer:
-    """The transitions of LockedRing, with next_obs stored beside obs."""
-    obs = {"shape": shape, "dtype": dtype}
+def make_buffer(kind: Any, obs: NDArray[Any], capacity: int) -> Any:
+    """A buffer of the class `kind` for observations like `obs`."""
+    field = {"shape": obs.shape, "dtype": obs.dtype.name}
     scalars = {"action": {"dtype": "int64"}, "reward": {"dtype": "float32"}, "done": {"dtype": "bool"}}
-    return MPReplayBuffer(capacity, {"obs": obs, "next_obs": obs, **scalars})
+    return kind(capacity, {"obs": field, "next_obs": field, **scalars})
+
+
+def add_batch(buffer: Any, obs: Any, action: Any, reward: Any, done: Any) -> None:
+    buffer.add(obs=obs, action=action, reward=reward, next_obs=obs + 1, done=done)
 
 
 def fields(batch: dict[str, Any]) -> tuple[Any, ...]:

@@ -66,8 +66,15 @@ class LockedRing:
     def sample(self, batch: int) -> tuple[NDArray[Any], ...]:
         """obs, action, reward, next_obs, done."""
         with self.lock:
-            at = self._random.integers(self.size.value - 1, size=batch)
-            return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
+            return self._rows(self._random.integers(self.size.value - 1, size=batch))
+
+    def read(self, at: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        """The same of given rows."""
+        with self.lock:
+            return self._rows(at)
+
+    def _rows(self, at: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
 
     def sample_stacked(self, batch: int, stack: int) -> tuple[NDArray[Any], ...]:
         """The same with `stack` frames in obs and next_obs; and whether a stack is of one episode."""
