@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from ..kernels.sumtree import find, level_offsets, repair
 from ..spec import Field
 from ..values import came
 from .ring import MARK, Ints, Ring, Rows, Window
@@ -241,7 +242,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         """
         learner = self._caught_up()
         learner.sampled = learner.window.hi
-        found, tickets = self._ring.whole(operator.index(batch_size), self._draw)
+        found, tickets = self._ring.whole(operator.index(batch_size), self._draw, *self._fields)
         positions = learner.window.positions(tickets[:, 0])
         sample = {name: found[name][:, 0] for name in self._fields}
         sample["weights"] = learner.weights(positions, beta)
@@ -303,7 +304,6 @@ class _Learner:
     def __init__(self, window: Window, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._tree = _Tree(window.capacity)
-        self._tickets = np.full(window.capacity, -1)
         self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
         self.sampled = window.base  # rows from here on came after the last sample
         self.greatest = 1.0
@@ -313,15 +313,14 @@ class _Learner:
         given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
         leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
-        positions = window.positions(tickets)
-        self._tree.put(positions, np.where(ok, leaves, 0.0))  # what was overwritten meanwhile is not drawn
-        self._tickets[positions] = tickets
+        # What was overwritten meanwhile is not drawn.
+        self._tree.put(window.positions(tickets), np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
         self.window = window
 
     def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
         """New priorities of positions below stored; the last one counts where a position is repeated."""
-        current = (self._tickets[positions] < self.sampled) & (self._tree.leaves[positions] > 0)
+        current = (self.window.tickets(positions) < self.sampled) & (self._tree.leaves[positions] > 0)
         positions, priorities = positions[current], priorities[current]
         if len(positions):
             self._tree.put(positions, self._leaves(priorities))
@@ -329,7 +328,7 @@ class _Learner:
 
     def draw(self, count: int) -> Ints:
         """Tickets in proportion to their priorities; none when there is none."""
-        return self._tickets[self._tree.draw(count)] if self._tree.total > 0 else self._tickets[:0]
+        return self.window.tickets(self._tree.draw(count if self._tree.total > 0 else 0))
 
     def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
         leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
@@ -352,51 +351,33 @@ class _Learner:
 
 
 class _Tree:
-    """Sums and minima over groups of WIDTH leaves, over groups of WIDTH such groups, and so on."""
-
-    WIDTH = 64
+    """The priorities' sums, and their minima over those that are not zero."""
 
     def __init__(self, size: int) -> None:
-        self._sums: list[NDArray[np.float64]] = []
-        self._minima: list[NDArray[np.float64]] = []
-        while not self._sums or size > 1:
-            size = -(-size // self.WIDTH)
-            self._sums.append(np.zeros((size, self.WIDTH)))
-            self._minima.append(np.full((size, self.WIDTH), np.inf))
-        self.leaves = self._sums[0].reshape(-1)
+        self._offsets = level_offsets(size)
+        self._sums = np.zeros(self._offsets[-1])
+        self._minima = np.full(self._offsets[-1], np.inf)
+        self.leaves = self._sums[:size]
 
     @property
     def total(self) -> float:
-        return float(self._sums[-1].sum())
+        return float(self._sums[-1])
 
     @property
     def least(self) -> float:
         """The least leaf that is not zero."""
-        return float(self._minima[-1].min())
+        return float(self._minima[-1])
 
     def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
-        sums, minima = leaves, np.where(leaves > 0, leaves, np.inf)
-        for sum_level, min_level in zip(self._sums, self._minima, strict=True):
-            sum_level.reshape(-1)[positions] = sums
-            min_level.reshape(-1)[positions] = minima
-            positions = positions // self.WIDTH  # repeated ones are made twice, which is cheaper than finding them
-            if len(positions) > len(sum_level):
-                positions = np.arange(len(sum_level))
-            sums, minima = sum_level[positions].sum(axis=1), min_level[positions].min(axis=1)
+        self._sums[positions] = leaves
+        self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
+        repair(self._sums, self._offsets, positions.copy(), len(positions))
+        repair(self._minima, self._offsets, positions.copy(), len(positions), True)
 
     def draw(self, count: int) -> Ints:
         """Leaves in proportion to their values, by numbers from NumPy's global generator."""
-        found = np.zeros(count, np.int64)
-        rest = np.random.random_sample(count)
-        ends = np.zeros((count, self.WIDTH + 1))
-        first = np.arange(count) * (self.WIDTH + 1)
-        for level in reversed(self._sums):
-            np.cumsum(level[found], axis=1, out=ends[:, 1:])
-            # Below the last end in spite of rounding, so that a child of value zero is never chosen.
-            rest = np.minimum(rest * ends[:, -1], np.nextafter(ends[:, -1], 0))
-            child = (ends[:, 1:] <= rest[:, np.newaxis]).sum(axis=1)
-            before, end = ends.ravel()[first + child], ends.ravel()[first + child + 1]
-            found, rest = found * self.WIDTH + child, (rest - before) / (end - before)
+        found = np.empty(count, np.int64)
+        find(self._sums, self._offsets, np.random.random_sample(count) * self.total, found, count)
         return found
 
 

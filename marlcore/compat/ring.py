@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from .._native import LINE, Words
 from ..errors import LaneBusy, MarlcoreError
+from ..kernels import columns
 from ..record import Place
 from ..replay import ReplayBuffer
 from ..shared import Shared
@@ -79,14 +80,13 @@ class _Rows(ReplayBuffer):
         super()._understand(segment)
         self._edges = np.zeros((2, 1), np.int64)
         self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
-        self._columns = {place.name: self._column(segment, place) for place in self._layout.of_role("extra")}
+        self._body = segment.body
+        self._places = {place.name: self._place(place) for place in self._layout.of_role("extra")}
 
-    def _column(self, segment: Segment, place: Place) -> NDArray[Any]:
-        """A field of all rows, as a view of the shared memory."""
+    def _place(self, place: Place) -> tuple[tuple[int, int, int], Field]:
+        """Offset of a field's first row, stride and size; and the field."""
         offset = self._geometry.column_offset(place.column) + place.offset
-        row = np.ndarray(place.field.shape, place.field.dtype, segment.body.data, offset)
-        strides = (self._geometry.stride(place.column), *row.strides)
-        return np.ndarray((self.capacity, *row.shape), row.dtype, segment.body.data, offset, strides)
+        return (offset, self._geometry.stride(place.column), place.field.nbytes), place.field
 
     def edges(self) -> tuple[int, int]:
         """The tickets [lo, hi) that the lane holds."""
@@ -96,15 +96,24 @@ class _Rows(ReplayBuffer):
 
     def gather(self, tickets: Ints, names: Iterable[str]) -> tuple[Rows, NDArray[np.bool_]]:
         """Copies of the named fields of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
-        at = tickets % self.capacity
-        rows = {name: self._columns[name][at] for name in names}
-        ok = np.zeros(len(tickets), np.uint8)
+        self.check_open()
         tickets = np.ascontiguousarray(tickets)
-        self._lanes.validator(np.zeros(len(tickets), np.int64), tickets, ok)(len(tickets))
+        count, nbytes = len(tickets), 0
+        table, carved = [], []
+        for name in names:
+            place, field = self._places[name]
+            table.append((*place, nbytes))
+            carved.append((name, field, nbytes))
+            nbytes += -(-count * field.nbytes // LINE) * LINE
+        out = np.empty(nbytes, np.uint8)
+        columns.gather(self._body, np.array(table, np.int64), self.capacity, tickets, out)
+        ok = np.zeros(count, np.uint8)
+        self._lanes.validator(np.zeros(count, np.int64), tickets, ok)(count)
+        rows = {name: np.ndarray((count, *field.shape), field.numpy, out, at) for name, field, at in carved}
         return rows, ok.view(np.bool_)
 
     def close(self) -> None:
-        self._columns = {}
+        self._body = np.empty(0, np.uint8)
         super().close()
 
 
@@ -214,13 +223,14 @@ class Ring:
         rows, ok = self.rows.gather(tickets, stored_as.values())
         return {name: rows[stored] for name, stored in stored_as.items()}, ok
 
-    def whole(self, groups: int, draw: Callable[[int], Ints]) -> tuple[Rows, Ints]:
+    def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows that were all whole; a group that a writer overwrote meanwhile is drawn again.
 
         Args:
             groups: how many.
             draw: called with a number of groups, gives their tickets, [number, rows of a group], or none at all when
                 there is nothing to draw at the moment.
+            names: the fields to copy; all when none is named.
 
         Returns: each field [groups, rows of a group, *shape], and the tickets [groups, rows of a group].
 
@@ -233,7 +243,7 @@ class Ring:
             if len(fresh) < len(todo):
                 time.sleep(NAP_S)
                 continue
-            rows, ok = self.gather(fresh.ravel())
+            rows, ok = self.gather(fresh.ravel(), *names)
             rows["tickets"] = fresh.ravel()
             for name, part in rows.items():
                 part = part.reshape(*fresh.shape, *part.shape[1:])

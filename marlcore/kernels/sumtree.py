@@ -1,7 +1,8 @@
 """A tree of sums, 16 children a node: which leaf a point of the total mass falls on, in a few cache lines.
 
 Level 0 holds the leaves, each level above it one sum for 16 nodes, the last level the total. A sum is always made
-anew from its children, never by adding differences, so that rounding errors cannot grow.
+anew from its children, never by adding differences, so that rounding errors cannot grow. A tree of minima is made and
+repaired in the same way: its last level holds the least leaf.
 """
 
 from __future__ import annotations
@@ -40,28 +41,44 @@ def _sum_children(tree, first):
 
 
 @jit
-def repair_range(tree, offsets, bottom, first, last):
-    """Makes the sums above the nodes [first, last) of level `bottom` anew."""
-    for level in range(bottom + 1, len(offsets) - 1):
-        first, last = first // FANOUT, (last + FANOUT - 1) // FANOUT
-        for node in range(first, last):
-            tree[offsets[level] + node] = _sum_children(tree, offsets[level - 1] + FANOUT * node)
+def _least_child(tree, first):
+    a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
+    for k in range(first + 4, first + FANOUT, 4):
+        a = min(a, tree[k])
+        b = min(b, tree[k + 1])
+        c = min(c, tree[k + 2])
+        d = min(d, tree[k + 3])
+    return min(min(a, b), min(c, d))
 
 
 @jit
-def repair(tree, offsets, leaves, count):
-    """Makes the sums above leaves[:count] anew; what is in `leaves` is lost."""
+def _of_children(tree, first, least):
+    return _least_child(tree, first) if least else _sum_children(tree, first)
+
+
+@jit
+def repair_range(tree, offsets, bottom, first, last, least=False):
+    """Makes the sums, or minima, above the nodes [first, last) of level `bottom` anew."""
+    for level in range(bottom + 1, len(offsets) - 1):
+        first, last = first // FANOUT, (last + FANOUT - 1) // FANOUT
+        for node in range(first, last):
+            tree[offsets[level] + node] = _of_children(tree, offsets[level - 1] + FANOUT * node, least)
+
+
+@jit
+def repair(tree, offsets, leaves, count, least=False):
+    """Makes the sums, or minima, above leaves[:count] anew; what is in `leaves` is lost."""
     for level in range(1, len(offsets) - 1):
         width = offsets[level + 1] - offsets[level]
         if width <= count:  # this level and all above are quicker made as a whole
-            repair_range(tree, offsets, level - 1, 0, offsets[level] - offsets[level - 1])
+            repair_range(tree, offsets, level - 1, 0, offsets[level] - offsets[level - 1], least)
             return
         for i in range(count):
             leaves[i] //= FANOUT
             prefetch(tree.ctypes.data + 8 * (offsets[level - 1] + FANOUT * leaves[i]))
             prefetch(tree.ctypes.data + 8 * (offsets[level - 1] + FANOUT * leaves[i]) + 64)
         for i in range(count):
-            tree[offsets[level] + leaves[i]] = _sum_children(tree, offsets[level - 1] + FANOUT * leaves[i])
+            tree[offsets[level] + leaves[i]] = _of_children(tree, offsets[level - 1] + FANOUT * leaves[i], least)
 
 
 @inlined
