@@ -27,9 +27,11 @@ from ..sampler import Sampler
 from ..spec import Field, TransitionSpec
 from ..values import names_error, rows_of
 from ..writer import Writer
+from .saved import from_bytes, to_bytes
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
+_NAME = "sb3"  # of the replays
 _NUMBER = Field((), "float32")
 _FLAG = Field((), "bool")
 
@@ -103,14 +105,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action)
-        self._open()
+        self._open(self._empty())
 
-    def _open(self, body: NDArray[np.uint8] | None = None, newest: _Step | None = None) -> None:
-        """A replay, empty or with the bytes of an earlier one, and this process's ends of its lanes."""
+    def _empty(self) -> Replay:
         rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
-        self.replay = Replay.create(self._spec, rows * self.n_envs, self.n_envs, name="sb3")
-        if body is not None:
-            self.replay._segment.body[:] = body
+        return Replay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)
+
+    def _open(self, replay: Replay, newest: _Step | None = None) -> None:
+        """This process's ends of a replay's lanes; `newest` is the last step in them."""
+        self.replay = replay
         self._writers: list[Writer] = [self.replay.writer(lane) for lane in range(self.n_envs)]
         self._samplers: dict[int, Sampler] = {}
         self._newest = newest
@@ -120,7 +123,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Forgets every transition."""
         super().reset()
         self.close()
-        self._open()
+        self._open(self._empty())
 
     def close(self) -> None:
         """Gives the shared memory back; it goes by itself when the buffer does."""
@@ -187,15 +190,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         raise NotImplementedError("rows are drawn from lanes and have no index: use sample()")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything, the replay's bytes included: a pickle holds the transitions and shares nothing."""
+        """Everything, the replay's save included: a pickle holds the transitions and shares nothing."""
         state = self.__dict__.copy()
         del state["replay"], state["_writers"], state["_samplers"]
-        return {**state, "_body": self.replay._segment.body.copy()}
+        return {**state, "_saved": to_bytes(self.replay)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        body, newest = state.pop("_body"), state.pop("_newest")
+        saved, newest = state.pop("_saved"), state.pop("_newest")
         self.__dict__.update(state)
-        self._open(body, newest)
+        self._open(from_bytes(saved, _NAME), newest)
 
     def _checked(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> _Step:
         """Copies in the spec's shapes and dtypes, so that a bad value is found before anything is written."""

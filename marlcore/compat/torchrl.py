@@ -26,11 +26,13 @@ from ..sampler import Sampler
 from ..spec import Field, TransitionSpec
 from ..values import names_error
 from ..writer import Writer
+from .saved import from_bytes, to_bytes
 
 __all__ = ["TensorDictReplayBuffer"]
 
 Key = str | tuple[str, ...]
 
+_NAME = "torchrl"  # of the replays
 _UNUSED = Field((), "bool")  # a TensorDict has no fixed obs and action: its leaves are the spec's extras
 _INDEX = "index"  # TorchRL puts it into what was added and what was drawn
 
@@ -83,7 +85,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self.keys = {f"leaf_{i}": key for i, key in enumerate(leaves)}
         fields = {name: _field(key, leaves[key]) for name, key in self.keys.items()}
         spec = TransitionSpec(_UNUSED, _UNUSED, fields, next_obs=True)
-        self.replay = Replay.create(spec, self.max_size, self.lanes, name="torchrl")
+        self.replay = Replay.create(spec, self.max_size, self.lanes, name=_NAME)
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
         """Adds rows to this process's lane: all that fit it at once, or none of those; their indices."""
@@ -162,29 +164,23 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, copied; there must be no writer in another process meanwhile."""
+        """The rows, copied, as `ReplayBuffer.save` does it."""
         if self.replay is None:
             return {}
-        return {"keys": self.keys, "body": torch.from_numpy(self.replay._segment.body.copy()), "example": self._row()}
-
-    def _row(self) -> dict[str, torch.Tensor]:
-        assert self.replay is not None
-        fields = self.replay.spec.extras
-        return {name: torch.from_numpy(np.zeros((1, *f.shape), f.dtype)) for name, f in fields.items()}
+        return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._empty()
         if not state_dict:
             return
-        example = TensorDict({}, [1])
-        for name, key in state_dict["keys"].items():
-            example.set(key, state_dict["example"][name])
-        self.allocate(example)
-        assert self.replay is not None
-        body = self.replay._segment.body
-        if len(body) != len(state_dict["body"]):
-            raise ValueError(f"max_size, lanes: expected those of the saved buffer, got {self.max_size}, {self.lanes}")
-        body[:] = state_dict["body"].numpy()
+        replay = from_bytes(state_dict["saved"].numpy().data, _NAME)
+        if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
+            expected = f"{replay.capacity}, {replay.lanes}"
+            replay.close()
+            raise ValueError(
+                f"max_size, lanes: expected those of the saved buffer, {expected}, got {self.max_size}, {self.lanes}"
+            )
+        self.keys, self.replay = state_dict["keys"], replay
 
     def dumps(self, path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
