@@ -247,7 +247,8 @@ class Sampler:
         generator = state.get("generator")
         if (
             not isinstance(generator, np.ndarray)
-            or (generator.shape, generator.dtype) != ((4,), np.uint64)
+            or generator.shape != (4,)
+            or generator.dtype != np.uint64
             or not generator.any()
         ):
             raise ValueError("state: expected generator as uint64 (4,), not all zero")

@@ -376,8 +376,12 @@ class _Tree:
 
     def draw(self, count: int) -> Ints:
         """Leaves in proportion to their values, by numbers from NumPy's global generator."""
+        points = np.random.random_sample(count) * self.total
+        order = np.argsort(points)
+        ascending = np.empty(count, np.int64)
+        find(self._sums, self._offsets, points[order], ascending, count)
         found = np.empty(count, np.int64)
-        find(self._sums, self._offsets, np.random.random_sample(count) * self.total, found, count)
+        found[order] = ascending
         return found
 
 

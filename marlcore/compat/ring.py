@@ -194,7 +194,7 @@ class Ring:
 
     def _attach(self) -> tuple[_Rows, _Marks]:
         if self._attached is None:
-            self._attached = cast(_Rows, _Rows.attach(self._handles[0])), _Marks.attach(self._handles[1])
+            self._attached = _Rows.attach(self._handles[0]), _Marks.attach(self._handles[1])
         return self._attached
 
     def window(self) -> Window:

@@ -40,7 +40,7 @@ def _sum_children(tree, first):
     return (a + b) + (c + d)
 
 
-@jit
+@inlined
 def _least_child(tree, first):
     a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
     for k in range(first + 4, first + FANOUT, 4):
@@ -51,7 +51,7 @@ def _least_child(tree, first):
     return min(min(a, b), min(c, d))
 
 
-@jit
+@inlined
 def _of_children(tree, first, least):
     return _least_child(tree, first) if least else _sum_children(tree, first)
 
