@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from model import SPECS, Model, chi_square_limit, fill, random_row
 
+import marlcore
 from marlcore import ReplayBuffer
 from marlcore.kernels import uniform
 from marlcore.kernels.random import below, next_random
@@ -158,6 +161,29 @@ CACHED = """
     misses = sum(sum(getattr(uniform, name).stats.cache_misses.values()) for name in ("draw", "draw_listed"))
     print(json.dumps([batch.index.tolist(), batch.obs.tolist(), batch.reward.tolist(), hits, misses]))
 """
+
+
+CHANGED = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import marlcore
+    assert marlcore.__file__.startswith(sys.argv[1])
+    spec = marlcore.TransitionSpec(marlcore.Field(), marlcore.Field())
+    with marlcore.ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
+        for _ in range(4):
+            writer.add(0.0, 0.0, 1.0, terminated=True)
+        print(replay.sampler(1).sample().reward[0])
+"""
+
+
+def test_a_change_of_what_a_kernel_takes_from_another_file_is_compiled_in(program, tmp_path):
+    package = Path(marlcore.__file__).parent
+    shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
+    rewards = [float(program(CHANGED, args=[tmp_path]).finish())]
+    rows = tmp_path / "marlcore" / "kernels" / "rows.py"
+    rows.write_text(rows.read_text().replace("total += discount * floats", "total += 3.0 * discount * floats"))
+    rewards += [float(program(CHANGED, args=[tmp_path]).finish()) for _ in range(2)]
+    assert rewards == [1.0, 3.0, 3.0]
 
 
 def test_kernels_load_from_the_cache_and_work_in_another_process(program, rng):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -22,14 +26,36 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     Not parallel: Numba's threads do not survive a fork. Without Numba's runtime, since no kernel allocates and its
     locked reference counts took half of the time of a draw.
     """
-    compiled: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
-    return compiled
+    return _compiled(function)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """`jit` for a part of a kernel that runs for each row: a call would pass each array as seven words."""
-    compiled: Callable[..., Any] = numba.njit(**_OPTIONS, forceinline=True)(function)
-    return compiled
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
+    _drop_stale(Path(compiled.stats.cache_path))
+    found: Callable[..., Any] = compiled
+    return found
+
+
+@functools.cache
+def _drop_stale(cache: Path) -> None:
+    """Empties the cache when any of the kernels' files has changed since it was filled.
+
+    Numba looks at the file of the kernel alone, but a kernel holds parts of other files too.
+    """
+    sources = b"".join(source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py")))
+    digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
+    if marker.exists() and marker.read_text() == digest:
+        return
+    for index in cache.glob("*.nbi"):
+        index.unlink(missing_ok=True)
+    aside = marker.with_name(f"{marker.name}.{os.getpid()}")
+    aside.write_text(digest)
+    aside.replace(marker)
 
 
 @intrinsic
