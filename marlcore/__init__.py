@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from .params import ParameterStore as ParameterStore
     from .prefetch import Prefetch as Prefetch
     from .priorities import Prioritized as Prioritized
+    from .reader import TrajectoryReader as TrajectoryReader
     from .replay import ReplayBuffer as ReplayBuffer
+    from .sampler import Sampler as Sampler
     from .sampler import Sequence as Sequence
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
     from .system import train as train
     from .trajectories import TrajectoryQueue as TrajectoryQueue
+    from .writer import Writer as Writer
 
 __version__ = "0.1.0"
 
@@ -56,14 +59,17 @@ _HOME = {
     "Prioritized": "priorities",
     "RateLimiter": "limiter",
     "ReplayBuffer": "replay",
+    "Sampler": "sampler",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
     "Sequence": "sampler",
     "SharedMemoryFull": "errors",
     "StaleHandle": "errors",
     "TrajectoryQueue": "trajectories",
+    "TrajectoryReader": "reader",
     "TransitionSpec": "spec",
     "WorkerFailed": "errors",
+    "Writer": "writer",
     "train": "system",
 }
 

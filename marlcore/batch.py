@@ -68,9 +68,10 @@ class Batch:
         index: int64 [B], names the transition in its replay: ticket * lanes + lane.
         policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
         extras: dict of [B, *shape].
-        mask: None. In a batch of sequences bool [B, T], False for the places behind an episode's end, which hold
-            zeros; every other array has the axis T behind B too, but for weight, index (the sequence's first
-            transition), and the extras that are stored at intervals (the recurrent state before the sequence).
+        mask: None. In a batch of sequences bool [B, T], False for burn-in and for the places behind an episode's end,
+            which hold zeros, but for obs and next_obs, which are unspecified there; every other array has the axis T
+            behind B too, but for weight, index (the sequence's first transition), and the extras that are stored at
+            intervals (the recurrent state before the sequence).
         source: None. In a batch of a Mixture int64 [B], the number of the replay that each row came from.
     """
 
@@ -98,6 +99,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def __repr__(self) -> str:
+        return f"<Batch {' x '.join(map(str, self.reward.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
 
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """The same fields as tensors: on the CPU views of this memory, elsewhere copies."""
@@ -131,6 +135,9 @@ class TorchBatch:
         self.extras: dict[str, torch.Tensor] = convert(batch.extras)
         self.mask: torch.Tensor | None = convert(batch.mask)
         self.source: torch.Tensor | None = convert(batch.source)
+
+    def __len__(self) -> int:
+        return len(self.reward)
 
 
 class BatchLayout:

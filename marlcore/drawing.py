@@ -72,6 +72,17 @@ class Window:
                 f"the next, got {self.period}"
             )
 
+    def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
+        """Raises ValueError: of windows that begin once in a period, a lane does not always hold one whole."""
+        if self.length is None:
+            return
+        least = max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
+        if least > lane_rows:
+            raise ValueError(
+                f"sequence: expected a lane of at least {least} rows, of which it always holds a whole window of "
+                f"{self.length} that begins once in {self.period} rows, got {lane_rows}"
+            )
+
 
 def check_count(name: str, value: object, low: int = 1) -> None:
     """Raises ValueError unless value is an integer of at least `low`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from .kernels import rows
 from .kernels.sumtree import level_offsets, repair_range
 from .record import RecordLayout
 from .spec import TransitionSpec
+from .values import came
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
@@ -52,6 +55,11 @@ class Prioritized:
         if self.beta_steps is not None:
             check_count("beta_steps", self.beta_steps)
 
+    def limit(self, leaves: int) -> float:
+        """The highest priority for which the sum of so many masses is finite."""
+        highest = sys.float_info.max / (2 * leaves)
+        return highest if self.alpha <= 1 else float(highest ** (1 / self.alpha))
+
     def check(self, spec: TransitionSpec) -> None:
         """Raises ValueError: `initial` is not such an extra of the spec."""
         one = spec.extras.get(self.initial) if self.initial is not None else None
@@ -80,7 +88,9 @@ class PriorityTree:
         self._tree = np.zeros(int(self._offsets[-1]))
         self._marks = np.zeros(leaves, np.uint8)
         self._reach = np.zeros((2, geometry.lanes), np.int64)
-        self._numbers = np.array([options.alpha, options.epsilon, 1.0])
+        self._numbers = np.array([options.alpha, options.epsilon, 1.0, options.limit(leaves)])
+        window = drawing.table[[rows.STACK, rows.N_STEP, rows.LENGTH, rows.BURN_IN, rows.PERIOD]]
+        self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": window}
         self._initial = _source_of(options.initial, lanes.layout, drawing)
         self._bad = np.full(2, -1, np.int64)
         self._points = np.ones((2, batch_size))
@@ -104,6 +114,11 @@ class PriorityTree:
         """The mass of all that could be drawn at the last batch."""
         return float(self._tree[-1])
 
+    @property
+    def present(self) -> bool:
+        """Whether something could be drawn if it had any mass."""
+        return bool(self._marks.any())
+
     def catch_up(self, out: NDArray[np.uint8], row: int) -> None:
         """Takes in what was written since the last call; output row `row` is scratch."""
         d = self._drawing
@@ -120,8 +135,8 @@ class PriorityTree:
         d.chosen[rows.LANE, 0], d.chosen[rows.LOWEST, 0] = lane, ticket
         if not len(d.lapped(1)):  # else it was overwritten, perhaps while it was read
             raise ValueError(
-                f"{self._path}: {self._options.initial}: expected finite priorities of at least 0, "
-                f"got another in lane {lane}, ticket {ticket}"
+                f"{self._path}: {self._options.initial}: expected priorities from 0 to "
+                f"{self._numbers[kernels.LIMIT]:.3g}, got another in lane {lane}, ticket {ticket}"
             )
 
     def draw(self, gamma: float, state: NDArray[np.uint64], fill: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
@@ -145,7 +160,7 @@ class PriorityTree:
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         """See `Sampler.update_priorities`; returns how many were ignored."""
-        indices, values = checked_priorities(index, priority)
+        indices, values = checked_priorities(index, priority, self._numbers[kernels.LIMIT])
         if len(indices) > len(self._scratch):
             self._scratch = np.zeros(len(indices), np.int64)
         d = self._drawing
@@ -159,6 +174,7 @@ class PriorityTree:
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What a tree needs to go on, as arrays."""
         return {
+            **self._kind,
             "masses": self._tree[: self._leaves].copy(),
             "marks": self._marks.copy(),
             "reach": self._reach.copy(),
@@ -166,17 +182,22 @@ class PriorityTree:
             "batches": np.array(self.batches),
         }
 
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Goes on from `state_dict`. Raises ValueError: it is of another replay, or no such state."""
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from `state_dict`. Raises ValueError: it is of another sampler, or no such state."""
         for name, mine in self.state_dict().items():
             came = state.get(name)
             if not isinstance(came, np.ndarray) or came.shape != mine.shape or came.dtype != mine.dtype:
                 array = np.asarray(came)
                 got = "nothing" if came is None else f"{type(came).__name__} of {array.dtype} {array.shape}"
                 raise ValueError(f"state: expected {name} as {mine.dtype} {mine.shape}, got {got}")
+        for name, same in self._kind.items():
+            if (state[name] != same).any():
+                raise ValueError(
+                    f"state: expected that of a sampler with the {name} {same.tolist()}, got {state[name].tolist()}"
+                )
         masses = state["masses"]
-        if not (np.isfinite(masses).all() and (masses >= 0).all()):
-            raise ValueError("state: expected finite masses of at least 0")
+        if not ((masses >= 0).all() and masses.sum() < np.inf):
+            raise ValueError("state: expected masses of at least 0 with a finite sum")
         if not (0 <= state["highest"] < np.inf and state["batches"] >= 0):
             got = f"{state['highest']} and {state['batches']}"
             raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
@@ -198,19 +219,32 @@ class PriorityTree:
         self.batches = int(state["batches"])
 
 
-def checked_priorities(index: ArrayLike, priority: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def checked_priorities(
+    index: ArrayLike, priority: ArrayLike, limit: float = sys.float_info.max
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The arguments of `Sampler.update_priorities` as arrays; raises as it does."""
-    indices, values = np.asarray(index), np.ascontiguousarray(priority, np.float64)
+    indices, values = _array("index", index, None), _array("priority", priority, np.float64)
     if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
         raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
     if values.shape != indices.shape:
         raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
-    row = kernels.first_bad(values)
+    row = kernels.first_bad(values, limit)
     if row >= 0:
+        highest = f", not above {limit:.3g}" if values[row] > limit and values[row] < np.inf else ""
         raise ValueError(
-            f"priority: expected finite numbers of at least 0, got {values[row]} in row {row}, index {indices[row]}"
+            f"priority: expected finite numbers of at least 0{highest}, "
+            f"got {values[row]} in row {row}, index {indices[row]}"
         )
     return np.ascontiguousarray(indices, np.int64), values
+
+
+def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
+    if value.__class__ is not np.ndarray and hasattr(value, "detach"):  # a tensor, perhaps with gradients, on a GPU
+        value = value.detach().cpu().numpy()
+    try:
+        return np.asarray(value, dtype, order="C")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{label}: expected numbers (n,), got {came(value)} ({came(error)})") from None
 
 
 def _source_of(name: str | None, layout: RecordLayout, drawing: Drawing) -> NDArray[np.int64]:

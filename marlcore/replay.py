@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
@@ -87,7 +88,7 @@ class ReplayBuffer(TransitionLanes):
         The save stays as it is. To use a save in place, as a replay in a file, `attach` to its path.
 
         Args:
-            path: the save.
+            path: the save, of this user alone (mode 0600, as `save` makes it).
             spec: what the caller expects to be in it.
             name: part of the new segment's name in /dev/shm.
             into: an ordinary file that does not exist yet, to hold the replay instead.
@@ -96,7 +97,7 @@ class ReplayBuffer(TransitionLanes):
             SegmentNotFound: nothing is there. SegmentCorrupt: it is no save of a replay, or a damaged one.
             LayoutMismatch: the save has another spec. SharedMemoryFull: there is no room for it.
         """
-        with cls.attach(path, spec) as saved:
+        with cls.attach(Path(path).resolve(), spec) as saved:
             return cls(copy_segment(saved._segment, saved._lanes, saved._geometry, name, into))
 
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
@@ -178,7 +179,8 @@ class ReplayBuffer(TransitionLanes):
             gamma: discount of one step, from 0 to 1.
             seed: makes the draws reproducible.
             pad: what stands before an episode's first frame: the first frame again, or zeros.
-            min_size: transitions to hold before anything is drawn; batch_size when not given.
+            min_size: transitions to hold before anything is drawn; batch_size when not given. Where some lanes are
+                never written to, the others must have room for them.
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on, see Batch.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from .errors import MarlcoreError, NotEnoughData
 from .kernels import uniform
 from .limiter import SampleGate
 from .priorities import Prioritized, PriorityTree
+from .values import came
 
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
@@ -111,6 +112,7 @@ class SamplerOptions:
         """Raises ValueError or TypeError: a field, what was expected and what came."""
         check_count("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
+        self.window.check_periods(lanes.spec, lanes.geometry.capacity)
         if self.seed is not None:
             check_count("seed", self.seed, 0)
         if self.min_size is not None:
@@ -177,6 +179,12 @@ class Sampler:
         self.fill(memory.root, self._all_rows, deadline)
         return memory.batch()
 
+    def __repr__(self) -> str:
+        return f"<Sampler of {self._lanes.segment.path} batch_size={self._options.batch_size}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
+
     def memory(self) -> BatchMemory:
         """Memory for a batch: of one that its user has let go of, if there is one."""
         return self._drawing.memory()
@@ -222,16 +230,18 @@ class Sampler:
 
         Args:
             index: integers (n,), from `batch.index`.
-            priority: (n,), finite and at least 0; when an index comes twice, the later one counts.
+            priority: (n,), at least 0, finite to the power of alpha too; when an index comes twice, the later one
+                counts. Tensors may be on any device, and may require gradients.
 
         Raises:
             ValueError: a priority is NaN, infinite or negative (the row is named), or there is not one for each
-                index; nothing was changed. TypeError: the sampler draws uniformly.
+                index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
         if self._tree is None or self._options.prioritized is None:
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
+        self._lanes.segment.check_open()
         self.stats.ignored += self._tree.update(index, priority)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -239,11 +249,14 @@ class Sampler:
         state: dict[str, NDArray[Any]] = {"generator": self._state.copy()}
         return state | self._tree.state_dict() if self._tree else state
 
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Goes on from the state of a sampler of the same replay, or of the one that it was loaded from.
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from the state of a sampler with the same options of the same replay, or of a save of it.
 
-        Raises ValueError: a part is missing, or is of another shape or dtype; nothing was changed.
+        Raises ValueError: a part is missing, is of another shape, dtype or sampler, or cannot be; TypeError: it is no
+        dict. Nothing was changed.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
         generator = state.get("generator")
         if (
             not isinstance(generator, np.ndarray)
@@ -335,6 +348,8 @@ class Sampler:
         if held < needed:
             return f"expected at least {needed} transitions, got {held}"
         window = self._options.window
+        if self._tree and self._tree.present:
+            return f"each of the {held} transitions has a priority of 0, and epsilon is 0"
         if window.length is not None:
             return f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
         return f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"

@@ -123,7 +123,8 @@ class Segment:
         if path is None:
             _sweep_once()
         header = _Header.build(secrets.randbits(64), description, body_bytes)
-        target = Path(path).absolute() if path is not None else SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
+        in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
+        target = _lasting(Path(path).absolute()) if path is not None else in_shm
         fd = _open_nameless(target, header.segment_bytes)
         try:
             _write(fd, header, fill)
@@ -230,7 +231,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         SharedMemoryFull: the file system has no room. ValueError: the target is no ordinary file, or in no directory.
         OSError: the file system failed. In each case what was there stays.
     """
-    if target.exists() and not target.is_file():
+    if _lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
     header = _Header.build(secrets.randbits(64), description, body_bytes)
     _remove_unheld(target.parent, ASIDE)
@@ -336,6 +337,13 @@ def _open_nameless(target: Path, nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _lasting(target: Path) -> Path:
+    """The path of a file that is to stay. Raises ValueError: `sweep` would remove it."""
+    if target.parent == SHM_DIR and target.name.startswith(PREFIX):
+        raise ValueError(f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused ones go, got {target}")
+    return target
 
 
 def _give_name(fd: int, target: Path) -> None:

@@ -65,7 +65,7 @@ class Field:
 
     def describe(self) -> str:
         """A short form for error messages, such as float32 (4,)."""
-        return f"{self.dtype} {self.shape}"
+        return f"{self.dtype} {self.shape}" + (f" every {self.every}" if self.every > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ class TransitionLanes(Shared):
         self.spec = TransitionSpec.from_dict(segment.description["spec"])
         self.lanes: int = segment.description["lanes"]
         lane_rows = segment.description["lane_rows"]
-        if not all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows)):
-            raise ValueError(f"lanes, lane_rows: expected integers of at least 1, got {self.lanes!r}, {lane_rows!r}")
+        whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
+        if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
+            raise ValueError(f"lanes, lane_rows: expected what `create` makes, got {self.lanes!r}, {lane_rows!r}")
         self._layout = RecordLayout.of(self.spec)
         self._geometry = self._geometry_of(segment.description)
         self.capacity = self.lanes * self._geometry.capacity
@@ -87,6 +88,8 @@ class TransitionLanes(Shared):
             SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such one any more, or none at all.
             LayoutMismatch: `spec` was given and is not the one that it was created with.
         """
+        if spec is not None and not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec or None, got {spec!r}")
         found = super().attach(handle)
         if spec is not None and spec != found.spec:
             found.close()

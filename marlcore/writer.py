@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any
 
@@ -145,7 +145,7 @@ class Writer:
         Raises: as `add`; ValueError also when the rows, each final_obs one of them, are more than the lane's capacity,
             or than that less one in a queue or in a replay with a limiter.
         """
-        rows = len(reward) if isinstance(reward, (np.ndarray, Sequence)) and np.ndim(reward) else 0
+        rows = len(reward) if isinstance(reward, Sized) and getattr(reward, "ndim", None) != 0 else 0
         if not rows:
             raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {came(reward)}")
         at: Any = _ALL
@@ -201,6 +201,9 @@ class Writer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<Writer of lane {self.lane}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Writer belongs to one process: pass the replay and call its `writer` there")

@@ -111,6 +111,8 @@ class Model:
         if place and rows[place].ticket // every * every < lane.lowest:
             return False
         steps = self.steps(episode, place, n_step, sequence.length)
+        if place and steps <= sequence.burn_in:
+            return False
         follows = rows[-1].ticket + 1 < lane.next_ticket  # a row behind the episode's last: nothing is added to it
         return steps == sequence.length or (steps > 0 and (episode.ended or follows))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from model import Model, Priorities, chi_square_limit, fill
 
-from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore import ClosedError, Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.priorities import DRAWN
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -221,7 +222,9 @@ def test_an_actors_priority_that_cannot_be_is_an_error_that_names_lane_and_ticke
         write(replay, 7, 1, priority=[1.0, 2.0, 1.0, bad, 1.0, 1.0, 1.0])
         options = Prioritized(alpha=1.0, epsilon=0.0, initial="priority")
         sampler = replay.sampler(8, min_size=1, prioritized=options)
-        with pytest.raises(ValueError, match=r"priority: .* at least 0, got another in lane 1, ticket 3$"):
+        with pytest.raises(
+            ValueError, match=r"priority: expected priorities from 0 to 2.2.e\+306, got another in lane 1, ticket 3$"
+        ):
             sampler.sample()
         sampler.sample()
         assert sampler.state_dict()["masses"].tolist()[20:26] == [1, 2, 1, 2, 1, 1]
@@ -461,12 +464,97 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_changes(what):
         assert all((after[name] == before[name]).all() for name in before)
 
 
+@pytest.mark.parametrize(
+    ("options", "priorities"),
+    [(Prioritized(alpha=2.0), [1e200]), (Prioritized(alpha=1.0), [1.7e308]), (Prioritized(alpha=1.0), [1.0, 5e307])],
+)
+def test_a_priority_whose_mass_would_make_the_sum_infinite_is_refused(options, priorities):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(8, seed=0, prioritized=options)
+        index = np.unique(sampler.sample().index)[: len(priorities)]
+        before = sampler.state_dict()
+        with pytest.raises(ValueError, match=r"priority: expected finite numbers of at least 0, not above .* in row"):
+            sampler.update_priorities(index, priorities)
+        assert all((value == before[name]).all() for name, value in sampler.state_dict().items())
+
+
+def test_the_highest_priorities_that_are_taken_have_a_finite_sum():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        for alpha in (0.5, 1.0, 3.0):
+            options = Prioritized(alpha=alpha)
+            sampler = replay.sampler(64, seed=0, prioritized=options)
+            index = sampler.sample().index
+            sampler.update_priorities(index, np.full(64, options.limit(20)))
+            batch = sampler.sample()
+            assert np.isfinite(batch.weight).all() and len(np.unique(batch.index)) > 10
+
+
+def test_where_every_priority_is_zero_that_is_said():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(200, min_size=1, seed=0, prioritized=Prioritized(epsilon=0.0))
+        sampler.update_priorities(sampler.sample().index, np.zeros(200))
+        with pytest.raises(NotEnoughData, match="has a priority of 0, and epsilon is 0"):
+            sampler.sample()
+
+
+def test_priorities_may_be_tensors_with_gradients():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+        batch = sampler.sample().torch()
+        errors = torch.full((4,), 5.0, requires_grad=True).abs()
+        sampler.update_priorities(batch.index, errors)
+        assert sampler.state_dict()["highest"] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("priority", [["a"] * 4, [[1.0], [1.0, 2.0]]], ids=["words", "ragged"])
+def test_what_is_no_array_of_numbers_is_refused_in_one_line(priority):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+        with pytest.raises(ValueError, match=r"^priority: expected numbers \(n,\), got \["):
+            sampler.update_priorities(sampler.sample().index, priority)
+
+
+def test_no_priorities_are_taken_after_the_replay_was_closed():
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+        index = sampler.sample().index
+    with pytest.raises(ClosedError):
+        sampler.update_priorities(index, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("mine", "yours", "name"),
+    [
+        ({"prioritized": Prioritized(alpha=1.0)}, {"prioritized": Prioritized(alpha=0.5)}, "exponents"),
+        ({"sequence": Sequence(5), "prioritized": Prioritized()}, {"prioritized": Prioritized()}, "window"),
+        ({"n_step": 3, "prioritized": Prioritized()}, {"prioritized": Prioritized()}, "window"),
+    ],
+)
+def test_the_state_of_another_kind_of_sampler_is_refused(mine, yours, name):
+    with ReplayBuffer.create(SCALAR, 20) as replay:
+        write(replay, 20)
+        state = replay.sampler(4, min_size=1, **yours).state_dict()
+        sampler = replay.sampler(4, min_size=1, **mine)
+        before = sampler.state_dict()
+        with pytest.raises(ValueError, match=f"state: expected that of a sampler with the {name}"):
+            sampler.load_state_dict(state)
+        assert all((value == before[key]).all() for key, value in sampler.state_dict().items())
+        with pytest.raises(TypeError, match="state: expected a dict of arrays, got None"):
+            sampler.load_state_dict(None)
+
+
 def test_a_state_without_priorities_is_refused_by_a_prioritized_sampler_and_of_use_to_a_uniform_one():
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         uniform, other = replay.sampler(8, seed=0), replay.sampler(8, seed=1)
         prioritized = replay.sampler(8, seed=0, prioritized=Prioritized())
-        with pytest.raises(ValueError, match=r"state: expected masses as float64 \(20,\), got nothing"):
+        with pytest.raises(ValueError, match=r"state: expected exponents as float64 \(2,\), got nothing"):
             prioritized.load_state_dict(uniform.state_dict())
         other.load_state_dict(uniform.state_dict())
         assert other.sample().index.tolist() == uniform.sample().index.tolist()

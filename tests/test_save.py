@@ -646,6 +646,37 @@ def test_a_file_that_is_no_whole_save_is_refused(saved, content, message):
         ReplayBuffer.load(saved)
 
 
+def test_stored_states_at_another_interval_are_another_spec(tmp_path):
+    spec, other = (spec_of(4, extras={"h": Field((2,), every=every)}) for every in (4, 8))
+    with ReplayBuffer.create(spec, 40) as replay:
+        replay.save(tmp_path / "save")
+    message = r"spec extras\['h'\]: expected float32 \(2,\) every 4, got float32 \(2,\) every 8$"
+    with pytest.raises(LayoutMismatch, match=message):
+        ReplayBuffer.load(tmp_path / "save", other)
+
+
+def test_what_is_no_spec_is_refused(saved):
+    with pytest.raises(TypeError, match="spec: expected a TransitionSpec or None, got 'S2'"):
+        ReplayBuffer.load(saved, "S2")
+
+
+def test_a_save_is_found_through_a_link(saved, tmp_path):
+    (tmp_path / "link").symlink_to(saved)
+    ReplayBuffer.load(tmp_path / "link").close()
+
+
+@pytest.mark.parametrize("make", ["save", "create"])
+def test_no_lasting_file_has_a_name_that_is_swept(saved, make):
+    path = f"/dev/shm/marlcore-{os.getpid()}"
+    with pytest.raises(ValueError, match=f"path: expected a name without 'marlcore-' in /dev/shm, .* got {path}"):
+        if make == "save":
+            with ReplayBuffer.load(saved) as replay:
+                replay.save(path)
+        else:
+            ReplayBuffer.create(spec_of(4), 40, path=path)
+    assert not Path(path).exists()
+
+
 def test_nothing_and_a_directory_are_no_saves(tmp_path):
     with pytest.raises(SegmentNotFound, match="no such segment"):
         ReplayBuffer.load(tmp_path / "nothing")
@@ -721,7 +752,7 @@ def test_a_state_that_cannot_be_is_refused(saved, state):
     [
         {"lanes": 0}, {"lanes": -1}, {"lanes": HUGE}, {"lanes": 2.0}, {"lanes": True}, {"lanes": None},
         {"lane_rows": 0}, {"lane_rows": -1}, {"lane_rows": 2**64}, {"lane_rows": 21_000}, {"lane_rows": "20"},
-        {"spec": {}}, {"spec": None}, {"kind": None},
+        {"spec": {}}, {"spec": None}, {"kind": None}, {"lanes": 2**20, "lane_rows": 2**20},
         {"spec": {"obs": [[HUGE, HUGE], "uint8"], "action": [[], "int64"], "extras": {}, "next_obs": False}},
         {"spec": {"obs": {}, "action": [[], "int64"], "extras": {}, "next_obs": False}},
     ],
@@ -731,6 +762,14 @@ def test_lanes_that_cannot_be_are_refused(saved, change):
     describe(saved, lambda described: described | change)
     with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
         ReplayBuffer.load(saved)
+
+
+def test_lanes_that_hold_part_of_an_interval_of_stored_states_are_refused(tmp_path):
+    with ReplayBuffer.create(spec_of(4, extras={"h": Field((2,), every=4)}), 8) as replay:
+        replay.save(tmp_path / "save")
+    describe(tmp_path / "save", lambda described: described | {"lane_rows": 7})
+    with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
+        ReplayBuffer.load(tmp_path / "save")
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 3000, b"\xff\xfe", b"3"])

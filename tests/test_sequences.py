@@ -116,12 +116,32 @@ def test_a_sequence_begins_at_each_period_of_its_episode(period, expected):
 def test_without_a_period_each_transition_is_trained_on_once():
     with ReplayBuffer.create(SCALAR, 40) as replay:
         one_episode(replay, 14, terminated=True)
-        assert starts(replay, Sequence(6, 2)) == [0, 4, 8, 12]
+        assert starts(replay, Sequence(6, 2)) == [0, 4, 8]
         sampler = replay.sampler(64, sequence=Sequence(6, 2), min_size=1, seed=0)
         batch = sampler.sample()
         trained = {int(row): batch.action[i][batch.mask[i]].tolist() for i, row in enumerate(batch.index)}
-        # The first needs no burn-in; of the one that begins with the episode's last two rows only burn-in is left.
-        assert trained == {0: [0, 1, 2, 3, 4, 5], 4: [6, 7, 8, 9], 8: [10, 11, 12, 13], 12: []}
+        # The first needs no burn-in; of one that began with the episode's last two rows only burn-in would be left.
+        assert trained == {0: [0, 1, 2, 3, 4, 5], 4: [6, 7, 8, 9], 8: [10, 11, 12, 13]}
+
+
+def test_an_episode_that_is_shorter_than_the_burn_in_is_trained_on_from_its_first_row():
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        one_episode(replay, 2, terminated=True)
+        assert starts(replay, Sequence(6, 4)) == [0]
+
+
+def test_a_lane_that_does_not_always_hold_a_whole_sequence_is_refused():
+    with (
+        ReplayBuffer.create(SCALAR, 14) as replay,
+        pytest.raises(ValueError, match=r"sequence: expected a lane of at least 15 rows, .* whole window of 8 that"),
+    ):
+        replay.sampler(4, sequence=Sequence(8, 2), n_step=2, min_size=1)
+    with ReplayBuffer.create(SCALAR, 15) as replay:
+        sampler = replay.sampler(4, sequence=Sequence(8, 2), n_step=2, min_size=1)
+        with replay.writer() as writer:
+            for ticket in range(200):
+                writer.add(float(ticket), ticket, 1.0)
+                assert sampler.can_sample() or ticket < 9
 
 
 def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():

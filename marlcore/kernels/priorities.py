@@ -40,8 +40,8 @@ __all__ = ["catch_up", "draw", "first_bad", "update", "weigh"]
 FLOOR, CAUGHT = range(2)
 # Values of `marks`, one for each leaf
 ABSENT, PRESENT, DRAWN = range(3)
-# Entries of `numbers`
-ALPHA, EPSILON, HIGHEST = range(3)
+# Entries of `numbers`; LIMIT is the highest priority of which every leaf could have the mass
+ALPHA, EPSILON, HIGHEST, LIMIT = range(4)
 # Columns of `initial`, which has a row where the lanes hold the actors' priorities
 BASE, STRIDE = range(2)
 
@@ -81,7 +81,7 @@ def _initial(floats, table, windows, lane, ticket, initial, numbers, bad):
     given = np.float64(floats[(initial[0, BASE] + row * initial[0, STRIDE]) >> 2])
     if math.isnan(given):
         return numbers[HIGHEST]
-    if given < 0.0 or math.isinf(given):
+    if not 0.0 <= given <= numbers[LIMIT]:
         bad[0], bad[1] = lane, ticket
         return numbers[HIGHEST]
     return given + numbers[EPSILON]
@@ -100,9 +100,9 @@ def catch_up(
         reach: int64 [2, lanes], see above.
         tree, offsets: float64 and int64, see sumtree.py.
         marks: uint8, one for each leaf.
-        numbers: float64 [3]: alpha, epsilon, the highest priority so far.
+        numbers: float64 [4]: alpha, epsilon, the highest priority so far, and the highest that may come.
         initial: int64 [1, 2], offset and stride of the field with the actors' priorities, or [0, 2].
-        bad: int64 [2], out: (lane, ticket) of an actor's priority that is negative or infinite.
+        bad: int64 [2], out: (lane, ticket) of an actor's priority that is negative or too high.
         row: an output row that is yet to be filled, for scratch.
     """
     words, floats, floats_out = body.view(np.uint32), body.view(np.float32), out.view(np.float32)
@@ -207,10 +207,10 @@ def weigh(table, rows, masses, beta, out):
 
 
 @jit
-def first_bad(priority):
-    """The first of the priorities that is negative, infinite or NaN; -1 when none is."""
+def first_bad(priority, limit):
+    """The first of the priorities that is negative, above the limit or NaN; -1 when none is."""
     for i in range(len(priority)):
-        if not (priority[i] >= 0.0 and priority[i] < math.inf):
+        if not 0.0 <= priority[i] <= limit:
             return i
     return -1
 

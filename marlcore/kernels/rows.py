@@ -129,7 +129,8 @@ def resolve(words, floats, table, gamma, windows, lane, ticket, slot, row, chose
 
     A transition can when it is no boundary row, all frames of its stack are held, and its n-step return is whole.
     With sequences, so can each row whose age is a multiple of the period; the sequence ends early with its
-    episode, or where a writer was replaced, and must be whole otherwise.
+    episode, or where a writer was replaced, and must be whole otherwise. One that ends within its burn-in holds
+    nothing to train on.
     """
     lo, hi = windows[LO, lane], windows[HI, lane]
     head = head_of(table, windows, lane, ticket)
@@ -163,6 +164,8 @@ def resolve(words, floats, table, gamma, windows, lane, ticket, slot, row, chose
         head = head_of(table, windows, lane, ticket + steps)
         if age_of(words, head) == 0:
             break
+    if whole_age > 0 and steps <= table[BURN_IN]:
+        return NEVER
     chosen[LANE, slot] = lane
     chosen[LOWEST, slot] = lowest
     chosen[TICKET, slot] = ticket
