@@ -37,7 +37,7 @@ class ParameterStore(Shared):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
 
     Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ParameterStore
-    to a process attaches to the same memory.
+    to a process attaches to the same memory; after a fork, attach to the handle.
 
     A row holds each parameter and buffer once (tied ones too; buffers that are not persistent as well) in its own
     dtype, and the extras. With n slots a read is discarded when the n-th publish after the one that it reads begins.

@@ -26,8 +26,8 @@ class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer a lane, any number of samplers, no locks between them.
 
     Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ReplayBuffer to
-    a process attaches to the same memory. Rows of one lane follow one another in time, so give each environment
-    copy of each actor a lane of its own.
+    a process attaches to the same memory; after a fork, attach to the handle. Rows of one lane follow one another in
+    time, so give each environment copy of each actor a lane of its own.
 
     Attributes:
         spec: what a transition consists of.
