@@ -70,7 +70,9 @@ def _is_cut(words, table, windows, lane, ticket):
 @jit
 def _settle(words, floats, table, gamma, windows, lane, cursor, chosen, out, floats_out, successors, row):
     """Moves past what no batch can hold; SAMPLEABLE, with the row's steps in slot `row`, or PENDING."""
-    while cursor[POSITION, lane] < windows[HI, lane]:
+    # Below a window lies memory of another lane, or none: writers may lap a lane while its window is read, which is
+    # empty then and begins behind the cursor. Validation says so.
+    while windows[LO, lane] <= cursor[POSITION, lane] < windows[HI, lane]:
         ticket = cursor[POSITION, lane]
         if not flags_of(words, head_of(table, windows, lane, ticket)) & BOUNDARY:
             found = resolve(
