@@ -66,7 +66,8 @@ class ReaderOptions:
                     f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
                     f"got {self.length}"
                 )
-        window = Window(self.stack, self.n_step, self.gamma, self.pad, self.length, period=spec.state_every)
+        period = spec.state_every if self.length is not None else 1
+        window = Window(self.stack, self.n_step, self.gamma, self.pad, self.length, period=period)
         window.check(spec, lane_rows)
         spare = self.longest_add(lanes)
         if spare < 2:
