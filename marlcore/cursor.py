@@ -107,7 +107,9 @@ class ReadCursor(CursorLines):
         """Makes this the cursor, with one store."""
         turn = self._words.load(_TURN) + 1
         written = self._written[turn & 1]
-        for row, lane in np.argwhere(written != cursor).tolist():
+        changed = np.argwhere(written != cursor).tolist()
+        written[:] = -1  # a signal may interrupt this: then all of it is written the next time
+        for row, lane in changed:
             self._words.store(self._at(turn & 1, row, lane), int(cursor[row, lane]))
         written[:] = cursor
         self.now[:] = cursor  # first: what a signal interrupts here may not be delivered twice
@@ -116,8 +118,8 @@ class ReadCursor(CursorLines):
     def release(self, tickets: Ints) -> None:
         """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""
         for lane in np.flatnonzero(tickets > self._released).tolist():
-            self._released[lane] = tickets[lane]
             self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
+            self._released[lane] = tickets[lane]
         self._room.notify()
 
 

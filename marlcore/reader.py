@@ -148,11 +148,14 @@ class TrajectoryReader:
         while True:
             filled, ready, pending = self._copy_whole(memory.root)
             if filled:
+                batch = memory.batch()
                 self._consume(self._next)
+                self._release()
                 self._first = (self._first + 1) % self._lanes.geometry.lanes
-                return memory.batch()
+                return batch
             if (self._settled != self._cursor.now).any():
                 self._consume(self._settled)  # what will never be delivered would keep writers waiting
+            self._release()  # here too, if a signal interrupted the last read before it did
             self._wait(ready, pending, deadline)
 
     def check_open(self) -> None:
@@ -210,7 +213,6 @@ class TrajectoryReader:
         self.stats.read += passed - dropped - skipped
         self.stats.dropped += dropped
         self.stats.skipped += skipped
-        self._release()
 
     def _release(self) -> None:
         position = self._cursor.now[inorder.POSITION]
