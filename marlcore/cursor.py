@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,10 +98,12 @@ class ReadCursor(CursorLines):
         self._room = Event(segment.body, ROOM_OFFSET)
         self._written = np.stack([self.half(0), self.half(1)])
         self.now = self.load()
-        committed = np.array([lanes.committed(lane) for lane in range(lanes.count)])
-        if (self.now < 0).any() or (self.now[0] > committed).any():
-            raise SegmentCorrupt(f"{segment.path}: the reader's position is behind what was written")
         self._released = np.array([self.released(lane) for lane in range(lanes.count)])
+        position, passed, dropped, skipped = self.now
+        committed = np.array([lanes.committed(lane) for lane in range(lanes.count)])
+        in_order = (0, self._released, position, committed), (0, dropped, dropped + skipped, passed, position)
+        if any((low > high).any() for words in in_order for low, high in pairwise(words)):
+            raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
         self._words.store(_LONGEST, longest)
 
     def move(self, cursor: Ints) -> None:
@@ -161,15 +164,20 @@ class QueueGate:
         return True
 
     def _fits(self, rows: int) -> bool:
-        """Raises ValueError: the reader could not always make room for so many rows."""
-        longest = self._lines.longest() or self._capacity - self.spare_rows
+        """Raises ValueError: the reader could not always make room for so many rows. SegmentCorrupt."""
+        longest = self._lines.longest()
+        released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
+        self._end = released + self._capacity
+        if not (0 <= longest < self._capacity and 0 <= released <= committed <= self._end):
+            path = self._segment.path
+            raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
+        longest = longest or self._capacity - self.spare_rows
         if rows > longest:
             raise ValueError(
                 f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
                 f"reader needs of a lane's {self._capacity}, got {rows}"
             )
-        self._end = self._lines.released(self._lane) + self._capacity
-        return self._lanes.committed(self._lane) + rows <= self._end
+        return committed + rows <= self._end
 
 
 def _lane_word(lane: int) -> int:

@@ -97,6 +97,11 @@ class ReaderOptions:
 class TrajectoryReader:
     """Reads a queue in order; made by `TrajectoryQueue.reader`. Not for several threads at once.
 
+    Example:
+        with queue.reader(batch_size=256, n_step=3) as reader:
+            while training:
+                batch = reader.read(timeout=60.0)
+
     Attributes:
         stats: what was read, dropped, skipped, and waited.
     """
@@ -104,7 +109,6 @@ class TrajectoryReader:
     def __init__(self, lanes: Lanes, options: ReaderOptions) -> None:
         window = options.window(lanes)
         self.stats = ReaderStats()
-        self._claim = claim_reader(lanes.segment, lanes.geometry)
         self._closed = False
         self._lanes = lanes
         self._options = options
@@ -117,14 +121,15 @@ class TrajectoryReader:
         self._whole = np.ones(count, np.uint8)
         self._validate = lanes.native.validator(self._each, self._lowest, self._whole)
         self._first = 0
+        self._claim = claim_reader(lanes.segment, lanes.geometry)
         try:
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, options.longest_add(lanes))
+            self._release()
+            # Nothing is consumed here, but the kernel is compiled or loaded now and not by the first read.
+            self._copy(self._drawing.memory().root)
         except BaseException:
             self._claim.release()
             raise
-        self._release()
-        # Nothing is consumed here, but the kernel is compiled or loaded now and not by the first read.
-        self._copy(self._drawing.memory().root)
 
     def read(self, timeout: float | None = None) -> Batch:
         """The next batch, which is consumed when this returns it.
@@ -140,12 +145,14 @@ class TrajectoryReader:
             NotEnoughData: without a timeout, there is less than a batch; what there is stays.
             TimeoutError: the same, after the timeout.
             MarlcoreError: writers overwrote whatever was copied for 10 seconds.
-            ClosedError: the reader or its queue was closed.
+            ClosedError: the reader or its queue was closed. ValueError: the timeout is no number, or negative.
         """
-        self.check_open()
+        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
+            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
         memory = self._drawing.memory()
         while True:
+            self.check_open()
             filled, ready, pending = self._copy_whole(memory.root)
             if filled:
                 batch = memory.batch()

@@ -34,6 +34,19 @@ class TrajectoryQueue(TransitionLanes):
 
         added == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
 
+    Example:
+        queue = TrajectoryQueue.create(spec, capacity=4096, lanes=2)  # its handle, or itself, goes to other processes
+
+        with queue.writer(lane=0, timeout=60.0) as writer:  # in an actor
+            writer.add(obs, action, reward, log_prob=0.1)
+
+        with queue.reader(batch_size=16, length=128) as reader:  # in the learner
+            batch = reader.read(timeout=60.0)  # obs [16, 128, ...], mask [16, 128]
+
+    Whoever is killed stops nobody. A writer's successor begins an episode: nothing that is delivered reaches across.
+    A reader's successor goes on at the cursor, which a batch moves with one store: every transition is delivered at
+    most once, and exactly once unless its reader died between that store and its use of the batch.
+
     Attributes:
         spec: what a transition consists of.
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
@@ -88,7 +101,9 @@ class TrajectoryQueue(TransitionLanes):
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:
         """The writing end of a lane, for this process alone until it closes it or dies.
 
-        A successor goes on behind the last row; no batch's window crosses the seam.
+        A successor goes on behind the last row; no batch's window crosses the seam. Add at most what the reader
+        leaves of a lane at once: a longer `add_batch` is a ValueError that says how many rows that is. There is no
+        such limit with "drop_oldest", short of a whole lane.
 
         Args:
             lane: which.
@@ -117,7 +132,9 @@ class TrajectoryQueue(TransitionLanes):
         batch may wait for the others while some are full.
 
         A transition is delivered once its n steps are written; a successor with a longer stack may find frames of
-        the first ones overwritten, which are then dropped.
+        the first ones overwritten, which are then dropped. What is skipped between two that can be delivered keeps
+        its room until the first of them is read: with writers that wait, end episodes by terminated or truncated
+        rather than by `new_episode` at every other row.
 
         Args:
             batch_size: transitions of a batch, or unrolls.
@@ -149,7 +166,7 @@ class TrajectoryQueue(TransitionLanes):
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or left out.
 
         Exact, as `len` is, as long as fewer than 2^32 are overwritten between two batches, and fewer than 2^32
-        boundary rows are written to a lane.
+        boundary rows are written to a lane; while others are at work it is that of a moment ago.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])
@@ -160,7 +177,9 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Their episode does not go on behind them: their writer died or began another, or left out what followed.
+        Their episode does not go on behind them: their writer died or began another, or left out what followed. Or
+        an unroll would have to begin with them, where no recurrent state is stored, since the rows before them were
+        overwritten or read in another way.
         """
         self._segment.check_open()
         skipped: NDArray[np.int64] = self._lines.load()[SKIPPED]
@@ -186,9 +205,10 @@ class TrajectoryQueue(TransitionLanes):
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The cursor; of each lane's transitions behind it, those that are held and those that were overwritten."""
         self._segment.check_open()
-        cursor = self._lines.load()
         lanes = range(self.lanes)
-        behind = np.array([self._lanes.written(lane) for lane in lanes]) - cursor[PASSED]
+        written = np.array([self._lanes.written(lane) for lane in lanes])
         held = np.array([self._lanes.transitions(lane) for lane in lanes])
+        cursor = self._lines.load()  # last: what is read and overwritten meanwhile would count as dropped
+        behind = np.maximum(0, written - cursor[PASSED])
         unread = np.minimum(behind, held)
         return cursor, unread, behind - unread
