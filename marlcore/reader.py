@@ -56,9 +56,9 @@ class ReaderOptions:
     def window(self, lanes: Lanes) -> Window:
         """Raises ValueError: a field, what was expected and what came."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
-        check_count("batch_size", self.batch_size)
+        for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
+            check_count(name, getattr(self, name))
         if self.length is not None:
-            check_count("length", self.length)
             if spec.next_obs:
                 raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
             if self.length % spec.state_every:
@@ -68,13 +68,13 @@ class ReaderOptions:
                 )
         period = spec.state_every if self.length is not None else 1
         window = Window(self.stack, self.n_step, self.gamma, self.pad, self.length, period=period)
-        window.check(spec, lane_rows)
         spare = self.longest_add(lanes)
         if spare < 2:
             raise ValueError(
-                f"batch_size: expected a queue of at least {lane_rows + 2 - spare} rows a lane for batches of "
+                f"batch_size: expected a queue of at least {lane_rows + 2 - spare} rows a lane for such batches of "
                 f"{self.batch_size}, got {lane_rows}"
             )
+        window.check(spec, lane_rows)
         return window
 
     def kept(self, lanes: Lanes, position: NDArray[np.int64]) -> NDArray[np.int64]:
