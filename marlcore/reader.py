@@ -21,6 +21,7 @@ from .limiter import sleep_until
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
 
 LAP_LIMIT_S = 10.0
+NAP_S = 5e-5
 
 
 @dataclass
@@ -229,18 +230,25 @@ class TrajectoryReader:
         """Sleeps until so many rows were written that a batch may be ready."""
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
-        began = time.monotonic()
-        missing = max(1, self._options.batch_size - ready - pending)
-        enough = partial(self._reaches, int(self._drawing.windows[rows.HI].sum()) + missing)
+        began, committed = time.monotonic(), int(self._drawing.windows[rows.HI].sum())
+        enough = committed + max(1, self._options.batch_size - ready - pending)
         try:
-            if not sleep_until(enough, self._drawing.event, deadline, self.check_open):
-                raise TimeoutError(self._shortage(ready))
+            while (committed := self._committed()) < enough:
+                one_more = partial(self._reaches, committed + 1)
+                if not sleep_until(one_more, self._drawing.event, deadline, self.check_open):
+                    raise TimeoutError(self._shortage(ready))
+                if not self._reaches(enough):
+                    time.sleep(NAP_S)  # or a writer would make the system call that wakes us at every row
         finally:
             self.stats.waited += time.monotonic() - began
 
-    def _reaches(self, committed: int) -> bool:
+    def _committed(self) -> int:
+        """Rows in all lanes together, since they were created."""
         self._drawing.read_windows()
-        return int(self._drawing.windows[rows.HI].sum()) >= committed
+        return int(self._drawing.windows[rows.HI].sum())
+
+    def _reaches(self, committed: int) -> bool:
+        return self._committed() >= committed
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"

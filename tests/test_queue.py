@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -730,10 +731,14 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
             if not survives:
                 reader.close()
                 reader = queue.reader(3)
+            # What may be overwritten is, before anything else is read.
+            ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
+            delivered += reader.read().action.tolist()
+            assert (queue._lines.load() == reader._cursor.now).all()
             delivered += drain(reader)
-            for i, writer in enumerate(writers):
-                room = fill_until_full(writer, 100 * i + 12)
-                assert room >= 100 * i + 12 + 4
+            assert [fill_until_full(*at) for at in zip(writers, ends, strict=True)] == [
+                released + 16 + 100 * i for i, released in enumerate(map(queue._lines.released, range(2)))
+            ]
             delivered += drain(reader)
             reader.close()
             delivered += drain(queue.reader(1))
@@ -752,6 +757,38 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
     assert outcomes[False, False] == 1
     assert outcomes[True, True] >= 1
     assert outcomes[True, False] >= 1
+
+
+def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_nothing_of():
+    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
+    for count in range(10):
+        with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
+            reader = queue.reader(2)
+            fill(second, range(6))
+            fill(third, range(2))
+            assert (reader.read().index % 3).tolist() == [1, 2]
+            fill(first, range(2))
+            die_before(reader._cursor._words, count)
+            with contextlib.suppress(Dies):
+                reader.read()
+            del reader._cursor._words.store
+            fill(third, range(2, 4))
+            reader.read()
+            assert (queue._lines.load() == reader._cursor.now).all()
+
+
+def test_room_that_an_interrupted_read_did_not_give_is_given_by_the_next_try():
+    """Though that finds too little to read: writers that wait for room would never write more."""
+    for count in range(10):
+        with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
+            fill(writer, range(8))
+            reader.read()
+            die_before(reader._cursor._words, count)
+            with contextlib.suppress(Dies):
+                reader.read()
+            del reader._cursor._words.store
+            drain(reader)
+            assert fill_until_full(writer, 8) == 8 + 6
 
 
 def test_what_a_writer_killed_inside_an_add_had_written_is_never_seen():
