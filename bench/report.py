@@ -17,12 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import adding_work, params_work, prioritized_work, rate, sampling_work, save_work
+from . import adding_work, params_work, prioritized_work, queue_work, rate, sampling_work, save_work
 from .rate import Rates
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
-ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *params_work.ROWS)
+ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *queue_work.ROWS, *params_work.ROWS)
 SAVE_ROUNDS = 5
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
@@ -65,7 +65,7 @@ def main() -> None:
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
     console = Console()
-    console.width = max(console.width, 170)
+    console.width = max(console.width, 200)
     machine = describe_machine()
     with console.status("measuring") as status:
         results = []
@@ -190,6 +190,8 @@ COLOURS = {
     "cpprb": "#7d6b91",
     "cpprb single": "#b5a6c4",
     "torchrl": "#a04668",
+    "mp.Queue": "#3d6b99",
+    "mp.Queue 128": "#8fb3d1",
 }
 LABELS = {
     "seeds": "lock + shared arrays or load_state_dict",
@@ -197,6 +199,8 @@ LABELS = {
     "cpprb": "cpprb, several processes",
     "cpprb single": "cpprb, one process",
     "torchrl": "torchrl, shared",
+    "mp.Queue": "multiprocessing.Queue, a step a put",
+    "mp.Queue 128": "multiprocessing.Queue, 128 steps a put",
 }
 
 
