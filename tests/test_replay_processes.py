@@ -1,136 +1,376 @@
-"""A writer flat out in one process, a sampler in another: nothing torn, stale or across a boundary comes out.
+"""Writers flat out in processes of their own, killed and replaced, lap samplers of every kind: each row is checked.
 
-Each frame carries its ticket, its episode, its place in the episode and words that follow from the ticket. So a
-torn frame shows by itself, a stale one beside the batch's index, and a stack or step across a boundary by its episode.
+Every frame carries its ticket, its episode with the lane and the writer that it is of, its place in the episode, and
+words that follow from these; so do a row's other fields. How an episode goes follows from its number. So the batch
+alone shows whether a row is torn, or reaches across an episode's boundary, a seam or the write head; only where a
+writer was killed must be known besides. The suite samples a few hundred thousand rows;
+
+    python tests/test_replay_processes.py 10000000
+
+samples at least as many as it says, and ends with what was found in them.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
+import time
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Program
 
-from marlcore import Field, ReplayBuffer, TransitionSpec
+from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 
-EPISODE = 7  # transitions; every second episode ends with a boundary row
+LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
+FAULTS = ("torn", "boundary", "seam", "head", "wrong")
+OPTIONS = {"alpha": 0.6, "beta": 0.4, "epsilon": 0.01, "initial": "priority"}
+KINDS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "stack": {"stack": 4},
+    "n_step": {"n_step": 5},
+    "stack, n_step": {"stack": 3, "n_step": 3, "pad": "zero"},
+    "prioritized": {"prioritized": Prioritized(**OPTIONS)},
+    "all but sequences": {"stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
+    "sequence": {"sequence": Sequence(8, 2, 4)},
+    "sequence, stack, n_step": {"sequence": Sequence(6, 1, 4), "stack": 2, "n_step": 2, "pad": "zero"},
+    "all": {"sequence": Sequence(8, 4, 4), "stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
+}
 
-# The whole of the writer: rows flat out until it is killed. `words` is the size of a frame.
+
+# ---- what is written: every value follows from the ticket, the episode and the place ----
+
+
+def frames(ticket, episode, place, words):
+    """uint64 [..., words]."""
+    parts = [np.asarray(part).astype(np.uint64)[..., None] for part in np.broadcast_arrays(ticket, episode, place)]
+    first = parts[0] * np.uint64(1_000_003) + parts[1] * np.uint64(998_244_353) + parts[2]
+    return np.concatenate([*parts, first * np.arange(1, words - 2, dtype=np.uint64)], -1)
+
+
+def rewards(ticket):
+    return (ticket * 40_503 >> 4) % 16 - 5
+
+
+def priorities(ticket):
+    return (1 + ticket * 2_654_435 % 61) / 8
+
+
+def lengths(episode):
+    return 1 + (episode & 0xFFFFFFFF) * 7 % 23
+
+
+def endings(episode):
+    """0 terminated, 1 terminated with a final_obs, 2 truncated, 3 nothing: the next row begins another one."""
+    ending = (episode & 0xFFFFFFFF) % 4
+    batched = (episode >> 48) % 2 == 1  # a batch has no final_obs for a terminated row
+    return ending - (batched & (ending == 1))
+
+
+def write_episode(writer, ticket, episode, words):
+    """Row by row in even lanes, at once in odd ones; the rows that it took."""
+    length, ending = int(lengths(episode)), int(endings(episode))
+    places = np.arange(length + 1)
+    tickets = ticket + places
+    obs = frames(tickets, episode, places, words)
+    state, given = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
+    reward, last = rewards(tickets).astype(np.float32), places == length - 1
+    if writer.lane % 2:
+        rows = slice(length)
+        writer.add_batch(
+            obs[rows], tickets[rows], reward[rows], last[rows] & (ending == 0), last[rows] & (ending == 2),
+            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=given[rows],
+            state=state[rows],
+        )  # fmt: skip
+    else:
+        for i in range(length):
+            final = obs[length] if i == length - 1 and ending in (1, 2) else None
+            writer.add(
+                obs[i], tickets[i], reward[i], last[i] and ending < 2, last[i] and ending == 2, final,
+                episode=episode, priority=given[i], state=state[i],
+            )  # fmt: skip
+    if ending == 3:
+        writer.new_episode()
+    return length + (ending in (1, 2))
+
+
 WRITER = """
     import sys
-    import numpy as np
     from marlcore import ReplayBuffer
-    replay, words = ReplayBuffer.attach(sys.argv[1]), int(sys.argv[2])
-    pattern = np.arange(words, dtype=np.uint64)
-
-    def fill(frame, ticket, episode, place):
-        np.add(pattern, ticket * 1_000_003, out=frame)
-        frame[:3] = ticket, episode, place
-
-    with replay.writer() as writer:
-        obs, final, ticket, episode = pattern.copy(), pattern.copy(), 0, 0
+    lane, number, words = map(int, sys.argv[2:])
+    replay = ReplayBuffer.attach(sys.argv[1])
+    with replay.writer(lane) as writer:
+        writer.policy_version = number
+        ticket, episode = replay._lanes.committed(lane), lane << 48 | number << 32
         print("ready", flush=True)
         while True:
-            for place in range(7):
-                fill(obs, ticket, episode, place)
-                if place < 6:
-                    writer.add(obs, ticket, 1.0)
-                elif episode % 2:
-                    fill(final, ticket + 1, episode, place + 1)
-                    writer.add(obs, ticket, 1.0, truncated=True, final_obs=final)
-                    ticket += 1
-                else:
-                    writer.add(obs, ticket, 1.0, terminated=True)
-                ticket += 1
+            ticket += write_episode(writer, ticket, episode, words)
             episode += 1
 """
+PATTERN = [inspect.getsource(one) for one in (frames, rewards, priorities, lengths, endings, write_episode)]
 
 
-def torn(frames: np.ndarray) -> np.ndarray:
-    """Which frames are no frame that was ever written."""
-    pattern = np.arange(frames.shape[-1], dtype=np.uint64)
-    expected = pattern + frames[..., :1] * np.uint64(1_000_003)
-    return (frames[..., 3:] != expected[..., 3:]).any(-1)
+def spec_of(words: int) -> TransitionSpec:
+    extras = {"episode": Field((), "int64"), "priority": Field(), "state": Field((words,), "uint64", every=EVERY)}
+    return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), extras)
 
 
-def faults(batch, stack: int, n_step: int) -> Counter:
-    """Rows of a batch that are torn, stale, or reach across a boundary."""
-    obs, after = batch.obs, batch.next_obs
-    if stack == 1:
-        obs, after = obs[:, None], after[:, None]
-    found = Counter()
-    # Behind a terminated row next_obs means nothing, so only the frames that mean something are looked at.
-    goes_on = ~batch.terminated
-    found["torn"] = int(torn(obs).any(1).sum() + torn(after[goes_on]).any(1).sum())
-    newest = obs[:, -1].astype(np.int64)
-    ticket, episode, place = newest[:, 0], newest[:, 1], newest[:, 2]
-    found["stale"] = int(((ticket != batch.index) | (batch.action != batch.index)).sum())
+# ---- what a batch must be ----
 
-    def astray(frames, last, rows):
-        """Frames of another episode, or not in the order of their places (the first one repeated before it)."""
-        back = np.arange(stack - 1, -1, -1)
-        places = np.maximum(last[:, None] - back, 0)
+
+@dataclass
+class Written:
+    """The ticket behind the last one of each lane's writers; of one that lives, further than it will come."""
+
+    ends: np.ndarray  # int64 [lanes, writers]
+
+    def length(self, ticket: np.ndarray, lane: np.ndarray, episode: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Rows of the episode that were or will be written, final_obs not counted."""
+        writer = np.minimum(episode >> 32 & 0xFFFF, self.ends.shape[1] - 1)
+        return np.minimum(lengths(episode), self.ends[lane, writer] - (ticket - place))
+
+
+class Check:
+    """Compares the batches of one kind of sampler, and counts what is wrong with them."""
+
+    def __init__(self, options: dict[str, Any], written: Written) -> None:
+        self.stack, self.n_step = options.get("stack", 1), options.get("n_step", 1)
+        self.repeat = options.get("pad", "repeat") == "repeat"
+        self.sequence = options.get("sequence")
+        self.written = written
+        self.found: Counter[str] = Counter()
+        self.rows = 0
+
+    def batch(self, batch: Any) -> None:
+        many = batch.mask is not None
+        ticket, lane = (part[:, None] for part in np.divmod(batch.index, LANES))
+
+        def places(array: np.ndarray, stacked: bool = False) -> np.ndarray:
+            """With the axes [batch, place of the sequence] and, of frames, [stack]."""
+            array = array if many else array[:, None]
+            return array[:, :, None] if stacked and self.stack == 1 else array
+
+        obs, next_obs = places(batch.obs, True), places(batch.next_obs, True)
+        episode, place = (obs[:, 0, -1, word].astype(np.int64)[:, None] for word in (1, 2))
+        length = self.written.length(ticket, lane, episode, place)
+        ending, n = endings(episode), self.n_step
+        open_end = (ending == 3) | (length < lengths(episode))  # nothing says how it would have gone on
+        step = np.arange(obs.shape[1])
+        steps = np.clip(length - place - n * open_end, 0, len(step))
+        real = step < steps
+        self.rows += int(real.sum())
+        self.found["seam"] += int((steps == 0).sum())
+
+        taken = np.where(open_end, n, np.minimum(n, length - place - step))
+        last = real & ~open_end & (place + step + n >= length)
+        terminated, truncated = last & (ending < 2), last & (ending == 2)
+        ahead = np.arange(n)
+        gains = rewards((ticket + step)[..., None] + ahead) * GAMMA**ahead * (ahead < taken[..., None])
+        back = np.arange(self.stack)[::-1]
+        burn_in = np.where(place > 0, self.sequence.burn_in, 0) if self.sequence else 0
+        values = [
+            (batch.reward, gains.sum(-1)),
+            (batch.discount, ~terminated * GAMMA ** np.maximum(taken, 0)),
+            (batch.terminated, terminated),
+            (batch.truncated, truncated),
+            (batch.valid, (place + step)[..., None] >= back),
+        ]
+        self.values("wrong", real, [(places(got), expected) for got, expected in values])
+        fields = [
+            (batch.action, ticket + step),
+            (batch.extras["episode"], episode),
+            (batch.extras["priority"], priorities(ticket + step)),
+            (batch.policy_version, episode >> 32 & 0xFFFF),
+        ]
+        self.values("torn", real, [(places(got), expected) for got, expected in fields])
+        self.found["torn"] += int((episode >> 48 != lane).sum())
+        if many:
+            self.found["wrong"] += int((batch.mask != (real & (step >= burn_in))).any(1).sum())
+            self.found["wrong"] += int((place % self.sequence.period != 0).sum())
+            state = frames(ticket[:, 0], episode[:, 0], place[:, 0], obs.shape[-1])[:, ::-1] * (place > 0)
+            self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
+        self.frames(obs, ticket, episode, place, step[:, None] - back, real[..., None])
+        known = real & ~(terminated & (ending == 0))  # behind a terminated row nothing need be
+        self.frames(next_obs, ticket, episode, place, (step + taken)[..., None] - back, known[..., None])
+
+    def values(self, fault: str, real: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> None:
+        """Counts rows where a value is not as expected, or behind the end not zero."""
+        for got, expected in pairs:
+            wrong = got != expected * (real if got.ndim == 2 else real[..., None])
+            self.found[fault] += int(wrong.any(tuple(range(1, got.ndim))).sum()) if wrong.any() else 0
+
+    def frames(self, got, ticket, episode, place, ahead, meant) -> None:
+        """Of frames [batch, step, stack] that are meant: `ahead` rows of the first one of the sequence."""
+        ticket, episode, place = (part[..., None] for part in (ticket, episode, place))
+        behind = place + ahead < 0  # the episode's first row: padding
+        ahead = np.maximum(ahead, -place)
+        expected = frames(ticket + ahead, episode, place + ahead, got.shape[-1])
+        if not self.repeat:
+            expected[np.broadcast_to(behind, expected.shape[:-1])] = 0
+        wrong = meant & (got != expected).any(-1)
+        if not wrong.any():
+            return
+        got, expected = got[wrong], expected[wrong]
+        torn = (got != frames(got[:, 0], got[:, 1], got[:, 2], got.shape[-1])).any(1)
+        head = ~torn & (got[:, 0] != expected[:, 0])
+        earlier = np.minimum(got[:, 1], expected[:, 1]).astype(np.int64)
+        replaced = got[:, 1] >> np.uint64(32) != expected[:, 1] >> np.uint64(32)
+        seam = ~torn & ~head & (replaced | (endings(earlier) == 3))
+        boundary = ~torn & ~head & ~seam
+        for name, rows in (("torn", torn), ("head", head), ("seam", seam), ("boundary", boundary)):
+            self.found[name] += int(rows.sum())
+
+
+class Masses:
+    """What a prioritized sampler's weights follow from: the actors' priorities until it is given others."""
+
+    def __init__(self) -> None:
+        self.ticket, self.priority = np.full(LANES * ROWS, -1), np.zeros(LANES * ROWS)
+
+    def wrong_weights(self, batch: Any) -> int:
+        ticket, leaf = self.leaves(batch.index)
+        priority = np.where(self.ticket[leaf] == ticket, self.priority[leaf], priorities(ticket))
+        mass = (priority + OPTIONS["epsilon"]) ** OPTIONS["alpha"]
+        return int((~np.isclose(batch.weight, (mass.min() / mass) ** OPTIONS["beta"], rtol=1e-5)).sum())
+
+    def update(self, index: np.ndarray, priority: np.ndarray) -> None:
+        ticket, leaf = self.leaves(index)
+        order = np.argsort(ticket, kind="stable")  # a row, and later the one in its place, may be in one batch
+        self.ticket[leaf[order]], self.priority[leaf[order]] = ticket[order], priority[order]
+
+    def leaves(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return index // LANES, index % LANES * ROWS + index // LANES % ROWS
+
+
+# ---- the writers' lives ----
+
+
+class Writers:
+    """One process for each lane, which is killed and replaced now and then."""
+
+    def __init__(self, start: Any, replay: ReplayBuffer, words: int, deaths: int) -> None:
+        self.start, self.replay, self.words = start, replay, words
+        self.written = Written(np.full((LANES, deaths + 2), 2**60))
+        self.born = [0] * LANES
+        self.kills = self.inside = 0
+        self.lives = [self.succeed(lane) for lane in range(LANES)]
+
+    def succeed(self, lane: int) -> Program:
+        program = self.start("import numpy as np", *PATTERN, WRITER, args=[
+            self.replay.handle.path, lane, self.born[lane], self.words])  # fmt: skip
+        self.born[lane] += 1
+        return program
+
+    def kill(self, lane: int) -> None:
+        assert self.lives[lane].line() == "ready"
+        self.lives[lane].kill()
+        self.lives[lane].end()
+        committed, reserved = self.replay._segment.body[self.replay._geometry.counters_offset(lane) :][:16].view(int)
+        self.written.ends[lane, self.born[lane] - 1] = committed
+        self.kills += 1
+        self.inside += int(reserved > committed)
+
+    def replace(self, lane: int) -> None:
+        self.kill(lane)
+        self.lives[lane] = self.succeed(lane)
+
+
+class Live:
+    """Samplers of the given kinds beside the writers, until they have returned enough rows."""
+
+    def __init__(self, start: Any, kinds: list[str], words: int, batch_size: int, trust: bool = False) -> None:
+        self.start, self.kinds, self.words, self.batch_size, self.trust = start, kinds, words, batch_size, trust
+        self.found: Counter[str] = Counter()
+        self.rows = self.kills = self.inside = self.laps = self.lapped = self.redrawn = 0
+
+    def sample(self, rows: int, deaths: int, fault: str | None = None) -> None:
+        """At least so many rows, with so many writers killed on the way; or until there is such a fault."""
+        with ReplayBuffer.create(spec_of(self.words), LANES * ROWS, LANES) as replay:
+            writers = Writers(self.start, replay, self.words, deaths)
+            samplers = [replay.sampler(self.batch_size, gamma=GAMMA, seed=0, **KINDS[kind]) for kind in self.kinds]
+            checks = [Check(KINDS[kind], writers.written) for kind in self.kinds]
+            masses = [Masses() if sampler.prioritized else None for sampler in samplers]
+            rng, before = np.random.default_rng(0), self.rows
+            if self.trust:  # the positive control: whatever was copied is believed
+                for sampler in samplers:
+                    sampler._drawing._validate = lambda n: 0
+
+            def one_of_each() -> None:
+                for sampler, check, mass in zip(samplers, checks, masses, strict=True):
+                    batch = sampler.sample(timeout=60)
+                    check.batch(batch)
+                    if mass:
+                        check.found["wrong"] += mass.wrong_weights(batch)
+                        new = rng.random(len(batch))
+                        sampler.update_priorities(batch.index, new)
+                        mass.update(batch.index, new)
+                self.rows = before + sum(check.rows for check in checks)
+                self.found = sum((check.found for check in checks), Counter())
+
+            while self.rows - before < rows and not (fault and self.found[fault]):
+                one_of_each()
+                if writers.kills < deaths and (self.rows - before) * (deaths + 1) > rows * (writers.kills + 1):
+                    writers.replace(writers.kills % LANES)
+            for lane in range(LANES):
+                writers.kill(lane)
+            for _ in range(10):  # what they left, perhaps inside an add, is whole too
+                one_of_each()
+            self.kills += writers.kills
+            self.inside += writers.inside
+            self.laps += sum(replay._lanes.committed(lane) for lane in range(LANES)) // ROWS
+            self.lapped += sum(sampler.stats.lapped for sampler in samplers)
+            self.redrawn += sum(sampler.stats.redrawn for sampler in samplers)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{self.found[name]} {name}" for name in FAULTS)
         return (
-            (frames[..., 1] != episode[rows, None]) | (frames[..., 2].astype(np.int64) != places)
-        ).any(1).sum()  # fmt: skip
-
-    everywhere = np.ones(len(place), bool)
-    steps = np.minimum(n_step, EPISODE - place)
-    ends = batch.terminated | batch.truncated
-    found["across"] = int(
-        astray(obs, place, everywhere)
-        + astray(after[goes_on], (place + steps)[goes_on], goes_on)
-        + (ends != (place + n_step >= EPISODE)).sum()
-        + (batch.truncated != (ends & (episode % 2 == 1))).sum()
-        + (batch.reward != steps).sum()
-        + (batch.discount != ~batch.terminated).sum()
-        + (batch.valid.sum(1) != np.minimum(place + 1, stack)).sum()
-    )
-    return found
+            f"{self.words} words: {self.rows} rows, {faults}; {self.laps} laps, {self.lapped} lapped draws, "
+            f"{self.redrawn} redrawn, {self.kills} writers killed, {self.inside} of them inside an add"
+        )
 
 
-def sample(program, capacity, words, batch_size, enough, stack=1, n_step=1, trust=False):
-    """Samples beside a writer flat out until `enough(rows, faults, stats)`; the faults and the stats."""
-    spec = TransitionSpec(Field((words,), "uint64"), Field((), "int64"))
-    with ReplayBuffer.create(spec, capacity) as replay:
-        writer = program(WRITER, args=[replay.handle.path, words])
-        assert writer.line() == "ready"
-        sampler = replay.sampler(batch_size, stack=stack, n_step=n_step, gamma=1.0, seed=0, min_size=capacity // 2)
-        if trust:  # the positive control: whatever was copied is believed
-            sampler._drawing._validate = lambda n: 0
-        found = Counter()
-        while not enough(sampler.stats.drawn, found, sampler.stats):
-            found += faults(sampler.sample(timeout=60), stack, n_step)
-        writer.kill()
-        # The writer is dead, perhaps inside an add: what it left is whole too.
-        for _ in range(10):
-            found += faults(sampler.sample(), stack, n_step)
-        return found, sampler.stats
+@pytest.mark.parametrize("words", [12, 128], ids=["in the record", "in columns"])
+def test_no_row_is_torn_or_across_a_boundary_a_seam_or_the_write_head(program, words):
+    live = Live(program, list(KINDS), words, 64)
+    live.sample(rows=150_000, deaths=4)
+    assert not +live.found, str(live)
+    assert live.rows >= 150_000
+    assert live.kills == 4 + LANES
+    assert live.laps > 0
+    assert live.lapped > 0
 
 
-@pytest.mark.parametrize(
-    ("capacity", "words", "batch_size", "stack", "n_step", "rows"),
-    [
-        (256, 16, 32, 1, 1, 150_000),  # in the record itself
-        (256, 64, 32, 1, 1, 150_000),  # in a column of its own
-        (256, 64, 16, 4, 1, 60_000),
-        (256, 64, 16, 3, 3, 60_000),
-    ],
-)
-def test_nothing_torn_stale_or_across_a_boundary_is_sampled(program, capacity, words, batch_size, stack, n_step, rows):
-    found, stats = sample(
-        program, capacity, words, batch_size,
-        lambda drawn, found, stats: drawn >= rows and stats.lapped > 0, stack, n_step,
-    )  # fmt: skip
-    assert not +found, f"of {stats.drawn} rows"
-    assert stats.drawn >= rows
-    assert stats.lapped > 0
-
-
-@pytest.mark.parametrize(("words", "fault"), [(512, "torn"), (16, "stale")])
-def test_without_validation_torn_and_stale_rows_are_seen(program, words, fault):
+@pytest.mark.parametrize("fault", ["torn", "head"])
+def test_without_validation_rows_that_are_torn_or_across_the_write_head_are_seen(program, fault):
     """So the test above would notice: the same check, with the validator made to accept everything."""
-    found, _ = sample(
-        program, 64, words, 64, lambda drawn, found, stats: found[fault] > 0 or drawn >= 2_000_000, trust=True
-    )
-    assert found[fault] > 0
+    live = Live(program, ["stack"], 512, 64, trust=True)
+    live.sample(rows=2_000_000, deaths=0, fault=fault)
+    assert live.found[fault] > 0
+
+
+def main(rows: int) -> None:
+    started: list[Program] = []
+
+    def start(*parts: str, args: list[Any]) -> Program:
+        started.append(Program(*parts, args=args))
+        return started[-1]
+
+    began, total = time.monotonic(), Counter()
+    try:
+        for words in (12, 128):
+            live = Live(start, list(KINDS), words, 256)
+            live.sample(rows // 2, deaths=20)
+            print(live, flush=True)
+            total += live.found
+    finally:
+        for one in started:
+            one.end()
+    print(f"{total.total()} faults, {time.monotonic() - began:.0f} s")
+    sys.exit(total.total() > 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
