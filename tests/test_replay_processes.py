@@ -26,7 +26,7 @@ from conftest import Program
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 
 LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
-FAULTS = ("torn", "boundary", "seam", "head", "wrong")
+FAULTS = ("torn", "boundary", "seam", "head", "wrong")  # frames or rows
 OPTIONS = {"alpha": 0.6, "beta": 0.4, "epsilon": 0.01, "initial": "priority"}
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {},
@@ -205,23 +205,27 @@ class Check:
     def frames(self, got, ticket, episode, place, ahead, meant) -> None:
         """Of frames [batch, step, stack] that are meant: `ahead` rows of the first one of the sequence."""
         ticket, episode, place = (part[..., None] for part in (ticket, episode, place))
-        behind = place + ahead < 0  # the episode's first row: padding
-        ahead = np.maximum(ahead, -place)
-        expected = frames(ticket + ahead, episode, place + ahead, got.shape[-1])
+        there = np.maximum(ahead, -place)  # before an episode's first row is padding
+        expected = frames(ticket + there, episode, place + there, got.shape[-1])
         if not self.repeat:
-            expected[np.broadcast_to(behind, expected.shape[:-1])] = 0
+            expected[place + ahead < 0] = 0
         wrong = meant & (got != expected).any(-1)
-        if not wrong.any():
-            return
-        got, expected = got[wrong], expected[wrong]
+        if wrong.any():
+            ticket, episode = (np.broadcast_to(part, wrong.shape)[wrong] for part in (ticket + ahead, episode))
+            self.classify(got[wrong], ticket, episode)
+
+    def classify(self, got: np.ndarray, ticket: np.ndarray, episode: np.ndarray) -> None:
+        """Of frames that are not as expected: what they are in place of this ticket, in this episode."""
+        found_ticket, found_episode = got[:, :2].astype(np.int64).T
         torn = (got != frames(got[:, 0], got[:, 1], got[:, 2], got.shape[-1])).any(1)
-        head = ~torn & (got[:, 0] != expected[:, 0])
-        earlier = np.minimum(got[:, 1], expected[:, 1]).astype(np.int64)
-        replaced = got[:, 1] >> np.uint64(32) != expected[:, 1] >> np.uint64(32)
-        seam = ~torn & ~head & (replaced | (endings(earlier) == 3))
-        boundary = ~torn & ~head & ~seam
-        for name, rows in (("torn", torn), ("head", head), ("seam", seam), ("boundary", boundary)):
-            self.found[name] += int(rows.sum())
+        laps = found_ticket - ticket
+        head = ~torn & (laps != 0) & (laps % ROWS == 0)
+        other = ~torn & ~head & (found_episode != episode)
+        replaced = found_episode >> 32 != episode >> 32
+        seam = other & (replaced | (endings(np.minimum(found_episode, episode)) == 3))
+        boundary = other & ~seam
+        kinds = {"torn": torn, "head": head, "seam": seam, "boundary": boundary, "wrong": ~torn & ~head & ~other}
+        self.found.update({name: int(rows.sum()) for name, rows in kinds.items()})
 
 
 class Masses:
