@@ -13,6 +13,8 @@ samples at least as many as it says, and ends with what was found in them.
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -268,91 +270,121 @@ class Writers:
         self.born[lane] += 1
         return program
 
-    def kill(self, lane: int) -> None:
+    def counters(self, lane: int) -> np.ndarray:
+        """Committed and reserved."""
+        return self.replay._segment.body[self.replay._geometry.counters_offset(lane) :][:16].view(np.int64)
+
+    def stop_inside(self, lane: int) -> None:
+        """Stops the lane's writer between its two counters: tries until it has."""
+        counters, pid = self.counters(lane), self.lives[lane].pid
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            if counters[1] > counters[0]:
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(1e-4)  # it goes on a little
+
+    def kill(self, lane: int, inside: bool = False) -> None:
         assert self.lives[lane].line() == "ready"
+        if inside:
+            self.stop_inside(lane)
         self.lives[lane].kill()
         self.lives[lane].end()
-        committed, reserved = self.replay._segment.body[self.replay._geometry.counters_offset(lane) :][:16].view(int)
+        committed, reserved = self.counters(lane)
         self.written.ends[lane, self.born[lane] - 1] = committed
         self.kills += 1
         self.inside += int(reserved > committed)
 
     def replace(self, lane: int) -> None:
-        self.kill(lane)
+        self.kill(lane, inside=True)
         self.lives[lane] = self.succeed(lane)
 
 
-class Live:
-    """Samplers of the given kinds beside the writers, until they have returned enough rows."""
+class Samplers:
+    """One of each kind, all of one replay, and the checks of their batches."""
 
-    def __init__(self, start: Any, kinds: list[str], words: int, batch_size: int, trust: bool = False) -> None:
-        self.start, self.kinds, self.words, self.batch_size, self.trust = start, kinds, words, batch_size, trust
-        self.found: Counter[str] = Counter()
-        self.rows = self.kills = self.inside = self.laps = self.lapped = self.redrawn = 0
+    def __init__(self, replay: ReplayBuffer, kinds: list[str], batch_size: int, written: Written) -> None:
+        self.samplers = [replay.sampler(batch_size, gamma=GAMMA, seed=0, **KINDS[kind]) for kind in kinds]
+        self.checks = [Check(KINDS[kind], written) for kind in kinds]
+        self.masses = [Masses() if sampler.prioritized else None for sampler in self.samplers]
+        self.rng = np.random.default_rng(0)
 
-    def sample(self, rows: int, deaths: int, fault: str | None = None) -> None:
-        """At least so many rows, with so many writers killed on the way; or until there is such a fault."""
-        with ReplayBuffer.create(spec_of(self.words), LANES * ROWS, LANES) as replay:
-            writers = Writers(self.start, replay, self.words, deaths)
-            samplers = [replay.sampler(self.batch_size, gamma=GAMMA, seed=0, **KINDS[kind]) for kind in self.kinds]
-            checks = [Check(KINDS[kind], writers.written) for kind in self.kinds]
-            masses = [Masses() if sampler.prioritized else None for sampler in samplers]
-            rng, before = np.random.default_rng(0), self.rows
-            if self.trust:  # the positive control: whatever was copied is believed
-                for sampler in samplers:
-                    sampler._drawing._validate = lambda n: 0
+    def trust(self) -> None:
+        """Whatever was copied is believed."""
+        for sampler in self.samplers:
+            sampler._drawing._validate = lambda n: 0
 
-            def one_of_each() -> None:
-                for sampler, check, mass in zip(samplers, checks, masses, strict=True):
-                    batch = sampler.sample(timeout=60)
-                    check.batch(batch)
-                    if mass:
-                        check.found["wrong"] += mass.wrong_weights(batch)
-                        new = rng.random(len(batch))
-                        sampler.update_priorities(batch.index, new)
-                        mass.update(batch.index, new)
-                self.rows = before + sum(check.rows for check in checks)
-                self.found = sum((check.found for check in checks), Counter())
+    def sample(self) -> None:
+        """A batch of each."""
+        for sampler, check, masses in zip(self.samplers, self.checks, self.masses, strict=True):
+            batch = sampler.sample(timeout=60)
+            check.batch(batch)
+            if masses:
+                check.found["wrong"] += masses.wrong_weights(batch)
+                priority = self.rng.random(len(batch))
+                sampler.update_priorities(batch.index, priority)
+                masses.update(batch.index, priority)
 
-            while self.rows - before < rows and not (fault and self.found[fault]):
-                one_of_each()
-                if writers.kills < deaths and (self.rows - before) * (deaths + 1) > rows * (writers.kills + 1):
-                    writers.replace(writers.kills % LANES)
-            for lane in range(LANES):
-                writers.kill(lane)
-            for _ in range(10):  # what they left, perhaps inside an add, is whole too
-                one_of_each()
-            self.kills += writers.kills
-            self.inside += writers.inside
-            self.laps += sum(replay._lanes.committed(lane) for lane in range(LANES)) // ROWS
-            self.lapped += sum(sampler.stats.lapped for sampler in samplers)
-            self.redrawn += sum(sampler.stats.redrawn for sampler in samplers)
+    @property
+    def rows(self) -> int:
+        return sum(check.rows for check in self.checks)
+
+    @property
+    def found(self) -> Counter[str]:
+        return sum((check.found for check in self.checks), Counter())
+
+
+@dataclass
+class Outcome:
+    rows: int
+    found: Counter[str]
+    laps: int
+    lapped: int
+    kills: int
+    inside: int
 
     def __str__(self) -> str:
         faults = ", ".join(f"{self.found[name]} {name}" for name in FAULTS)
-        return (
-            f"{self.words} words: {self.rows} rows, {faults}; {self.laps} laps, {self.lapped} lapped draws, "
-            f"{self.redrawn} redrawn, {self.kills} writers killed, {self.inside} of them inside an add"
-        )
+        lives = f"{self.kills} writers killed, {self.inside} of them inside an add"
+        return f"{self.rows} rows, {faults}; {self.laps} laps, {self.lapped} draws lapped, {lives}"
 
 
-@pytest.mark.parametrize("words", [12, 128], ids=["in the record", "in columns"])
+def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome:
+    """At least so many rows, while so many writers are replaced; or, all of it believed, until there is a fault."""
+    with ReplayBuffer.create(spec_of(words), LANES * ROWS, LANES) as replay:
+        writers = Writers(start, replay, words, deaths)
+        samplers = Samplers(replay, kinds, batch_size, writers.written)
+        if until:
+            samplers.trust()
+        while samplers.rows < rows and not samplers.found[until]:
+            samplers.sample()
+            if writers.kills < deaths and samplers.rows * (deaths + 1) > rows * (writers.kills + 1):
+                writers.replace(writers.kills % LANES)
+        for lane in range(LANES):
+            writers.kill(lane)
+        for _ in range(10):  # what they left, perhaps inside an add, is whole too
+            samplers.sample()
+        laps = sum(replay._lanes.committed(lane) for lane in range(LANES)) // ROWS
+        lapped = sum(sampler.stats.lapped for sampler in samplers.samplers)
+        return Outcome(samplers.rows, samplers.found, laps, lapped, writers.kills, writers.inside)
+
+
+@pytest.mark.parametrize("words", [12, 48], ids=["in the record", "in columns"])
 def test_no_row_is_torn_or_across_a_boundary_a_seam_or_the_write_head(program, words):
-    live = Live(program, list(KINDS), words, 64)
-    live.sample(rows=150_000, deaths=4)
-    assert not +live.found, str(live)
-    assert live.rows >= 150_000
-    assert live.kills == 4 + LANES
-    assert live.laps > 0
-    assert live.lapped > 0
+    outcome = sample_live(program, list(KINDS), words, batch_size=64, rows=100_000, deaths=2)
+    assert not +outcome.found, str(outcome)
+    assert outcome.rows >= 100_000
+    assert outcome.inside >= 2
+    assert outcome.laps > 0
+    assert outcome.lapped > 0
 
 
 @pytest.mark.parametrize("fault", ["torn", "head"])
 def test_without_validation_rows_that_are_torn_or_across_the_write_head_are_seen(program, fault):
     """So the test above would notice: the same check, with the validator made to accept everything."""
-    live = Live(program, ["stack"], 512, 64, trust=True)
-    live.sample(rows=2_000_000, deaths=0, fault=fault)
-    assert live.found[fault] > 0
+    outcome = sample_live(program, ["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
+    assert outcome.found[fault] > 0
 
 
 def main(rows: int) -> None:
@@ -364,11 +396,10 @@ def main(rows: int) -> None:
 
     began, total = time.monotonic(), Counter()
     try:
-        for words in (12, 128):
-            live = Live(start, list(KINDS), words, 256)
-            live.sample(rows // 2, deaths=20)
-            print(live, flush=True)
-            total += live.found
+        for words in (12, 48):
+            outcome = sample_live(start, list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
+            print(f"{words} words a frame: {outcome}", flush=True)
+            total += outcome.found
     finally:
         for one in started:
             one.end()
