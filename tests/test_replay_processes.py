@@ -100,15 +100,17 @@ def write_episode(writer, ticket, episode, words):
 
 
 WRITER = """
+    import os
     import sys
     from marlcore import ReplayBuffer
     lane, number, words = map(int, sys.argv[2:])
+    parent = os.getppid()
     replay = ReplayBuffer.attach(sys.argv[1])
     with replay.writer(lane) as writer:
         writer.policy_version = number
         ticket, episode = replay._lanes.committed(lane), lane << 48 | number << 32
         print("ready", flush=True)
-        while True:
+        while os.getppid() == parent:
             ticket += write_episode(writer, ticket, episode, words)
             episode += 1
 """
