@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -16,6 +18,33 @@ import pytest
 from marlcore._native import try_lock
 
 failed = pytest.StashKey[bool]()
+
+
+@dataclass
+class Explored:
+    """What the model checkers came to, by model: executions or states explored, and the mutants killed."""
+
+    states: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    killed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+
+explored_key = pytest.StashKey[Explored]()
+
+
+@pytest.fixture(scope="session")
+def explored(pytestconfig: pytest.Config) -> Explored:
+    """What is told at the end of pytest's output."""
+    return pytestconfig.stash.setdefault(explored_key, Explored())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    told = config.stash.get(explored_key, Explored())
+    if told.states:
+        terminalreporter.section("model checking")
+    for model, states in told.states.items():
+        unit = "executions" if "Relacy" in model else "states"
+        killed = told.killed[model]
+        terminalreporter.write_line(f"{model}: {states} {unit} explored, {len(killed)} mutants killed")
 
 
 @pytest.hookimpl(wrapper=True)

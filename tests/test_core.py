@@ -1,40 +1,15 @@
-"""The C core without Python: its own tests, threads that race for a lane, a model checker, and mutants."""
+"""The C core without Python: its own tests, and threads that race for a lane."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
-import sys
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from core import CORE, mutants, run
 
-CORE = Path(__file__).parent.parent / "csrc"
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _load(CORE / "test" / "mutants.py")
-
-needs_relacy = pytest.mark.skipif(
-    not mutants.RELACY.exists(), reason="the model checker Relacy is not installed (Debian: relacy-dev)"
-)
-
-
-def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
 
 
 @pytest.mark.parametrize("flags", [["-O2"], SANITIZERS], ids=["optimized", "sanitized"])
@@ -95,37 +70,3 @@ def test_stress_refuses_arguments_that_it_does_not_know(stress: Path) -> None:
     """A misspelt option would otherwise weaken the test in silence."""
     assert run([stress, "--read", "1"]).returncode == 2
     assert run([stress, "--append", "5", "--capacity", "4"]).returncode == 2
-
-
-@needs_relacy
-def test_no_execution_of_the_model_fails(tmp_path: Path) -> None:
-    """All interleavings and weakly ordered reads of a small lane, and many random ones of what is larger."""
-    done = run([mutants.build_model(CORE, tmp_path / "model", "-O1")])
-    assert done.returncode == 0, done.stdout + done.stderr
-    executions = {name: int(n) for name, n in re.findall(r"(\w+): (\d+) executions, no failure", done.stdout)}
-    assert executions.keys() >= {check for m in mutants.MUTANTS for check in m.checks} - {"stress"}
-    assert executions["sample"] > 1_000_000 and min(executions.values()) > 10_000
-
-
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[dict[str, tuple[bool, str]]]]:
-    """All mutants, built and examined two at a time."""
-    folder = tmp_path_factory.mktemp("mutants")
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return {mutant.name: pool.submit(mutants.examine, mutant, folder) for mutant in mutants.MUTANTS}
-
-
-@needs_relacy
-@pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
-def test_a_core_that_breaks_a_rule_is_found_out(
-    verdicts: dict[str, Future[dict[str, tuple[bool, str]]]], name: str
-) -> None:
-    """Each rule of the protocol is needed: without it the model, or the race of threads, shows a torn row."""
-    for check, (found, said) in verdicts[name].result().items():
-        assert found, f"{check} did not find the mutant out: {said}"
-
-
-def test_each_mutant_changes_the_core_in_one_place(tmp_path: Path) -> None:
-    """The core moved on when this fails: its mutants must follow, on a machine without Relacy too."""
-    for mutant in mutants.MUTANTS:
-        assert mutants.mutate(mutant, tmp_path).is_dir()

@@ -49,7 +49,8 @@ proctype worker(byte me) {
         if
         :: process[me] == RUNNING || process[me] == FROZEN -> process[me] = FAILED; alive[me]--
         :: else
-        fi
+        fi;
+        woke = false
     }
 }
 
@@ -127,7 +128,6 @@ inline attend(w) {
 #define to_do(w) (dead(w) && seen[w] != FINISHED || seen[w] == WATCHED && stale[w])
 
 proctype parent() {
-    byte w;
     start(0);
     start(1);
     do
@@ -144,7 +144,7 @@ proctype parent() {
         :: asked
         fi
     od;
-    stopping = true;
+    atomic { stopping = true; missed = false };
 #ifdef RESTARTS_AFTER_STOP
     if
     :: process[0] == FAILED && restarts[0] < MOST_RESTARTS -> start(0)
@@ -160,7 +160,7 @@ proctype parent() {
 #endif
     alive[0] == 0 && alive[1] == 0;
 #endif
-    d_step {
+    atomic {
         assert(alive[0] == 0 && alive[1] == 0);  /* nobody is left behind */
         assert(failed || asked || seen[0] == FINISHED && seen[1] == FINISHED);
         ended = true

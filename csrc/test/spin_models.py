@@ -1,0 +1,147 @@
+"""Searches the SPIN models in spin/ for a state or a run that must not be, and each of them with a rule broken.
+
+Usage: python csrc/test/spin_models.py [model ...]; the status is 1 when a sound model fails or a mutant survives.
+Needs SPIN (Debian: spin).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants import compile_with
+
+SPIN = shutil.which("spin")
+DEPTH = 10_000
+
+
+@dataclass(frozen=True)
+class Model:
+    """A file of spin/: what is searched, and the macros that break a rule each."""
+
+    name: str
+    mutants: tuple[str, ...]
+    sizes: tuple[tuple[str, ...], ...] = ((),)
+    """Each a size of the sound model, as macros; a mutant has the first."""
+    liveness: bool = False
+    """It has a property of whole runs. None of them is endless, so no fairness is asked for."""
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).parent / "spin" / f"{self.name}.pml"
+
+
+MODELS = (
+    Model(
+        "takeover",
+        (
+            "LOWER_RESERVED",
+            "NO_PROOF_OF_DEATH",
+            "LOCK_DROPPED_BEFORE_COMMIT",
+            "RESUME_BEHIND_THE_RESERVATION",
+            "RESERVE_AFTER_THE_COPY",
+            "NO_VALIDATION",
+        ),
+    ),
+    Model(
+        "segment",
+        (
+            "NAME_BEFORE_HEADER",
+            "NAME_BEFORE_LOCK",
+            "ATTACH_WITHOUT_LOCK",
+            "ATTACH_WITHOUT_SECOND_LOOK",
+            "SWEEP_WITHOUT_LOCK",
+            "SWEEP_ASKS_INSTEAD_OF_LOCKING",
+            "SWEEP_WITHOUT_SECOND_LOOK",
+            "UNLINKED_WITHOUT_A_LOOK",
+            "CLOSED_BEFORE_UNLINKED",
+            "LOCK_OUTLIVES_ITS_HOLDER",
+        ),
+        sizes=((), ("KILLS=3", "ONE_SWEEPER")),
+    ),
+    Model(
+        "save",
+        (
+            "WRITTEN_IN_PLACE",
+            "NAMED_BEFORE_WRITTEN",
+            "TARGET_REMOVED_FIRST",
+            "ASIDE_WITHOUT_LOCK",
+            "LOAD_WITHOUT_SECOND_LOOK",
+        ),
+    ),
+    Model(
+        "supervisor",
+        (
+            "REPLACED_WHEN_STALE",
+            "REPLACED_WHEN_KILLED",
+            "JUDGED_BY_ITS_PREDECESSORS_HEARTBEAT",
+            "NOBODY_KILLS_THE_FROZEN",
+            "RESTARTED_THOUGH_DONE",
+            "RESTARTED_FOR_EVER",
+            "RESTARTS_AFTER_STOP",
+            "SLEEPS_THROUGH_THE_BACK_OFF",
+            "FAILS_AND_LEAVES_THE_REST",
+            "WAITS_FOR_THE_FROZEN",
+        ),
+        liveness=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search came to; `failure` is None when it visited every state and found none."""
+
+    states: int
+    failure: str | None
+
+
+def search(model: Model, macros: tuple[str, ...]) -> Search:
+    """Searches the model with these macros, until a failure or to the end."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _run(["spin", "-a", *(f"-D{macro}" for macro in macros), str(model.path)], folder)
+        kind = [] if model.liveness else ["-DSAFETY"]
+        optimized = "-O1" if macros in model.sizes else "-O0"  # a mutant fails before it pays to compile for longer
+        compile_with(["gcc", optimized, "-w", *kind, "-o", str(folder / "pan"), str(folder / "pan.c")])
+        said = _run(["./pan", f"-m{DEPTH}", *(["-a"] if model.liveness else [])], folder)
+    counts = re.search(r"errors: (\d+)\s+(\d+) states, stored", said)
+    failure = re.search(r"^pan:1: (.*) \(at depth \d+\)$", said, re.MULTILINE)
+    if counts is None or (failure is None) != ("Search not completed" not in said) or "too small" in said:
+        raise RuntimeError(f"{model.name} {' '.join(macros)}: the search broke off:\n{said}")
+    return Search(int(counts[2]), failure and failure[1])
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="*", choices=[[], *(model.name for model in MODELS)])
+    names = parser.parse_args().model
+    wrong = 0
+    for model in MODELS:
+        if names and model.name not in names:
+            continue
+        for macros in (*model.sizes, *((mutant,) for mutant in model.mutants)):
+            found = search(model, macros)
+            sys.stdout.write(
+                f"{' '.join((model.name, *macros))}: {found.states} states, {found.failure or 'no failure'}\n"
+            )
+            sys.stdout.flush()
+            wrong += (found.failure is None) != (macros in model.sizes)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

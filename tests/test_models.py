@@ -1,0 +1,127 @@
+"""Model checking: the core in Relacy, where threads race and memory is weak; protocols of processes in SPIN, where
+anybody may be killed at any step. Each model passes, and each rule that is broken on purpose is found out.
+
+What was explored is told at the end of pytest's output: see conftest.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Explored
+from core import CORE, mutants, run, spin_models
+
+needs_relacy = pytest.mark.skipif(
+    not mutants.RELACY.exists(), reason="the model checker Relacy is not installed (Debian: relacy-dev)"
+)
+needs_spin = pytest.mark.skipif(
+    spin_models.SPIN is None, reason="the model checker SPIN is not installed (Debian: spin)"
+)
+
+SCENARIOS = {
+    "lane": ("sample", "sample_pairs", "sample_stale", "sample_streamed"),
+    "weights": ("newest_of_1", "newest_of_2", "newest_of_3"),
+    "takeover": ("takeover",),
+    "wake-up": ("sleep", "sleep_two", "room"),
+}
+"""Of model_lane.cpp, by the part of the core that they are about."""
+SPIN_MUTANTS = [(model, mutant) for model in spin_models.MODELS for mutant in model.mutants]
+
+Submit = Callable[..., Future[Any]]
+
+
+@pytest.fixture(scope="module")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
+    """Everything that the tests below look at, two searches at a time."""
+    folder = tmp_path_factory.mktemp("models")
+    found: dict[Any, Future[Any]] = {}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        # The slow compilation first: what needs it comes after SPIN's searches, which go on beside it.
+        world = pool.submit(mutants.build_world, folder) if mutants.RELACY.exists() else None
+        for model in spin_models.MODELS if spin_models.SPIN is not None else ():
+            for macros in (*model.sizes, *((mutant,) for mutant in model.mutants)):
+                found[model.name, macros] = pool.submit(spin_models.search, model, macros)
+        if world is not None:
+            found |= _submit_relacy(pool.submit, world, folder)
+    return found
+
+
+def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[Any, Future[Any]]:
+    sound = mutants.build_model(CORE, world.result(), folder / "model")
+    scenarios = {name: submit(run, [sound, name]) for names in SCENARIOS.values() for name in names}
+    return scenarios | {m.name: submit(mutants.examine, m, world.result(), folder) for m in mutants.MUTANTS}
+
+
+@needs_relacy
+@pytest.mark.parametrize("part", SCENARIOS)
+def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explored: Explored, part: str) -> None:
+    """All interleavings and weakly ordered reads of a small lane, and many random ones of what is larger."""
+    for name in SCENARIOS[part]:
+        done = searches[name].result()
+        assert done.returncode == 0, done.stdout + done.stderr
+        executions = re.fullmatch(rf"{name}: (\d+) executions, no failure\n", done.stdout)
+        assert executions is not None and int(executions[1]) > 10_000
+        explored.states[f"{part}, Relacy"] += int(executions[1])
+        assert name != "sample" or int(executions[1]) > 1_000_000
+
+
+@needs_relacy
+@pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
+def test_a_core_that_breaks_a_rule_is_found_out(
+    searches: dict[Any, Future[Any]], explored: Explored, name: str
+) -> None:
+    """Each rule of the protocol is needed: without it the model, or the race of threads, shows a torn row."""
+    verdicts = searches[name].result()
+    for check, (found, said) in verdicts.items():
+        assert found, f"{check} did not find the mutant out: {said}"
+    for part in {part for part, names in SCENARIOS.items() if not verdicts.keys().isdisjoint(names)}:
+        explored.killed[f"{part}, Relacy"].append(name)
+
+
+def test_each_mutant_changes_the_core_in_one_place(tmp_path: Path) -> None:
+    """The core moved on when this fails: its mutants must follow, on a machine without Relacy too."""
+    for mutant in mutants.MUTANTS:
+        assert mutants.mutate(mutant, tmp_path).is_dir()
+
+
+def test_each_scenario_belongs_to_a_part() -> None:
+    """A scenario that nobody runs would prove nothing."""
+    source = (CORE / "test" / "model_lane.cpp").read_text()
+    table = source[source.index("searches[] = {") : source.index("#ifdef MODEL_LONG")]
+    assert re.findall(r'^    \{"(\w+)",', table, re.MULTILINE) == [n for names in SCENARIOS.values() for n in names]
+
+
+@needs_spin
+@pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)
+def test_no_state_of_a_model_fails(searches: dict[Any, Future[Any]], explored: Explored, model: Any) -> None:
+    """All interleavings of its processes, each of which may be killed between any two steps."""
+    for macros in model.sizes:
+        found = searches[model.name, macros].result()
+        assert found.failure is None
+        assert found.states > 10_000
+        explored.states[f"{model.name}, SPIN"] += found.states
+
+
+@needs_spin
+@pytest.mark.parametrize(("model", "mutant"), SPIN_MUTANTS, ids=lambda value: getattr(value, "name", value))
+def test_a_model_that_breaks_a_rule_is_found_out(
+    searches: dict[Any, Future[Any]], explored: Explored, model: Any, mutant: str
+) -> None:
+    """Each rule is needed: without it the search comes upon a state, or a run, that must not be."""
+    assert searches[model.name, (mutant,)].result().failure is not None
+    explored.killed[f"{model.name}, SPIN"].append(mutant)
+
+
+@pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)
+def test_each_macro_of_a_model_is_a_mutant_or_a_size(model: Any) -> None:
+    """A misspelt mutant would be a sound model, and a forgotten one would prove nothing."""
+    source = model.path.read_text()
+    asked = set(re.findall(r"^#ifn?def (\w+)$", source, re.MULTILINE))
+    sizes = set(re.findall(r"^#ifndef (\w+)\n#define \1 ", source, re.MULTILINE))
+    sizes |= {macro.split("=")[0] for macros in model.sizes for macro in macros}
+    assert asked - sizes == set(model.mutants)
