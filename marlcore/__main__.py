@@ -1,10 +1,11 @@
-"""The command line: `marlcore train`."""
+"""The command line: `marlcore train`, `marlcore gc`, `marlcore doctor`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from importlib import import_module
 
 
 def _leave(signum: int, frame: object) -> None:
@@ -14,38 +15,48 @@ def _leave(signum: int, frame: object) -> None:
 # Until a run has something to clean up, Ctrl-C just ends the process; no traceback comes out of an import.
 signal.signal(signal.SIGINT, _leave)
 
-USAGE = """\
-usage: marlcore train [--env ENV] [--algo dqn|iqn] [OPTIONS]   train every agent of an environment
-       marlcore train --help                                    all options
-       marlcore --version
-"""
+# name: (module, function from its arguments to the exit code, options, what it does)
+COMMANDS = {
+    "train": ("cli", "train", "[--env ENV] [--algo dqn|iqn] [OPTIONS]", "train every agent of an environment"),
+    "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
+    "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line.
 
-    Returns: 0, or 1 when a worker failed, 2 for bad input, 130 after Ctrl-C.
+    Returns: 0, or 1 when a worker failed or the doctor found a problem, 2 for bad input, 130 after Ctrl-C.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["train"]:
-        return _train(arguments[1:])
-    if arguments[:1] == ["--version"]:
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    if command in COMMANDS:
+        return _run(command, arguments)
+    if command == "--version":
         from . import __version__
 
         sys.stdout.write(f"marlcore {__version__}\n")
         return 0
-    asked = arguments[:1] in (["--help"], ["-h"])
-    (sys.stdout if asked else sys.stderr).write(USAGE)
+    asked = command in ("--help", "-h")
+    (sys.stdout if asked else sys.stderr).write(_usage())
     return 0 if asked else 2
 
 
-def _train(arguments: list[str]) -> int:
+def _usage() -> str:
+    calls = {f"marlcore {name} {options}": does for name, (_, _, options, does) in COMMANDS.items()}
+    calls["marlcore COMMAND --help"] = "all options"
+    calls["marlcore --version"] = ""
+    width = max(map(len, calls))
+    lines = [f"{call:{width}}   {does}".rstrip() for call, does in calls.items()]
+    return "usage: " + "\n       ".join(lines) + "\n"
+
+
+def _run(command: str, arguments: list[str]) -> int:
     from .errors import MarlcoreError, WorkerFailed
 
+    module, function, _, _ = COMMANDS[command]
     try:
-        from .cli import train
-
-        train(arguments)
+        code: int = getattr(import_module(f".{module}", __package__), function)(arguments)
+        return code
     except WorkerFailed as error:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1
@@ -55,7 +66,6 @@ def _train(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("marlcore: stopped\n")
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import re
 import sys
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ import tyro
 
 from . import algos, envs
 from .config import Config
+from .options import parse
 from .progress import summary
 from .rundir import read_metrics
 from .system import train as run
@@ -33,8 +32,8 @@ class TrainOptions:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
-def train(arguments: list[str]) -> None:
-    """Runs `marlcore train` with these arguments and prints what came of it.
+def train(arguments: list[str]) -> int:
+    """Runs `marlcore train` with these arguments and prints what came of it; 0.
 
     Raises: ValueError: an option is unknown or out of range, in one line; and what `system.train` raises.
     """
@@ -45,6 +44,7 @@ def train(arguments: list[str]) -> None:
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(metrics, options.config.total_steps))
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
+    return 0
 
 
 def _parse(arguments: list[str]) -> Any:
@@ -58,22 +58,4 @@ def _parse(arguments: list[str]) -> Any:
         frozen=True,
         namespace={"__doc__": TrainOptions.__doc__},
     )
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, args=arguments, prog="marlcore train")
-    except SystemExit as end:
-        if not end.code:
-            raise
-    raise ValueError(_first_message(errors.getvalue()))
-
-
-def _first_message(box: str) -> str:
-    """The message of the box that the option parser draws around an error, as one line."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    message = []
-    for line in lines:
-        if line.startswith("─"):
-            break
-        message.append(line)
-    return " ".join(message)
+    return parse(kind, arguments, "train")

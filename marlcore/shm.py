@@ -41,7 +41,16 @@ from .errors import (
     StaleHandle,
 )
 
-__all__ = ["Put", "Segment", "SegmentHandle", "invalidate_after_fork", "replace_file", "sweep"]
+__all__ = [
+    "Put",
+    "Segment",
+    "SegmentFile",
+    "SegmentHandle",
+    "invalidate_after_fork",
+    "replace_file",
+    "survey",
+    "sweep",
+]
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "marlcore-"
@@ -216,9 +225,36 @@ class Segment:
             self._finalizer()
 
 
+@dataclass(frozen=True)
+class SegmentFile:
+    """A file of this user with a segment's name.
+
+    Attributes:
+        name: in its directory.
+        nbytes: memory that it takes.
+        written: when its file system last noted a write, in seconds of `time.time()`.
+        held: whether a living process has it mapped.
+        inode: (device, inode).
+    """
+
+    name: str
+    nbytes: int
+    written: float
+    held: bool
+    inode: tuple[int, int]
+
+
+def survey(directory: Path = SHM_DIR, *, remove: bool = False) -> list[SegmentFile]:
+    """Every segment of this user, by name; with `remove`, those that no living process has mapped are gone now.
+
+    Without `remove` it takes no lock, so nobody who attaches meanwhile notices.
+    """
+    return _survey(directory, PREFIX, remove)
+
+
 def sweep() -> list[str]:
     """Removes every segment of this user in /dev/shm that no living process has mapped; their names."""
-    return _remove_unheld(SHM_DIR, PREFIX)
+    return [file.name for file in survey(remove=True) if not file.held]
 
 
 def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
@@ -234,7 +270,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
     if _lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
     header = _Header.build(secrets.randbits(64), description, body_bytes)
-    _remove_unheld(target.parent, ASIDE)
+    _survey(target.parent, ASIDE, remove=True)
     fd = _open_nameless(target, header.segment_bytes)
     try:
         with _noticing_full(target.parent, header.segment_bytes):  # some file systems allocate when they are written to
@@ -366,22 +402,28 @@ def _sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _remove_unheld(directory: Path, prefix: str) -> list[str]:
-    """Removes this user's files of a name that begins so and that no living process holds; their names."""
-    removed = []
+def _survey(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
+    """This user's files of a name that begins so; with `remove`, those that no living process holds are removed."""
+    found = []
     for path in sorted(directory.glob(prefix + "*")):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # gone meanwhile, somebody else's, or no file: not ours to remove
         try:
-            ours = os.fstat(fd).st_uid == os.geteuid() and stat.S_ISREG(os.fstat(fd).st_mode)
-            if ours and try_lock(fd, 0, exclusive=True) and _same_file(fd, path):
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+                continue
+            held = not try_lock(fd, 0, exclusive=True) if remove else is_locked(fd, 0)
+            if not _same_file(fd, path):
+                continue
+            if remove and not held:
                 path.unlink(missing_ok=True)
-                removed.append(path.name)
+            inode = status.st_dev, status.st_ino
+            found.append(SegmentFile(path.name, 512 * status.st_blocks, status.st_mtime, held, inode))
         finally:
             os.close(fd)
-    return removed
+    return found
 
 
 def _open_named(path: Path) -> int:

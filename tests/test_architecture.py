@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec"},
+    {"errors", "config", "spec", "options"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
@@ -26,7 +26,8 @@ LAYERS = [
     {"workers"},
     {"processes"},
     {"system"},
-    {"cli"},
+    {"gc"},
+    {"cli", "doctor"},
     {"__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
