@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec", "options"},
+    {"errors", "config", "spec", "options", "cgroup"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"workers"},
     {"processes"},
     {"system"},
-    {"gc"},
+    {"gc", "features"},
     {"cli", "doctor"},
     {"__main__", "__init__"},
 ]
