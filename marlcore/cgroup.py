@@ -54,7 +54,7 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
         if controllers == "":
             mounts = [root, root / "unified"]
         elif controller in controllers.split(","):
-            mounts = [root / controllers, root / controller]
+            mounts = [root / name for name in dict.fromkeys((controllers, controller))]
         else:
             continue
         inner = Path(path.lstrip("/"))

@@ -237,7 +237,9 @@ def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
     try:
         feature.attempt(directory)
     except (OSError, MarlcoreError) as error:
-        return Finding("problem", f"{_one_line(error)}; needed: {feature.purpose}", feature.advice)
+        # Without a place to try it in, nothing was learned of the kernel.
+        advice = feature.advice if os.access(directory, os.W_OK | os.X_OK) else f"first mend {directory}"
+        return Finding("problem", f"{_one_line(error)}; needed: {feature.purpose}", advice)
     return Finding("ok", f"works: {feature.purpose}")
 
 

@@ -117,7 +117,9 @@ _TMPFS = "mount a tmpfs at /dev/shm"
 FEATURES = {
     "O_TMPFILE": Feature(try_nameless_file, "segments appear whole or not at all", _TMPFS),
     "linkat": Feature(try_naming, "segments appear whole or not at all", f"mount /proc, and {_TMPFS[6:]}"),
-    "fallocate": Feature(try_allocation, "a full /dev/shm is an error, not a signal", _TMPFS),
+    "fallocate": Feature(
+        try_allocation, "a full /dev/shm is an error, not a signal", "mount a tmpfs with room at /dev/shm"
+    ),
     "OFD locks": Feature(
         try_locks, "proof that a process is dead", "use Linux 3.15 or newer, and a sandbox that has these locks"
     ),

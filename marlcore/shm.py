@@ -12,7 +12,6 @@ import contextlib
 import errno
 import functools
 import json
-import math
 import mmap
 import os
 import re
@@ -30,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cgroup
 from ._native import is_locked, try_lock
 from .errors import (
     ClosedError,
@@ -484,23 +484,12 @@ def _release(fd: int, owned: str | None, pid: int) -> None:
     os.close(fd)
 
 
-def _free_bytes(directory: Path) -> int | float:
+def _free_bytes(directory: Path) -> int:
     """Bytes that may be allocated: what the file system has, or the memory limit if that is less."""
     file_system = os.statvfs(directory)
     free = file_system.f_bavail * file_system.f_frsize
-    return min(free, _memory_left()) if directory == SHM_DIR else free
-
-
-def _memory_left() -> int | float:
-    """What the control group's memory limit leaves; past it the kernel kills instead of failing."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        stats = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-    except (FileNotFoundError, PermissionError):
-        return math.inf
-    cache = int(stats["inactive_file"])  # which the kernel gives up before it kills
-    return math.inf if limit == "max" else max(0, int(limit) - used + cache)
+    limit = cgroup.memory_limit() if directory == SHM_DIR else None
+    return min(free, limit.left) if limit else free
 
 
 @contextlib.contextmanager
@@ -514,7 +503,7 @@ def _noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
         raise
 
 
-def _full(directory: Path, nbytes: int, free: int | float) -> SharedMemoryFull:
+def _full(directory: Path, nbytes: int, free: int) -> SharedMemoryFull:
     hint = "; in docker, raise --shm-size or --memory" if directory == SHM_DIR else ""
     return SharedMemoryFull(f"{directory}: {nbytes} bytes asked for, {free} free{hint}")
 

@@ -211,9 +211,14 @@ def test_a_feature_that_works_is_fine_and_its_attempt_leaves_nothing(name):
 
 
 @pytest.mark.parametrize("name", [name for name in features.FEATURES if name != "pidfd"])
-def test_a_feature_that_a_file_system_lacks_is_a_problem(name):
+def test_a_feature_that_a_file_system_lacks_is_a_problem(name, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: True)  # as root is told
     finding = doctor.check_feature(name, Path("/proc/self"))
     bad(finding, "problem", f"needed: {features.FEATURES[name].purpose}", features.FEATURES[name].advice)
+
+
+def test_a_directory_that_is_not_there_is_not_blamed_on_the_kernel(tmp_path):
+    bad(doctor.check_feature("futex", tmp_path / "no"), "problem", "No such file", f"first mend {tmp_path}")
 
 
 def test_a_python_without_pidfds_is_a_problem(monkeypatch):

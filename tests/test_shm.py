@@ -24,6 +24,7 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore import shm as shm_module
+from marlcore.cgroup import MemoryLimit
 from marlcore.shm import Segment, SegmentHandle, sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}
@@ -234,6 +235,15 @@ def test_more_than_shared_memory_holds_is_an_error_that_says_what_to_do():
         Segment.create("test", DESCRIPTION, too_much)
     with pytest.raises(MemoryError):
         Segment.create("test", DESCRIPTION, too_much)
+    assert names() == before
+
+
+def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
+    """Past that limit the kernel kills."""
+    before = names()
+    monkeypatch.setattr("marlcore.cgroup.memory_limit", lambda: MemoryLimit(1 << 30, 16_383))
+    with pytest.raises(SharedMemoryFull, match=r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory"):
+        Segment.create("test", DESCRIPTION, 10_000)
     assert names() == before
 
 
