@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 import struct
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ __all__ = [
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "marlcore-"
+SWEEP_S = 1.0  # far longer than a sweep holds the lock of a file
 ASIDE = ".marlcore-aside-"  # the name of a whole file for the instant before it replaces another
 
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
@@ -427,18 +429,26 @@ def _survey(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
 
 
 def _open_named(path: Path) -> int:
-    """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile."""
+    """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile.
+
+    A lock that is refused says that someone sweeps just now: that may be the end of the file, or only of another name
+    that it had, so the name is what decides.
+    """
+    deadline = time.monotonic() + SWEEP_S
     while True:
         fd = _open_existing(path)
         try:
-            if not try_lock(fd, 0, exclusive=False):
-                raise SegmentNotFound(f"{path}: the segment is being removed")
-            if _same_file(fd, path):
+            locked = try_lock(fd, 0, exclusive=False)
+            if locked and _same_file(fd, path):
                 return fd
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)  # a later save took its name between open and lock, or nothing has it any more
+        if not locked:
+            if time.monotonic() > deadline:
+                raise SegmentNotFound(f"{path}: another process has locked the segment to remove it")
+            time.sleep(SWEEP_S / 1000)
 
 
 def _open_existing(path: Path) -> int:

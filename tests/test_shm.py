@@ -389,17 +389,45 @@ def test_a_name_that_nothing_has_is_not_found(tmp_path):
         Segment.attach(SegmentHandle(str(tmp_path / "nothing"), 1, 1))
 
 
-def test_a_segment_that_is_being_swept_is_not_found(segment, tmp_path):
-    fds = descriptors()
-    # A copy that nobody has mapped, so that the sweeper can hold it alone.
+@pytest.fixture
+def unmapped(segment, tmp_path):
+    """A copy of a segment that nobody has mapped, so that a sweeper can hold it alone."""
     path = tmp_path / "copy"
     path.touch(mode=0o600)
     path.write_bytes(segment.path.read_bytes())
-    sweeper = os.open(path, os.O_RDWR)
+    return path
+
+
+@pytest.mark.parametrize("then", ["leaves it", "removes it"])
+def test_while_a_sweeper_holds_a_segment_its_name_decides_whether_it_is_there(unmapped, monkeypatch, then):
+    fds = descriptors()
+    sweeper = os.open(unmapped, os.O_RDWR)
+    assert shm_module.try_lock(sweeper, 0, exclusive=True)
+
+    def nap(seconds):
+        if then == "removes it":
+            unmapped.unlink(missing_ok=True)
+        else:
+            os.close(sweeper)
+
+    monkeypatch.setattr(shm_module.time, "sleep", nap)
+    if then == "removes it":
+        with pytest.raises(SegmentNotFound, match="no such segment"):
+            Segment.attach(unmapped)
+        os.close(sweeper)
+    else:
+        Segment.attach(unmapped).close()
+    assert descriptors() == fds
+
+
+def test_a_sweeper_that_goes_no_further_does_not_make_others_wait_for_ever(unmapped, monkeypatch):
+    fds = descriptors()
+    monkeypatch.setattr(shm_module, "SWEEP_S", 0.01)
+    sweeper = os.open(unmapped, os.O_RDWR)
     try:
         assert shm_module.try_lock(sweeper, 0, exclusive=True)
-        with pytest.raises(SegmentNotFound, match="is being removed"):
-            Segment.attach(path)
+        with pytest.raises(SegmentNotFound, match="another process has locked the segment to remove it"):
+            Segment.attach(unmapped)
     finally:
         os.close(sweeper)
     assert descriptors() == fds

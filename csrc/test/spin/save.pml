@@ -118,7 +118,7 @@ proctype loader() {
                 fi
             };
             if
-            :: !held -> break  /* it is being removed, or a sweeper looks at what had a name aside just before */
+            :: !held -> file = 0  /* a sweeper looks at what had a name aside just before: once more */
 #ifndef LOAD_WITHOUT_SECOND_LOOK
             :: held && target != file -> close(file, held)
             :: held && target == file -> atomic { there = true; break }
@@ -127,12 +127,7 @@ proctype loader() {
 #endif
             fi
         od;
-        atomic {
-            if
-            :: held -> assert(whole[file] && there)  /* the name led to it while it was held */
-            :: else
-            fi
-        }
+        assert(held && whole[file] && there)  /* the name led to it while it was held */
     } unless { doomed[LOADER] };
     close(file, held);
     d_step { over[LOADER] = true; file = 0; there = false }

@@ -138,19 +138,23 @@ proctype attacher(byte me) {
             skip;
 #else
             share(file, held);
+#endif
             if
-            :: !held -> break  /* it is being removed */
-            :: else
-            fi;
+#ifndef ATTACH_WITHOUT_LOCK
+            :: !held -> file = 0  /* a sweeper looks at it: the name decides */
+            :: held ->
+#else
+            :: true ->
 #endif
 #ifndef ATTACH_WITHOUT_SECOND_LOOK
-            if
-            :: name != file -> drop(file, held); file = 0
-            :: atomic { name == file -> used = true; users[file]++ }
-            fi;
+                if
+                :: name != file -> drop(file, held); file = 0
+                :: atomic { name == file -> used = true; users[file]++ }
+                fi
 #else
-            d_step { used = true; users[file]++ };
+                d_step { used = true; users[file]++ }
 #endif
+            fi;
             if
             :: used ->
                 atomic { assert(header[file] && !swept[file]) -> break }
