@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .batch import Batch as Batch
     from .config import Config as Config
     from .errors import ClosedError as ClosedError
+    from .errors import EnvironmentFailed as EnvironmentFailed
     from .errors import LaneBusy as LaneBusy
     from .errors import LayoutMismatch as LayoutMismatch
     from .errors import MarlcoreError as MarlcoreError
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Batch": "batch",
     "ClosedError": "errors",
+    "EnvironmentFailed": "errors",
     "Config": "config",
     "Field": "spec",
     "LaneBusy": "errors",

@@ -7,15 +7,18 @@ copies where it is that agent's turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .errors import EnvironmentFailed
 from .protocols import Algorithm, Environment
 
 __all__ = ["Actor", "Policy"]
+
+T = TypeVar("T")
 
 Report = Callable[[str, str, float], None]
 
@@ -124,6 +127,33 @@ class _Player:
         self._obs, self._action = obs, action
 
 
+class _Copy:
+    """An environment copy, whose own failures are told apart from those of the actor."""
+
+    def __init__(self, env: Environment, index: int) -> None:
+        self._env = env
+        self._index = index
+
+    @property
+    def agent(self) -> str | None:
+        return self._run(lambda: self._env.agent)
+
+    def reset(self, seed: int | None = None) -> None:
+        self._run(self._env.reset, seed)
+
+    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
+        return self._run(self._env.last)
+
+    def step(self, action: int | None) -> None:
+        self._run(self._env.step, action)
+
+    def _run(self, method: Callable[..., T], *args: Any) -> T:
+        try:
+            return method(*args)
+        except Exception as error:
+            raise EnvironmentFailed(f"environment copy {self._index}: {type(error).__name__}: {error}") from error
+
+
 class Actor:
     """Steps environment copies and writes what happens into each agent's replay.
 
@@ -135,6 +165,8 @@ class Actor:
         sync_interval: rounds between pulls.
         seed: of the environments.
         report: called with (agent, name, value) at each agent's end of an episode.
+
+    Raises: EnvironmentFailed, here and from `step`: an environment raised.
     """
 
     def __init__(
@@ -149,7 +181,7 @@ class Actor:
         seed: int,
         report: Report,
     ) -> None:
-        self._envs = envs
+        self._envs = [_Copy(env, copy) for copy, env in enumerate(envs)]
         self._policies = policies
         self._players = [
             {agent: _Player(writers[agent][copy], stack, pad) for agent in policies} for copy in range(len(envs))
@@ -157,7 +189,7 @@ class Actor:
         self._sync_interval = sync_interval
         self._report = report
         self._rounds = 0
-        for env, child in zip(envs, np.random.SeedSequence(seed).spawn(len(envs)), strict=True):
+        for env, child in zip(self._envs, np.random.SeedSequence(seed).spawn(len(envs)), strict=True):
             env.reset(int(child.generate_state(1)[0]))
 
     def step(self) -> int:

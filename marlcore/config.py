@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig"]
+__all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig", "SupervisionConfig"]
 
 
 def _require(config: object, name: str, low: float, high: float = math.inf, whole: bool = True) -> None:
@@ -113,6 +113,29 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """What happens to workers that die, fail or hang; in async mode."""
+
+    max_restarts: int = 3
+    """Times that each worker is started again within the window; the run ends when it fails once more."""
+    window: float = 600.0
+    """Seconds for which a failure counts."""
+    backoff: float = 0.5
+    """Seconds before a worker's first restart; twice as long before each further one in the window, at most 30."""
+    actor_timeout: float = 60.0
+    """Seconds without a sign of life after which an actor is killed, and started again."""
+    learner_timeout: float = 120.0
+    """The same for learners, which may take longer to compile or to write a checkpoint."""
+
+    def __post_init__(self) -> None:
+        _require(self, "max_restarts", 0)
+        for name in ("window", "backoff"):
+            _require(self, name, 0.0, whole=False)
+        for name in ("actor_timeout", "learner_timeout"):
+            _require(self, name, 1.0, whole=False)
+
+
+@dataclass(frozen=True)
 class Config:
     """A training run."""
 
@@ -130,6 +153,7 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     def __post_init__(self) -> None:
         _require(self, "total_steps", 1)

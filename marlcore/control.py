@@ -1,6 +1,8 @@
 """The control block: what a run's processes tell each other, in words of one writer each.
 
-| stop: the parent's line | a line for each worker: its counters |
+| stop: the parent's line | a line for each worker: its counters | a line for each worker: what the parent notes of it |
+
+A worker's line is its process's; the process that is started in its place goes on from what it says.
 """
 
 from __future__ import annotations
@@ -9,24 +11,29 @@ from ._native import LINE, Words
 from .shared import Shared
 from .shm import Segment
 
-__all__ = ["Control", "Counters"]
+__all__ = ["BEATS", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
 
-STEPS, UPDATES, READY = range(3)
+# Words of a worker's line. READY: how many of its processes came as far as their first round
+STEPS, UPDATES, READY, BEATS = range(4)
+# Words of the parent's line of a worker
+PID, RESTARTS = range(2)
+
+_WORDS = LINE // 8
 
 
 class Counters:
-    """One worker's words; the worker writes, everybody reads."""
+    """A line of words; one process writes, everybody reads."""
 
-    def __init__(self, words: Words, first: int) -> None:
+    def __init__(self, words: Words, line: int) -> None:
         self._words = words
-        self._first = first
+        self._first = _WORDS * line
 
     def load(self, word: int) -> int:
-        """STEPS, UPDATES or READY."""
+        """A word of the line, see above."""
         return self._words.load(self._first + word)
 
     def store(self, word: int, value: int) -> None:
-        """For the worker alone."""
+        """For the line's writer alone."""
         self._words.store(self._first + word, value)
 
 
@@ -34,7 +41,8 @@ class Control(Shared):
     """A run's control block.
 
     Attributes:
-        workers: each worker's counters, by name.
+        workers: each worker's counters, by name; the worker's to write.
+        notes: by the same names, each worker's process and restarts; the parent's to write.
     """
 
     kind = "control block"
@@ -42,13 +50,14 @@ class Control(Shared):
     def _understand(self, segment: Segment) -> None:
         self._words = Words(segment.body)
         names: list[str] = segment.description["workers"]
-        self.workers = {name: Counters(self._words, LINE // 8 * (1 + i)) for i, name in enumerate(names)}
+        self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
+        self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
 
     @classmethod
     def create(cls, workers: list[str]) -> Control:
         """A block for workers of these names, all zero."""
         description = {"kind": cls.kind, "workers": workers}
-        return cls(Segment.create("control", description, LINE * (1 + len(workers))))
+        return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers))))
 
     @property
     def stopping(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClosedError",
+    "EnvironmentFailed",
     "LaneBusy",
     "LayoutMismatch",
     "MarlcoreError",
@@ -55,18 +56,25 @@ class ClosedError(MarlcoreError):
     """The object was closed."""
 
 
+class EnvironmentFailed(MarlcoreError):
+    """An environment raised; what it raised is the `__cause__`."""
+
+
 class WorkerFailed(MarlcoreError):
-    """A worker process raised or died; `traceback` is what it printed.
+    """A worker raised, died or hung, as often as the run allows.
 
     Attributes:
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
-        traceback: the child's formatted traceback, or how the process ended.
+        reason: what failed last: "environment" and "worker" raised, "death" (a signal, as a rule) and "hang" did not.
+        traceback: the worker's formatted traceback, or how its process ended; of each start, the last one at the end.
     """
 
-    def __init__(self, worker: str, traceback: str) -> None:
-        super().__init__(f"{worker} failed:\n{traceback}")
+    def __init__(self, worker: str, reason: str, traceback: str) -> None:
+        whose = f"{worker}'s environment" if reason == "environment" else worker
+        super().__init__(f"{whose} failed:\n{traceback}")
         self.worker = worker
+        self.reason = reason
         self.traceback = traceback
 
-    def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, str]]:
-        return WorkerFailed, (self.worker, self.traceback)
+    def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, str, str]]:
+        return WorkerFailed, (self.worker, self.reason, self.traceback)

@@ -41,6 +41,7 @@ class Learner:
         device: where the network is.
         report: called with (name, value).
         save: called with a checkpoint's contents.
+        updates, epsilon: of the learner whose work it goes on with, if any.
 
     Attributes:
         updates: done so far. version: of the weights published last. epsilon: of the actors that use them.
@@ -56,6 +57,8 @@ class Learner:
         device: torch.device,
         report: Callable[[str, float], None],
         save: Callable[[dict[str, Any]], None],
+        updates: int = 0,
+        epsilon: float | None = None,
     ) -> None:
         self._source = source
         self._trainer = trainer
@@ -67,8 +70,8 @@ class Learner:
         self._save = save
         self._sums: dict[str, torch.Tensor] = {}
         self._last_report = time.monotonic()
-        self.updates = 0
-        self.epsilon = exploration.epsilon_start
+        self.updates = updates
+        self.epsilon = exploration.epsilon_start if epsilon is None else epsilon
         self.version = publisher.publish(epsilon=self.epsilon)
 
     def step(self, wait_s: float = WAIT_S) -> bool:

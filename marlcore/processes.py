@@ -9,34 +9,55 @@ import select
 import signal
 import threading
 import traceback
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from .errors import EnvironmentFailed
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["Interrupts", "WorkerProcess", "wait_any"]
+__all__ = ["Failure", "Interrupts", "WorkerProcess", "reason_of", "wait_any"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a worker ended that did not end well.
+
+    Attributes:
+        reason: "environment", "worker", "death" or "hang"; see WorkerFailed.
+        text: its traceback, or what is known of its end.
+    """
+
+    reason: str
+    text: str
+
+
+def reason_of(error: BaseException) -> str:
+    """What failed when a worker raises."""
+    return "environment" if isinstance(error, EnvironmentFailed) else "worker"
 
 
 class WorkerProcess:
     """One worker in a process of its own, started by spawn.
 
     Attributes:
-        name: the worker's.
+        name: the worker's. pid: of the process.
     """
 
-    def __init__(self, name: str, blueprint: Blueprint, log: Path) -> None:
+    def __init__(self, name: str, blueprint: Blueprint, log: Path, attempt: int) -> None:
+        """Raises OSError: the system starts no further process, or cannot watch it."""
         context = multiprocessing.get_context("spawn")
         self.name = name
         self._errors, child_end = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_child_main, args=(name, blueprint, log, child_end, os.getpid()), name=name
+            target=_child_main, args=(name, blueprint, attempt, log, child_end, os.getpid()), name=name
         )
         # Starting multiprocessing's resource tracker unblocks signals, so it must not happen while they are blocked.
         resource_tracker.ensure_running()
@@ -45,11 +66,18 @@ class WorkerProcess:
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             self._process.start()
+            assert self._process.pid is not None
+            self.pid: int = self._process.pid
+            self._pidfd = os.pidfd_open(self.pid)
+        except BaseException:
+            self._errors.close()
+            if self._process.pid is not None:
+                self._process.kill()
+                self._process.join()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
             child_end.close()
-        assert self._process.pid is not None
-        self._pidfd = os.pidfd_open(self._process.pid)
 
     @property
     def pidfd(self) -> int:
@@ -60,18 +88,16 @@ class WorkerProcess:
     def running(self) -> bool:
         return self._process.is_alive()
 
-    def failure(self) -> str | None:
-        """The traceback of a worker that raised, or how it died; None while it runs or when it ended well."""
+    def failure(self) -> Failure | None:
+        """Why the worker raised, or how it died; None while it runs or when it ended well."""
         if self.running or self._process.exitcode == 0:
             return None
-        text = self._read_traceback()
-        return text or f"the process ended with {_describe(self._process.exitcode)} and left no traceback"
-
-    def _read_traceback(self) -> str:
         try:
-            return str(self._errors.recv()) if self._errors.poll() else ""
-        except (EOFError, OSError):  # it died before or in the middle of sending
-            return ""
+            if self._errors.poll():
+                return Failure(*self._errors.recv())
+        except (EOFError, OSError):
+            pass  # it died before or in the middle of sending
+        return Failure("death", f"the process ended with {_describe(self._process.exitcode)} and left no traceback")
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -121,16 +147,16 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def _child_main(name: str, blueprint: Blueprint, log: Path, errors: Connection, parent: int) -> None:
+def _child_main(name: str, blueprint: Blueprint, attempt: int, log: Path, errors: Connection, parent: int) -> None:
     _end_with_parent(parent)
     setup_logging(log)
     status = 0
     try:
-        run_worker(name, blueprint)
-    except BaseException:
+        run_worker(name, blueprint, attempt)
+    except BaseException as error:
         text = traceback.format_exc()
         logging.getLogger(__name__).error("%s failed:\n%s", name, text)
-        errors.send(text[-MESSAGE_LIMIT:])
+        errors.send((reason_of(error), text[-MESSAGE_LIMIT:]))
         status = 1
     logging.shutdown()
     os._exit(status)  # everything is closed, and taking torch down in order would cost a second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import signal
 import sys
@@ -18,18 +19,19 @@ import torch
 
 from . import algos
 from .config import Config
-from .control import READY, UPDATES, Control
+from .control import RESTARTS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, wait_any
+from .processes import Interrupts, WorkerProcess, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
 from .rundir import RunDirectory, read_metrics
 from .spec import Field
+from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
 from .workers import (
     ActorWorker,
@@ -51,6 +53,8 @@ HURRIED_GRACE_S = 2.0
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 SERIAL_ROUNDS = 50  # between looks at telemetry
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -62,6 +66,7 @@ class Result:
         updates: by agent, the updates of its learner.
         returns: by agent, the mean episode return over the last tenth of the run; no entry without an episode.
         lost_metrics: overwritten before they were written to metrics.csv.
+        restarts: by worker, how often it was started again after it died, failed or hung.
     """
 
     run_dir: Path
@@ -69,6 +74,7 @@ class Result:
     updates: dict[str, int]
     returns: dict[str, float]
     lost_metrics: int
+    restarts: dict[str, int]
 
 
 def train(
@@ -89,7 +95,8 @@ def train(
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.
-        WorkerFailed: a worker raised or died; it carries the child's traceback.
+        WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
+            tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; everything was stopped and written first.
     """
@@ -160,15 +167,20 @@ def _run(
         table = stack.enter_context(Progress()) if show else None
         monitor = _Monitor(run, control, telemetry, table, config.total_steps, began)
         stack.callback(monitor.tick)
-        if config.mode == "serial":
-            _run_serial(blueprint, monitor, interrupts)
+        supervisor = None
+        if config.mode == "async":
+            supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run)))
+            stack.callback(control.stop)
+        if supervisor and _start_all(supervisor, interrupts):
+            _run_async(supervisor, actor_names(config), control, monitor, interrupts)
         else:
-            _run_async(blueprint, control, monitor, interrupts, run)
+            _run_serial(blueprint, monitor, interrupts)
         steps = control.steps
         updates = {plan.name: control.workers[learner_name(plan.name)].load(UPDATES) for plan in plans}
+        restarts = {name: notes.load(RESTARTS) for name, notes in control.notes.items()}
     metrics = read_metrics(run.path / "metrics.csv")
     draw(metrics, run.path / "curves.png", f"{type(algorithm).__name__}, seed {config.seed}")
-    return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost)
+    return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost, restarts)
 
 
 def _run_dir(config: Config) -> Path:
@@ -195,6 +207,29 @@ def _create_memory(
     mode = config.learner.publish_mode
     store = ParameterStore.create(network, mode=mode, extras={"epsilon": ()}, name=f"weights.{index}")
     return replay, stack.enter_context(store)
+
+
+def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory) -> Supervisor:
+    def start(name: str, attempt: int) -> WorkerProcess:
+        return WorkerProcess(name, blueprint, run.log_path(name), attempt)
+
+    config = blueprint.config.supervision
+    actors = actor_names(blueprint.config)
+    timeouts = {name: config.actor_timeout if name in actors else config.learner_timeout for name in control.workers}
+    return Supervisor(control, start, timeouts, config)
+
+
+def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
+    """Whether the workers' processes could be started."""
+    try:
+        for worker in supervisor.workers.values():
+            if interrupts.signum is None:
+                worker.start()
+    except OSError as error:
+        log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
+        supervisor.close()
+        return False
+    return True
 
 
 class _Monitor:
@@ -267,59 +302,46 @@ def _guarded(worker: Worker, step: Callable[[], int]) -> int:
     try:
         return step()
     except Exception as error:
-        raise WorkerFailed(worker.name, traceback.format_exc()) from error
+        raise WorkerFailed(worker.name, reason_of(error), traceback.format_exc()) from error
 
 
 def _run_async(
-    blueprint: Blueprint, control: Control, monitor: _Monitor, interrupts: Interrupts, run: RunDirectory
+    supervisor: Supervisor, actors: list[str], control: Control, monitor: _Monitor, interrupts: Interrupts
 ) -> None:
-    """A process for each worker, until the actors have taken all steps, one fails, or a signal comes."""
-    processes: list[WorkerProcess] = []
+    """Until the actors have taken all steps, a worker failed for good, or a signal came."""
+    failed = None
     try:
-        for name in control.workers:
-            if interrupts.signum is None:
-                processes.append(WorkerProcess(name, blueprint, run.log_path(name)))
-        actors = processes[: blueprint.config.actor.processes]
-        failed = None
-        while interrupts.signum is None and failed is None and any(actor.running for actor in actors):
-            wait_any(processes, POLL_S)
+        while interrupts.signum is None and not all(supervisor.workers[name].done for name in actors):
+            supervisor.watch(POLL_S)
             monitor.tick()
-            failed = _first_failure(processes)
-        control.stop()
-        late = _await_end(processes, control, monitor, interrupts, hurried=failed is not None)
-    finally:
-        control.stop()
-        for process in processes:
-            process.close()
+        if interrupts.signum is None:
+            supervisor.start_due()  # to leave a last checkpoint behind
+    except WorkerFailed as error:
+        failed = error
+    supervisor.stand_down()
+    control.stop()
+    late = _await_end(supervisor, monitor, interrupts, hurried=failed is not None)
     if interrupts.signum is None and (failed or late):
         raise failed or late or AssertionError
 
 
-def _await_end(
-    processes: list[WorkerProcess], control: Control, monitor: _Monitor, interrupts: Interrupts, hurried: bool
-) -> WorkerFailed | None:
+def _await_end(supervisor: Supervisor, monitor: _Monitor, interrupts: Interrupts, hurried: bool) -> WorkerFailed | None:
     """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
 
     After a failure or a signal (hurried) that is a short time, and none at all for workers that are still starting.
     """
     began = time.monotonic()
     grace = GRACE_S
-    while running := [process for process in processes if process.running]:
+    while running := supervisor.running:
         if (hurried or interrupts.signum is not None) and grace == GRACE_S:
             hurried, grace = True, time.monotonic() - began + HURRIED_GRACE_S
-            for process in running:
-                if not control.workers[process.name].load(READY):
-                    process.kill()
+            for worker in running:
+                if not worker.ready:
+                    worker.end()
         if time.monotonic() - began > grace:
-            return None if hurried else WorkerFailed(running[0].name, f"it did not end within {grace:g} s")
-        wait_any(running, POLL_S)
+            return None if hurried else WorkerFailed(running[0].name, "hang", f"it did not end within {grace:g} s")
+        supervisor.watch(POLL_S)
         monitor.tick()
-    return None if hurried else _first_failure(processes)
-
-
-def _first_failure(processes: list[WorkerProcess]) -> WorkerFailed | None:
-    for process in processes:
-        text = process.failure()
-        if text is not None:
-            return WorkerFailed(process.name, text)
-    return None
+    if hurried:
+        return None
+    return next((worker.failure for worker in supervisor.workers.values() if not worker.done), None)

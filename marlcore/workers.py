@@ -17,7 +17,8 @@ import torch
 
 from .actor import Actor, Policy
 from .config import Config
-from .control import READY, STEPS, UPDATES, Control
+from .control import BEATS, READY, STEPS, UPDATES, Control
+from .errors import EnvironmentFailed
 from .learner import Learner, choose_device
 from .params import ParameterStore
 from .protocols import Algorithm, Environment
@@ -103,6 +104,7 @@ class Worker:
         self.name = name
         self.control = Control.attach(blueprint.control)
         self.counters = self.control.workers[name]
+        self._beats = self.counters.load(BEATS)
         self._telemetry = Telemetry.attach(blueprint.telemetry)
         self._reporter = self._telemetry.reporter(name)
         self._began = blueprint.began
@@ -115,6 +117,11 @@ class Worker:
         self._held.callback(thing.close)
         return thing
 
+    def beat(self) -> None:
+        """Shows the parent that it does not hang."""
+        self._beats += 1
+        self.counters.store(BEATS, self._beats)
+
     def report(self, agent: str, name: str, value: float) -> None:
         now = time.monotonic() - self._began
         self._reporter.report(Metric(now, self.control.steps, agent, name, value))
@@ -125,14 +132,14 @@ class Worker:
 
 
 class ActorWorker(Worker):
-    """An actor process's work."""
+    """An actor process's work; one that is started in the place of another takes the steps that are left."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         super().__init__(actor_names(blueprint.config)[index], blueprint)
         self._blueprint = blueprint
         self._index = index
         self._share = actor_share(blueprint.config, index)
-        self._steps = 0
+        self._steps = self.counters.load(STEPS)
         with ExitStack() as unless_built:
             unless_built.callback(self.close)
             self._actor = self._build()
@@ -141,7 +148,7 @@ class ActorWorker(Worker):
     def _build(self) -> Actor:
         blueprint, index, config = self._blueprint, self._index, self._blueprint.config
         copies = range(config.actor.envs)
-        envs = [self.hold(blueprint.env_fn()) for _ in copies]
+        envs = [self.hold(self._make_env()) for _ in copies]
         writers = {}
         for plan in blueprint.agents:
             replay = self.hold(ReplayBuffer.attach(plan.replay))
@@ -154,9 +161,15 @@ class ActorWorker(Worker):
             stack=config.replay.stack,
             pad=config.replay.pad,
             sync_interval=config.actor.sync_interval,
-            seed=_seed(config, "env", index),
+            seed=_seed(config, "env", index, self._steps),
             report=self.report,
         )
+
+    def _make_env(self) -> Environment:
+        try:
+            return self._blueprint.env_fn()
+        except Exception as error:
+            raise EnvironmentFailed(f"env_fn: {type(error).__name__}: {error}") from error
 
     def _policy(self, index: int, plan: AgentPlan) -> Policy:
         config = self._blueprint.config
@@ -165,8 +178,9 @@ class ActorWorker(Worker):
         store = self.hold(ParameterStore.attach(plan.weights))
         subscriber = store.subscriber(network)
         while not self.control.stopping and not subscriber.wait(newer_than=0, timeout=WAIT_S):
-            pass
-        rng = np.random.default_rng(_seed(config, "actor", self._index * len(self._blueprint.agents) + index))
+            self.beat()
+        use = self._index * len(self._blueprint.agents) + index
+        rng = np.random.default_rng(_seed(config, "actor", use, self._steps))
         return Policy(self._blueprint.algorithm, network, subscriber, rng, device)
 
     @property
@@ -178,11 +192,16 @@ class ActorWorker(Worker):
         taken = self._actor.step()
         self._steps += taken
         self.counters.store(STEPS, self._steps)
+        self.beat()
         return taken
 
 
 class LearnerWorker(Worker):
-    """A learner process's work."""
+    """A learner process's work; one that is started in the place of another goes on from what that left behind.
+
+    That is: the weights and the epsilon that were published last, the count of updates, and from the last checkpoint
+    what else training needs, or all of it when there are no weights in shared memory.
+    """
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         plan = blueprint.agents[index]
@@ -197,26 +216,34 @@ class LearnerWorker(Worker):
         device = choose_device(config.learner.device, index, config.learner.device_per_agent)
         network = build_network(blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         replay = self.hold(ReplayBuffer.attach(plan.replay))
+        updates = self.counters.load(UPDATES)
         sampler = replay.sampler(
             config.learner.batch_size,
             stack=config.replay.stack,
             n_step=config.learner.n_step,
             gamma=config.learner.gamma,
-            seed=_seed(config, "sampler", index),
+            seed=_seed(config, "sampler", index, updates),
             pad=config.replay.pad,
             min_size=config.learner.warmup,
         )
         store = self.hold(ParameterStore.attach(plan.weights))
+        state = _load(plan.checkpoint)
+        epsilon = _restore(network, store, state)
         publisher = self.hold(store.publisher(network))
+        trainer = blueprint.algorithm.make_trainer(network)  # after the publisher moved the weights into place
+        if state:
+            trainer.load_state_dict(state["trainer"])
         return Learner(
             sampler,
-            blueprint.algorithm.make_trainer(network),  # after the publisher moved the weights into place
+            trainer,
             publisher,
             config.learner,
             config.exploration,
             device,
             report=partial(self.report, plan.name),
             save=lambda state: _save(plan.checkpoint, {**state, "network": network.state_dict()}),
+            updates=updates,
+            epsilon=epsilon,
         )
 
     def step(self, wait_s: float = WAIT_S) -> bool:
@@ -224,6 +251,7 @@ class LearnerWorker(Worker):
         updated = self.learner.step(wait_s)
         if updated:
             self.counters.store(UPDATES, self.learner.updates)
+        self.beat()
         return updated
 
     def finish(self) -> None:
@@ -232,35 +260,55 @@ class LearnerWorker(Worker):
         self.learner.save()
 
 
-def run_worker(name: str, blueprint: Blueprint) -> None:
-    """A worker's life in a process of its own, until its work is done or the parent says stop."""
+def _restore(network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]) -> float | None:
+    """Gives the network the weights of the learner before, published or saved; their epsilon, None without any."""
+    if store.version:
+        subscriber = store.subscriber(network)
+        try:
+            subscriber.pull()
+        except TimeoutError:  # the store's only slot is torn: its publisher died in it
+            log.warning("the published weights are not whole: going on from the checkpoint")
+        else:
+            return float(subscriber.extras["epsilon"])
+    if not state:
+        return None
+    network.load_state_dict(state["network"])
+    return float(state["epsilon"])
+
+
+def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
+    """A worker's life in a process of its own, until its work is done or the parent says stop.
+
+    Args:
+        attempt: 1 for a worker's first process, 2 for the one that is started in its place, and so on.
+    """
     config = blueprint.config
     torch.set_num_threads(config.learner.threads)
     actors = actor_names(config)
     if name in actors:
-        _run_actor(actors.index(name), blueprint)
+        _run_actor(actors.index(name), blueprint, attempt)
     else:
         learners = [learner_name(plan.name) for plan in blueprint.agents]
-        _run_learner(learners.index(name), blueprint)
+        _run_learner(learners.index(name), blueprint, attempt)
     log.info("%s is done", name)
 
 
-def _run_actor(index: int, blueprint: Blueprint) -> None:
-    torch.manual_seed(_seed(blueprint.config, "torch-actor", index))
+def _run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:
+    torch.manual_seed(_seed(blueprint.config, "torch-actor", index, attempt - 1))
     worker = ActorWorker(index, blueprint)
     try:
-        worker.counters.store(READY, 1)
+        worker.counters.store(READY, attempt)
         while not worker.control.stopping and not worker.done:
             worker.step()
     finally:
         worker.close()
 
 
-def _run_learner(index: int, blueprint: Blueprint) -> None:
-    torch.manual_seed(_seed(blueprint.config, "torch-learner", index))
+def _run_learner(index: int, blueprint: Blueprint, attempt: int) -> None:
+    torch.manual_seed(_seed(blueprint.config, "torch-learner", index, attempt - 1))
     worker = LearnerWorker(index, blueprint)
     try:
-        worker.counters.store(READY, 1)
+        worker.counters.store(READY, attempt)
         while not worker.control.stopping:
             worker.step()
         worker.finish()
@@ -268,10 +316,18 @@ def _run_learner(index: int, blueprint: Blueprint) -> None:
         worker.close()
 
 
-def _seed(config: Config, what: str, index: int) -> int:
-    """An independent seed for each use of randomness in a run."""
-    key = [config.seed, index, *what.encode()]
+def _seed(config: Config, what: str, index: int, begin: int = 0) -> int:
+    """An independent seed for each use of randomness in a run, and for each point where it begins anew."""
+    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A checkpoint; empty when there is none yet."""
+    if not path.exists():
+        return {}
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
 
 
 def _save(path: Path, state: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ LAYERS = [
     {"envs", "algos", "compat"},
     {"workers"},
     {"processes"},
+    {"supervisor"},
     {"system"},
     {"gc", "features"},
     {"cli", "doctor"},

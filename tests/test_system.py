@@ -16,7 +16,7 @@ import torch
 
 import marlcore as mc
 from marlcore.algos import DQN
-from marlcore.config import ActorConfig, LearnerConfig, ReplayConfig
+from marlcore.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 from marlcore.envs import TreasureHunt
 from marlcore.rundir import read_metrics
 from marlcore.telemetry import Metric
@@ -26,6 +26,7 @@ SMALL = mc.Config(
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
 )
+ONCE = SupervisionConfig(max_restarts=0)
 SMALL_HUNT = partial(TreasureHunt, agents=2, size=6, horizon=25, gems=3, food=1, bones=3)
 
 
@@ -101,9 +102,9 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> Non
 
 
 def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(mc.WorkerFailed, match="actor-0 failed") as caught:
-        mc.train(FailingHunt, "dqn", small(tmp_path / "run"), progress=False)
-    assert caught.value.worker == "actor-0"
+    with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
+        mc.train(FailingHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
+    assert (caught.value.worker, caught.value.reason) == ("actor-0", "environment")
     assert 'raise RuntimeError("the treasure is cursed")' in caught.value.traceback
     assert "the treasure is cursed" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()
 
@@ -116,14 +117,16 @@ class WordyHunt(TreasureHunt):
 
 
 def test_a_traceback_that_fits_no_pipe_ends_the_run_too(tmp_path: Path) -> None:
-    with pytest.raises(mc.WorkerFailed, match="actor-0 failed"):
-        mc.train(WordyHunt, "dqn", small(tmp_path / "run"), progress=False)
+    with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed"):
+        mc.train(WordyHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
 
 
 def test_in_serial_mode_a_failing_environment_is_told_apart_from_bad_input(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="the treasure is cursed") as caught:
         mc.train(FailingHunt, "dqn", small(tmp_path / "run", mode="serial"), progress=False)
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.reason == "environment"
+    assert isinstance(caught.value.__cause__, mc.EnvironmentFailed)
+    assert isinstance(caught.value.__cause__.__cause__, RuntimeError)
 
 
 def test_a_run_that_memory_has_no_room_for_leaves_no_directory(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_a_run_that_memory_has_no_room_for_leaves_no_directory(tmp_path: Path) -
 
 def test_the_death_of_a_worker_ends_the_run_and_names_the_signal(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="SIGKILL"):
-        mc.train(DyingHunt, "dqn", small(tmp_path / "run"), progress=False)
+        mc.train(DyingHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
 
 
 def test_an_environment_that_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""Supervision of workers: who dies is started again, who hangs is killed first, who fails too often ends the run.
+
+Death is what the kernel says of a process, never a guess: a successor is started only when the process before it is
+gone, so that the lanes and weights that it held are free. A worker hangs when its heartbeat, a count in the control
+block, stays the same for as long as its time-out; that gets it killed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from .config import SupervisionConfig
+from .control import BEATS, PID, READY, RESTARTS, Control
+from .errors import WorkerFailed
+from .processes import Failure, WorkerProcess, wait_any
+
+__all__ = ["Supervisor"]
+
+LONGEST_BACKOFF_S = 30.0
+LONGEST_LOOK_S = 1.0  # of the time between two looks: a parent that was stopped itself has seen nothing meanwhile
+
+log = logging.getLogger(__name__)
+
+Start = Callable[[str, int], WorkerProcess]  # of a worker's name, and 1 for its first process, 2 for the next ...
+
+
+class Supervisor:
+    """The workers of a run, each in a process of its own.
+
+    Args:
+        control: where the workers' heartbeats are.
+        start: starts a worker's process.
+        timeouts: by worker, seconds without a sign of life after which it is killed.
+        config: how often and how soon a worker is started again.
+
+    Attributes:
+        workers: by name, each with the process that does its work now.
+    """
+
+    def __init__(
+        self, control: Control, start: Start, timeouts: Mapping[str, float], config: SupervisionConfig
+    ) -> None:
+        self.workers = {name: Supervised(name, control, start, limit, config) for name, limit in timeouts.items()}
+
+    def watch(self, seconds: float) -> None:
+        """Sleeps until a process ends or the time is up, and sees to the workers that died or hang.
+
+        Raises: WorkerFailed: a worker failed more often than the run allows.
+        """
+        wait_any([worker.process for worker in self.workers.values() if worker.process], seconds)
+        now = time.monotonic()
+        for worker in self.workers.values():
+            worker.look(now)
+
+    @property
+    def running(self) -> list[Supervised]:
+        """The workers that have a process."""
+        return [worker for worker in self.workers.values() if worker.process]
+
+    def start_due(self) -> None:
+        """Starts those workers at once that were to be started again later."""
+        for worker in self.workers.values():
+            worker.start_if_due(math.inf)
+
+    def stand_down(self) -> None:
+        """Starts nobody again from now on."""
+        for worker in self.workers.values():
+            worker.stand_down()
+
+    def close(self) -> None:
+        """Ends every process that still runs."""
+        for worker in self.running:
+            worker.end()
+
+
+class Supervised:
+    """One worker: the process that does its work now, and how those before it ended.
+
+    Attributes:
+        name: the worker's.
+        process: None before the first, between two, and after the last.
+        attempts: processes started so far.
+        done: whether one ended well.
+    """
+
+    def __init__(self, name: str, control: Control, start: Start, timeout: float, config: SupervisionConfig) -> None:
+        self.name = name
+        self.process: WorkerProcess | None = None
+        self.attempts = 0
+        self.done = False
+        self._start = start
+        self._timeout = timeout
+        self._config = config
+        self._counters = control.workers[name]
+        self._notes = control.notes[name]
+        self._failures: list[tuple[float, Failure]] = []  # those of the window, and when they were seen
+        self._due: float | None = None  # when the next process is started
+        self._stands_down = False
+        self._hang: Failure | None = None
+        self._beats, self._looked, self._silent = 0, 0.0, 0.0
+
+    def start(self) -> None:
+        """Starts the worker's next process. Raises OSError: the system starts none."""
+        self.attempts += 1
+        self._due = self._hang = None
+        self.process = self._start(self.name, self.attempts)
+        self._notes.store(PID, self.process.pid)
+        self._notes.store(RESTARTS, self.attempts - 1)
+        self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process came as far as its first round."""
+        return self._counters.load(READY) == self.attempts
+
+    @property
+    def failure(self) -> WorkerFailed | None:
+        """How it failed, with every failure of the window; None when it did not."""
+        if not self._failures:
+            return None
+        texts = [failure.text for _, failure in self._failures]
+        if len(texts) > 1:
+            texts = [f"start {self.attempts - len(texts) + 1 + i}: {text}" for i, text in enumerate(texts)]
+        return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
+
+    def look(self, now: float) -> None:
+        """Sees to the worker if it died, hangs, or is to be started again.
+
+        Raises: WorkerFailed: it failed more often than the run allows.
+        """
+        if self.process is None:
+            self.start_if_due(now)
+        elif self.process.running:
+            self._check_heartbeat(now)
+        else:
+            self._take_note(self.process, now)
+
+    def start_if_due(self, now: float) -> None:
+        """Starts the worker again if the time to wait is over. Raises WorkerFailed, as `look`."""
+        if self._due is None or now < self._due:
+            return
+        try:
+            self.start()
+        except OSError as error:
+            self._failed(Failure("death", f"no process could be started: {error}"), time.monotonic())
+
+    def stand_down(self) -> None:
+        """Never starts the worker again."""
+        self._due, self._stands_down = None, True
+
+    def end(self) -> None:
+        """Ends its process, if it has one."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def _check_heartbeat(self, now: float) -> None:
+        assert self.process is not None
+        beats = self._counters.load(BEATS)
+        self._silent = 0.0 if beats != self._beats else self._silent + min(now - self._looked, LONGEST_LOOK_S)
+        self._beats, self._looked = beats, now
+        if self._silent > self._timeout and self._hang is None:
+            self._hang = Failure("hang", f"it showed no sign of life for {self._timeout:g} s, and was killed")
+            self.process.kill()
+
+    def _take_note(self, process: WorkerProcess, now: float) -> None:
+        """Of a process that ended."""
+        failure = process.failure()
+        self.end()
+        if failure is None:
+            self.done = True
+        else:
+            self._failed(self._hang or failure, now)
+
+    def _failed(self, failure: Failure, now: float) -> None:
+        """Has the worker started again, after a while, if that may help.
+
+        What raises before it ever did a round will raise again.
+        """
+        recent = [(at, one) for at, one in self._failures if now - at <= self._config.window]
+        self._failures = [*recent, (now, failure)]
+        if self._stands_down:
+            return
+        raised = failure.reason in ("environment", "worker")
+        if len(recent) >= self._config.max_restarts or (raised and not self._counters.load(READY)):
+            assert self.failure is not None
+            raise self.failure
+        delay = min(self._config.backoff * 2 ** len(recent), LONGEST_BACKOFF_S)
+        self._due = now + delay
+        log.warning("%s failed and is started again in %.3g s: %s", self.name, delay, failure.text.splitlines()[-1])
