@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from torchrl.modules import QValueActor
     from torchrl.objectives import DQNLoss
 
-from marlcore import LaneBusy, MarlcoreError, NotEnoughData
+from marlcore import LaneBusy, MarlcoreError, NotEnoughData, SegmentCorrupt
 from marlcore.compat.torchrl import TensorDictReplayBuffer
 
 # TorchRL's own storages take words of shared memory from an arena that Python makes once and keeps.
@@ -140,6 +140,17 @@ def test_what_does_not_fit_is_refused_and_adds_nothing():
     assert len(ours) == 10
 
 
+def test_no_rows_are_an_extension_too_and_rows_may_be_of_a_graph():
+    theirs, ours = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(50)), TensorDictReplayBuffer(50)
+    of_a_graph = rows(5).set("value", torch.ones(5, requires_grad=True) * 2)
+    ours.extend(of_a_graph[:0])  # its own takes none as the first
+    for buffer in (theirs, ours):
+        buffer.extend(of_a_graph)
+        index = buffer.extend(of_a_graph[:0])
+        assert (index.shape, index.dtype, len(buffer)) == ((0,), torch.int64, 5)
+    assert not ours.sample(3)["value"].requires_grad
+
+
 def test_empty_forgets_and_a_checkpoint_brings_back(tmp_path):
     ours = TensorDictReplayBuffer(64)
     ours.extend(rows(40))
@@ -154,8 +165,30 @@ def test_empty_forgets_and_a_checkpoint_brings_back(tmp_path):
         assert found(again) == held
         again.extend(rows(10, 40))
         assert len(again) == 50
+
+
+def test_a_state_that_does_not_fit_takes_no_row_away(tmp_path):
+    ours, other = TensorDictReplayBuffer(64), TensorDictReplayBuffer(640)
+    for buffer in (ours, other):
+        buffer.extend(rows(40))
+    held = found(ours)
+    good, large = ours.state_dict(), other.state_dict()
+    other.dumps(tmp_path)
+    saved = good["_storage"]["saved"]
+    for storage, error, said in (
+        (large["_storage"], ValueError, "max_size, lanes: expected those of the saved buffer"),
+        ({**good["_storage"], "saved": torch.zeros(5000, dtype=torch.uint8)}, SegmentCorrupt, "expected a marlcore"),
+        ({**good["_storage"], "saved": saved[:-1]}, SegmentCorrupt, "expected a file of"),
+        ({**good["_storage"], "keys": {"leaf_0": "action"}}, ValueError, "keys: expected the fields"),
+    ):
+        with pytest.raises(error, match=said):
+            ours.load_state_dict({**good, "_storage": storage})
     with pytest.raises(ValueError, match="max_size, lanes: expected those of the saved buffer"):
-        TensorDictReplayBuffer(640).load_state_dict(state)
+        ours.loads(tmp_path)
+    assert len(ours) == 40 and found(ours) == held
+    ours.extend(rows(1, 40))
+    ours.load_state_dict(good)
+    assert found(ours) == held
 
 
 def write_rows(buffer, first, count):
@@ -165,28 +198,70 @@ def write_rows(buffer, first, count):
         buffer.add(rows(1, at + 9)[0])
 
 
-def test_processes_write_side_by_side_and_what_is_drawn_is_whole():
-    context = multiprocessing.get_context("spawn")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_write_side_by_side_and_what_is_drawn_is_whole(method):
+    context = multiprocessing.get_context(method)
     ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
     writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000)) for k in range(2)]
     for writer in writers:
         writer.start()
-    drawn = 0
-    while any(writer.is_alive() for writer in writers) or not drawn:
+
+    def draw_whole_rows():
+        batch = ours.sample(64)
+        number = batch["next", "reward"]
+        assert (batch["observation"] == number).all() and (batch["next", "observation"] == number + 1).all()
+        assert (batch["pixels"] == (number % 256).to(torch.uint8)[:, :, None]).all()
+
+    while any(writer.is_alive() for writer in writers):
         if len(ours):
-            batch = ours.sample(64)
-            number = batch["next", "reward"]
-            assert (batch["observation"] == number).all() and (batch["next", "observation"] == number + 1).all()
-            assert (batch["pixels"] == (number % 256).to(torch.uint8)[:, :, None]).all()
-            drawn += 1
+            draw_whole_rows()
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
+    draw_whole_rows()
     assert len(ours) == 600
     numbers = set(ours.sample(6000)["next", "reward"].flatten().int().tolist())
     assert numbers <= {*range(1700, 2000), *range(11_700, 12_000)}
-    with pytest.raises(MarlcoreError, match="empty: expected a buffer of one process"):
-        ours.empty()
+    ours.empty()
+    assert len(ours) == 0
+
+
+def stand_by(buffer, line):
+    """In another process: has the buffer, then adds a row, draws it, and may not forget it."""
+    line.send(len(buffer))
+    line.recv()
+    buffer.add(rows(1, 500)[0])
+    line.send((len(buffer), 500 in buffer.sample(400)["next", "reward"].flatten().int().tolist()))
+    try:
+        buffer.empty()
+    except MarlcoreError as error:
+        line.send(str(error))
+
+
+def test_nobody_empties_what_another_process_has():
+    context = multiprocessing.get_context("fork")
+    line, end = context.Pipe()
+    ours = TensorDictReplayBuffer(600, lanes=2)
+    ours.extend(rows(5))
+    ours.sample(4)  # this process's lane and sampler are no child's
+    state = ours.state_dict()
+    other = context.Process(target=stand_by, args=(ours, end))
+    other.start()
+    end.close()
+    with line:
+        assert line.recv() == 5
+        for forget in (ours.empty, lambda: ours.load_state_dict(state)):
+            with pytest.raises(MarlcoreError, match="expected a buffer of one process"):
+                forget()
+        ours.extend(rows(5, 5))
+        line.send("go on")
+        assert line.recv() == (11, True)
+        assert "expected a buffer of one process" in line.recv()
+    other.join()
+    assert other.exitcode == 0
+    assert len(ours) == 11
+    ours.load_state_dict(state)
+    assert len(ours) == 5
 
 
 def test_more_writers_than_lanes_are_told():

@@ -2,8 +2,8 @@
 
     buffer = marlcore.compat.torchrl.TensorDictReplayBuffer(100_000, batch_size=256)
 
-stands for `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)`. Pass it to other processes as
-it is: each one that extends it writes to a lane of its own.
+stands for `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)`. Pass it to other processes,
+forked or spawned, as it is: each one that extends it writes to a lane of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..batch import Batch
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..replay import ReplayBuffer as Replay
 from ..sampler import Sampler
+from ..shm import SegmentHandle, invalidate_after_fork
 from ..spec import Field, TransitionSpec
 from ..values import names_error
 from ..writer import Writer
@@ -41,7 +42,8 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     """TorchRL's TensorDictReplayBuffer, uniform, with its rows in lanes of shared memory.
 
     Rows are TensorDicts with the same leaves, of NumPy's dtypes; transforms, batch_size, prefetch and pickling are
-    TorchRL's. The newest `max_size` rows are held, `max_size // lanes` of each lane, and each is equally likely.
+    TorchRL's; its locks and its prefetching threads do not outlive a fork, so fork before the first prefetched sample.
+    The newest `max_size` rows are held, `max_size // lanes` of each lane, and each is equally likely.
     `index` names a row for good (ticket * lanes + lane) and is no slot: rows can be drawn and not be indexed.
 
     Args:
@@ -73,19 +75,42 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
     def __init__(self, max_size: int, lanes: int) -> None:
         super().__init__(max_size, compilable=True)
         self.lanes = lanes
-        self.replay: Replay | None = None
         self.keys: dict[str, Key] = {}  # a leaf's field in the spec, and its key
+        self._handle: SegmentHandle | None = None
+        self._open(None)
+        invalidate_after_fork(self)
+
+    def _open(self, replay: Replay | None) -> None:
+        """This process's ends of a replay."""
+        self._replay = replay
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None
         self._samplers: dict[int, Sampler] = {}
-        self._handed_over = False
+
+    def _hold(self, replay: Replay | None) -> None:
+        """Takes a replay in place of the one before, whose memory goes back."""
+        if self._replay is not None:
+            self._replay.close()
+        self._handle = None if replay is None else replay.handle
+        self._open(replay)
+
+    def forked(self) -> None:
+        """In a forked child: the next use attaches anew, and writes to a lane of its own."""
+        self._open(None)
+
+    @property
+    def replay(self) -> Replay | None:
+        """The memory of the rows; None as long as there is none."""
+        if self._replay is None and self._handle is not None:
+            self._replay = Replay.attach(self._handle)
+        return self._replay
 
     def allocate(self, rows: TensorDictBase) -> None:
         leaves = _leaves(rows)
         self.keys = {f"leaf_{i}": key for i, key in enumerate(leaves)}
         fields = {name: _field(key, leaves[key]) for name, key in self.keys.items()}
         spec = TransitionSpec(_UNUSED, _UNUSED, fields, next_obs=True)
-        self.replay = Replay.create(spec, self.max_size, self.lanes, name=_NAME)
+        self._hold(Replay.create(spec, self.max_size, self.lanes, name=_NAME))
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
         """Adds rows to this process's lane: all that fit it at once, or none of those; their indices."""
@@ -98,7 +123,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         arrays = {name: leaves[key].detach().cpu().numpy() for name, key in self.keys.items()}
         writer = self._own_lane()
         step = self.replay.capacity // self.lanes
-        tickets = []
+        tickets = [torch.zeros(0, dtype=torch.int64)]
         for start in range(0, len(rows), step):
             part = {name: array[start : start + step] for name, array in arrays.items()}
             count = min(step, len(rows) - start)
@@ -153,14 +178,14 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         return 0 if self.replay is None else len(self.replay)
 
     def close(self) -> None:
-        if self.replay is not None:
-            self.replay.close()
-        self.replay, self._writer, self.drawn = None, None, None
-        self._samplers.clear()
+        self._hold(None)
+
+    def _check_alone(self) -> None:
+        if self.replay is not None and self.replay._segment.is_locked(0):
+            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
 
     def _empty(self) -> None:
-        if self._handed_over:
-            raise MarlcoreError("empty: expected a buffer of one process, got one that was passed to others")
+        self._check_alone()
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,17 +195,28 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._empty()
+        """Takes the rows of a state in place of those held, which stay when it does not fit."""
+        self._check_alone()
         if not state_dict:
+            self.close()
             return
-        replay = from_bytes(state_dict["saved"].numpy().data, _NAME)
-        if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
-            expected = f"{replay.capacity}, {replay.lanes}"
+        keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME)
+        try:
+            self._check_fits(keys, replay)
+        except ValueError:
             replay.close()
+            raise
+        self._hold(replay)
+        self.keys = keys
+
+    def _check_fits(self, keys: dict[str, Key], replay: Replay) -> None:
+        if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
             raise ValueError(
-                f"max_size, lanes: expected those of the saved buffer, {expected}, got {self.max_size}, {self.lanes}"
+                f"max_size, lanes: expected those of the saved buffer, {replay.capacity}, {replay.lanes}, "
+                f"got {self.max_size}, {self.lanes}"
             )
-        self.keys, self.replay = state_dict["keys"], replay
+        if keys.keys() != replay.spec.extras.keys():
+            raise names_error("keys", replay.spec.extras, keys)
 
     def dumps(self, path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -193,8 +229,11 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         """For another process: it attaches to the same memory, and writes to another lane."""
         if self.replay is None:
             raise TypeError("a buffer without memory cannot be passed on: give it an `example`, or add a row before")
-        self._handed_over = True
         return {**super().__getstate__(), "drawn": None, "_writer": None, "_samplers": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        invalidate_after_fork(self)
 
 
 class _LaneWriter(_Writer):
@@ -256,7 +295,7 @@ def _leaves(rows: TensorDictBase) -> dict[Key, torch.Tensor]:
 
 def _field(key: Key, leaf: Any) -> Field:
     try:
-        dtype = leaf[:0].cpu().numpy().dtype
+        dtype = leaf[:0].detach().cpu().numpy().dtype
     except (TypeError, AttributeError):
         raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {leaf!r}"[:200]) from None
     return Field(tuple(leaf.shape[1:]), dtype.name)
