@@ -202,6 +202,124 @@ def test_other_processes_learn_the_greatest_priority_at_the_learners_updates() -
     assert buffer.get_max_priority() == elsewhere.get_max_priority() == 1.0
 
 
+def test_a_priority_of_zero_can_be_raised_again_before_the_next_sample() -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(4))
+    buffer.sample(4)
+    buffer.update_priorities([0, 1, 2, 3], [0.0, 0.0, 2.0, 0.0])
+    assert set(buffer.sample(40)["t"].ravel()) == {2.0}
+    buffer.update_priorities([2, 1], [0.0, 5.0])
+    assert set(buffer.sample(40)["t"].ravel()) == {1.0}
+    buffer.update_priorities([1], [0.0])
+    buffer.update_priorities([1], [1.0])
+    assert set(buffer.sample(40)["t"].ravel()) == {1.0}
+
+
+def test_priorities_of_zero_alone_are_told_at_once(monkeypatch) -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, eps=0.0)
+    buffer.add(t=np.arange(2), priorities=[0.0, 0.0])
+    monkeypatch.setattr(rings, "ROUNDS", 1)
+    with pytest.raises(ValueError, match=r"sample: expected a transition with a priority \+ eps above 0, got none"):
+        buffer.sample(4)
+
+
+@pytest.mark.parametrize("alpha", [8.0, 40.0])
+def test_the_greatest_priority_that_is_taken_leaves_the_sum_finite(alpha) -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=alpha)
+    with pytest.raises(ValueError, match=r"priorities: expected numbers from 0 to .*, got \[inf\]"):
+        buffer.add(t=0, priorities=np.inf)
+    with pytest.raises(ValueError, match="priorities: expected numbers from 0 to") as refused:
+        buffer.add(t=0, priorities=3.4e38)
+    assert "got [3.39" in str(refused.value)  # of float32
+    assert buffer.get_stored_size() == 0
+    most = float(str(refused.value).split()[6].rstrip(","))
+    buffer.add(t=np.arange(4), priorities=np.full(4, 0.999 * most))
+    weights = buffer.sample(8)["weights"]
+    np.testing.assert_array_equal(weights, np.ones(8))
+    with pytest.raises(ValueError, match="priorities: expected numbers from 0 to"):
+        buffer.update_priorities([0], [1.001 * most])
+    buffer.update_priorities([0], [0.999 * most])
+    assert buffer.get_max_priority() == pytest.approx(0.999 * most)
+
+
+# ---- what another process does between two steps of a sample ----
+
+
+def between(monkeypatch, buffer, *, before=(), after=()) -> None:
+    """Does something before or after the first draws inside `sample`: first the first, and so on."""
+    real, before, after = buffer._draw, iter(before), iter(after)
+
+    def draw(count):
+        next(before, lambda: None)()
+        tickets = real(count)
+        next(after, lambda: None)()
+        return tickets
+
+    monkeypatch.setattr(buffer, "_draw", draw)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_indexes_are_of_the_rows_when_another_process_clears_inside_sample(when, monkeypatch) -> None:
+    buffer = MPPrioritizedReplayBuffer(5, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(3), priorities=[1.0, 2.0, 3.0])
+    other = pickle.loads(pickle.dumps(buffer))
+
+    def clear_and_add() -> None:
+        other.clear()
+        other.add(t=np.arange(10, 14), priorities=[1.0, 2.0, 3.0, 4.0])  # over the rows 0 and 1
+
+    between(monkeypatch, buffer, **{when: [clear_and_add]})
+    np.random.seed(0)
+    sample = buffer.sample(20, beta=1.0)
+    at = sample["indexes"].astype(int)
+    assert len(set(at)) > 1
+    np.testing.assert_array_equal(sample["t"][:, 0], at + 10)
+    np.testing.assert_allclose(sample["weights"], 1 / (at + 1), rtol=1e-6)
+
+
+def test_a_row_that_came_inside_the_sample_that_drew_it_takes_its_update(monkeypatch) -> None:
+    buffer = MPPrioritizedReplayBuffer(50, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=0, priorities=1.0)
+    between(monkeypatch, buffer, before=[lambda: buffer.add(t=1, priorities=1000.0)])
+    np.random.seed(0)
+    sample = buffer.sample(6)
+    assert 1 in sample["indexes"]
+    buffer.update_priorities(sample["indexes"], np.full(6, 4.0))
+    least = 4.0 if 0 in sample["indexes"] else 1.0
+    again = buffer.sample(60, beta=1.0)
+    np.testing.assert_array_equal(again["weights"], np.where(again["indexes"] == 1, least / 4, 1.0))
+
+
+def test_a_row_that_was_overwritten_inside_the_sample_leaves_its_update_to_none(monkeypatch) -> None:
+    buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(4))
+    adds = [lambda: buffer.add(t=[4, 5], priorities=[1.0, 1.0]), lambda: buffer.add(t=[6, 7], priorities=[1e-9, 1e-9])]
+    between(monkeypatch, buffer, after=adds)
+    np.random.seed(0)
+    sample = buffer.sample(64)
+    assert set(sample["t"].ravel()) == {2.0, 3.0, 4.0, 5.0}  # 0 and 1 were gone when they were copied, 6 and 7 unlikely
+    buffer.update_priorities([2, 3], [9.0, 9.0])
+    assert buffer.get_max_priority() == 1.0
+    buffer.update_priorities([0, 1], [9.0, 9.0])
+    assert buffer.get_max_priority() == 9.0
+
+
+@BOTH
+def test_a_clear_and_an_add_inside_a_look_count_the_rows_after_the_clear(cls, monkeypatch) -> None:
+    buffer = cls(8, {"t": {}})
+    buffer.add(t=np.arange(3))
+    other, edges = pickle.loads(pickle.dumps(buffer)), buffer._ring.rows.edges
+
+    def clear_first() -> tuple[int, int]:
+        monkeypatch.setattr(buffer._ring.rows, "edges", edges)
+        other.clear()
+        other.add(t=3)
+        return edges()
+
+    monkeypatch.setattr(buffer._ring.rows, "edges", clear_first)
+    assert buffer.get_stored_size() == 1
+
+
 # ---- bad calls raise at once, and add nothing ----
 
 
@@ -263,23 +381,42 @@ def test_bad_priorities_are_refused(bad) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"size": 0}, ValueError, "capacity: expected an integer of at least 1"),
+        ({"size": 0}, ValueError, "size: expected an integer of at least 1, got 0"),
         ({"env_dict": {}}, ValueError, "env_dict: expected a dict of at least one field"),
         ({"env_dict": {"a": {"shape": ()}}}, ValueError, r"env_dict\['a'\]: expected a shape of at least one axis"),
         ({"env_dict": {"a": {"dtype": object}}}, TypeError, r"env_dict\['a'\]: Field dtype"),
         ({"env_dict": {"a": None}}, TypeError, r"env_dict\['a'\]: expected a dict"),
         ({"backend": "disk"}, ValueError, "backend: expected one of"),
+        ({"size": None}, ValueError, "size: expected an integer of at least 1, got None"),
+        ({"size": 2.5}, ValueError, "size: expected an integer of at least 1, got 2.5"),
+        ({"alpha": "a"}, ValueError, "alpha: expected a number of at least 0, got 'a'"),
+        ({"eps": -1}, ValueError, "eps: expected a number of at least 0, got -1"),
+        ({"alpha": 1e9}, ValueError, "alpha, eps: expected a finite sum"),
     ],
 )
 def test_bad_constructor_arguments_are_refused(arguments, error, message) -> None:
     with pytest.raises(error, match=message):
-        MPReplayBuffer(**{"size": 4, "env_dict": {"a": {}}, **arguments})
+        MPPrioritizedReplayBuffer(**{"size": 4, "env_dict": {"a": {}}, **arguments})
+
+
+@BOTH
+@pytest.mark.parametrize("count", [-1, "a", None, 1.5])
+def test_a_bad_batch_size_is_refused_and_none_is_an_empty_batch(cls, count) -> None:
+    buffer = cls(4, {"t": {}})
+    buffer.add(t=[1, 2])
+    with pytest.raises(ValueError, match=f"batch_size: expected an integer of at least 0, got {count!r}"):
+        buffer.sample(count)
+    assert buffer.sample(0)["t"].shape == (0, 1)
+    if cls is MPPrioritizedReplayBuffer:
+        with pytest.raises(ValueError, match="beta: expected a number of at least 0, got 'x'"):
+            buffer.sample(1, beta="x")
 
 
 def test_names_shapes_and_dtypes_are_free() -> None:
     env = {"a b": {}, "reward": {"shape": (3, 1)}, "self": {"dtype": np.uint8}, "frame": {"shape": 200}}
     buffer = MPReplayBuffer(5, env, default_dtype="float64", backend="SharedMemory")
     buffer.add(**{"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "frame": np.arange(200)})
+    assert repr(buffer) == "MPReplayBuffer(size=5, fields=['a b', 'reward', 'self', 'frame'])"
     sample = buffer.sample(2)
     assert {name: (array.shape, array.dtype) for name, array in sample.items()} == {
         "a b": ((2, 1), np.float64), "reward": ((2, 3, 1), np.float64), "self": ((2, 1), np.uint8),
@@ -398,13 +535,13 @@ def test_explorers_killed_inside_add_block_nobody_and_leave_no_torn_row(cls, pro
 
 def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeypatch) -> None:
     """The positive control of the test above: what is copied but not validated is torn sooner or later."""
-    gather = rings._Rows.gather
+    gather = rings._Lane.gather
 
     def believe(self, tickets, names):
         rows, ok = gather(self, tickets, names)
         return rows, np.ones_like(ok)
 
-    monkeypatch.setattr(rings._Rows, "gather", believe)
+    monkeypatch.setattr(rings._Lane, "gather", believe)
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
     _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH]))
     assert wrong > 0

@@ -14,13 +14,13 @@ What differs:
   of a bus error.
 - An `add` that wraps around gives each step its own priority; cpprb gives those behind the wrap the first ones again.
 - An `add` raises TimeoutError when another process was stopped (not killed) inside its own for 10 seconds.
-- Negative or infinite priorities are a ValueError. Unknown constructor arguments are a TypeError.
+- Negative priorities and those whose sum overflows are a ValueError. Unknown constructor arguments are a TypeError.
 - Several learners may sample at once. `close` gives the memory back before the last reference goes.
 """
 
 from __future__ import annotations
 
-import operator
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ..kernels.sumtree import find, level_offsets, repair
 from ..spec import Field
 from ..values import came
-from .ring import MARK, Ints, Ring, Rows, Window
+from .ring import MARK, Ints, Ring, Rows, Window, whole_number
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
 
@@ -65,7 +65,7 @@ class MPReplayBuffer:
             raise ValueError(f"env_dict: expected a dict of at least one field, got {env_dict!r}")
         default = np.dtype(np.float32 if default_dtype is None else default_dtype)
         self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
-        self._ring = Ring({**self._fields, **self._own_fields()}, int(size))
+        self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1))
 
     def _own_fields(self) -> dict[str, Field]:
         """Fields that rows have besides those of env_dict."""
@@ -92,10 +92,10 @@ class MPReplayBuffer:
         Returns: each field, [batch_size, *shape].
 
         Raises:
-            ValueError: the buffer is empty, or batch_size is negative.
+            ValueError: the buffer is empty, or batch_size is no integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        found, _ = self._ring.whole(operator.index(batch_size), self._draw)
+        found, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
         return {name: found[name][:, 0] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
@@ -136,6 +136,9 @@ class MPReplayBuffer:
     def close(self) -> None:
         """Lets go of the memory; it also goes with the last reference to the buffer."""
         self._ring.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self._ring.capacity}, fields={list(self._fields)})"
 
     def _rows(self, values: Mapping[str, Any]) -> tuple[Rows, int]:
         """Each field of `values` as [steps, *shape] of its dtype, and the number of steps."""
@@ -198,12 +201,14 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         **kwargs: Any,
     ) -> None:
         for name, value in (("alpha", alpha), ("eps", eps)):
-            if not 0.0 <= value < np.inf:
-                raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
+            _check_number(name, value)
         if env_dict and "priorities" in env_dict:
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
         self._alpha, self._eps = alpha, eps
+        self._most = _greatest_priority(self._ring.capacity, alpha, eps)
+        if self._most < 1.0:
+            raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
         self._learner: _Learner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,7 +221,8 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         """Adds one or more steps, all or none.
 
         Args:
-            priorities: one of each step, finite and at least 0; the greatest priority until then when not given.
+            priorities: one of each step, at least 0 and so small that the sum of all (priority + eps) ** alpha is
+                finite; the greatest priority until then when not given.
             kwargs: as for MPReplayBuffer.
 
         Returns, raises: as MPReplayBuffer; ValueError also for priorities of another number or out of range.
@@ -225,7 +231,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         if priorities is None:
             rows["priorities"] = np.full(steps, np.nan, np.float32)
         else:
-            rows["priorities"] = _checked_priorities(priorities, steps)
+            rows["priorities"] = self._checked(priorities, steps)
         return self._append(rows, steps)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
@@ -238,12 +244,16 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Returns: each field, [batch_size, *shape]; "weights" float32, "indexes" uint64, each [batch_size]. A weight is
             (p / least p of all stored) ** -beta.
 
-        Raises: as MPReplayBuffer.
+        Raises: as MPReplayBuffer; ValueError also when no transition has a priority above 0.
         """
-        learner = self._caught_up()
-        learner.sampled = learner.window.hi
-        found, tickets = self._ring.whole(operator.index(batch_size), self._draw, *self._fields)
-        positions = learner.window.positions(tickets[:, 0])
+        count = whole_number("batch_size", batch_size, 0)
+        _check_number("beta", beta)
+        while True:
+            learner = self._caught_up()
+            found, tickets = self._ring.whole(count, self._draw, *self._fields)
+            if learner is self._learner:  # otherwise another process cleared the ring between two draws
+                break
+        positions = learner.mark_sampled(tickets[:, 0])
         sample = {name: found[name][:, 0] for name in self._fields}
         sample["weights"] = learner.weights(positions, beta)
         sample["indexes"] = positions.astype(np.uint64)
@@ -253,7 +263,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         """New priorities for positions that `sample` gave; those overwritten or added since then are passed over.
 
         Args:
-            indexes: positions, [n] or any shape of as many. priorities: one of each, finite and at least 0.
+            indexes: positions, [n] or any shape of as many. priorities: one of each, in the range of `add`'s.
 
         Raises:
             TypeError: indexes are no integers, or priorities are None.
@@ -264,7 +274,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         positions = np.ravel(np.asarray(indexes))
         if len(positions) and positions.dtype.kind not in "iu":
             raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
-        checked = _checked_priorities(priorities, len(positions))
+        checked = self._checked(priorities, len(positions))
         if len(positions) and positions.min() < 0:
             raise ValueError(f"indexes: expected positions of at least 0, got {positions.min()}")
         learner = self._caught_up()
@@ -283,7 +293,22 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
     def _draw(self, count: int) -> Ints:
         learner = self._caught_up()
         _check_not_empty(learner.window)
-        return learner.draw(count)[:, np.newaxis]
+        if learner.has_mass:
+            return learner.draw(count)[:, np.newaxis]
+        if self._ring.window().lo < learner.window.hi:  # rows that were whole when their priorities were read
+            raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
+        return np.zeros((0, 1), np.int64)
+
+    def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
+        """As float32 [count]."""
+        with np.errstate(over="ignore"):
+            array = np.ravel(np.asarray(priorities, np.float32))
+        if len(array) != count:
+            raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
+        bad = array[~((array >= 0) & (array.astype(np.float64) <= self._most))]
+        if len(bad):
+            raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {came(bad.tolist())}")
+        return array
 
     def _caught_up(self) -> _Learner:
         """The learner's priorities, with those of every row committed until now."""
@@ -294,7 +319,8 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         pending = np.arange(max(learner.window.hi, window.hi - window.stored), window.hi)
         if len(pending):
             rows, ok = self._ring.gather(pending, "priorities")
-            learner.append(window, pending, rows["priorities"], ok)
+            learner.append(window.positions(pending), rows["priorities"], ok)
+        learner.window = window
         return learner
 
 
@@ -305,30 +331,45 @@ class _Learner:
         self._alpha, self._eps = alpha, eps
         self._tree = _Tree(window.capacity)
         self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
-        self.sampled = window.base  # rows from here on came after the last sample
+        self._sampled = window.base  # rows from here on came after the last sample
+        self._lapped = np.zeros(0, np.int64)  # positions of which it had a row that was overwritten before it ended
         self.greatest = 1.0
 
-    def append(self, window: Window, tickets: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """The rows of `tickets`; a priority of NaN stands for the greatest one until then."""
+    def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
+        """New rows in the order of their tickets; a priority of NaN stands for the greatest one until then."""
         given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
         leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
         # What was overwritten meanwhile is not drawn.
-        self._tree.put(window.positions(tickets), np.where(ok, leaves, 0.0))
+        self._tree.put(positions, np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
-        self.window = window
+
+    def mark_sampled(self, tickets: Ints) -> Ints:
+        """Positions of the rows that were drawn last; until the next sample, updates are for rows known now."""
+        self._sampled = self.window.hi
+        positions = self.window.positions(tickets)
+        gone = tickets < self.window.hi - self.window.stored
+        self._lapped = np.setdiff1d(positions[gone], positions[~gone])
+        return positions
 
     def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
         """New priorities of positions below stored; the last one counts where a position is repeated."""
-        current = (self.window.tickets(positions) < self.sampled) & (self._tree.leaves[positions] > 0)
+        tickets = self.window.tickets(positions)
+        current = (tickets >= self.window.lo) & (tickets < self._sampled)
+        if len(self._lapped):
+            current &= ~np.isin(positions, self._lapped)
         positions, priorities = positions[current], priorities[current]
         if len(positions):
             self._tree.put(positions, self._leaves(priorities))
             self.greatest = max(self.greatest, float(priorities.max()))
 
+    @property
+    def has_mass(self) -> bool:
+        return self._tree.total > 0
+
     def draw(self, count: int) -> Ints:
-        """Tickets in proportion to their priorities; none when there is none."""
-        return self.window.tickets(self._tree.draw(count if self._tree.total > 0 else 0))
+        """Tickets in proportion to their priorities."""
+        return self.window.tickets(self._tree.draw(count))
 
     def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
         leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
@@ -404,11 +445,13 @@ def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field
     return field
 
 
-def _checked_priorities(priorities: ArrayLike, count: int) -> NDArray[np.float32]:
-    """As float32 [count]."""
-    array = np.ravel(np.asarray(priorities, np.float32))
-    if len(array) != count:
-        raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
-    if len(array) and not (np.isfinite(array).all() and array.min() >= 0):
-        raise ValueError(f"priorities: expected finite numbers of at least 0, got {came(array)}")
-    return array
+def _check_number(label: str, value: Any) -> None:
+    if not (isinstance(value, (int, float, np.number)) and 0 <= value < np.inf):
+        raise ValueError(f"{label}: expected a number of at least 0, got {came(value)}")
+
+
+def _greatest_priority(size: int, alpha: float, eps: float) -> float:
+    """The greatest float32 of which the sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
+    mass = sys.float_info.max / (2 * size)  # twice, since the sums are rounded
+    most: float = mass ** (1 / max(alpha, 1.0)) - eps
+    return min(most, float(np.finfo(np.float32).max))

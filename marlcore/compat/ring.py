@@ -26,9 +26,10 @@ from ..replay import ReplayBuffer
 from ..shared import Shared
 from ..shm import Segment, SegmentHandle, invalidate_after_fork
 from ..spec import Field, TransitionSpec
+from ..values import came
 from ..writer import Writer
 
-__all__ = ["MARK", "Ints", "Ring", "Rows", "Window"]
+__all__ = ["MARK", "Ints", "Ring", "Rows", "Window", "whole_number"]
 
 BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one of the buffer's own, of its learner
 WORDS = LINE // 8
@@ -40,6 +41,18 @@ _NOTHING = Field((), "uint8")
 
 Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
+
+
+def whole_number(label: str, value: Any, least: int) -> int:
+    """`value` as an int; a float without a fraction is one. Raises ValueError: it is none, or less than `least`."""
+    try:
+        number = int(value)
+        whole = bool(number == value)
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole or number < least:
+        raise ValueError(f"{label}: expected an integer of at least {least}, got {came(value)}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class Window:
         return found
 
 
-class _Rows(ReplayBuffer):
+class _Lane(ReplayBuffer):
     """A replay of one lane, read by ticket."""
 
     def _understand(self, segment: Segment) -> None:
@@ -165,11 +178,11 @@ class Ring:
             {stored: self.fields[name] for name, stored in self._stored_as.items()},
             next_obs=True,
         )
-        self._open(cast(_Rows, _Rows.create(spec, capacity, name="ring")), _Marks.create())
+        self._open(cast(_Lane, _Lane.create(spec, capacity, name="ring")), _Marks.create())
 
-    def _open(self, rows: _Rows, marks: _Marks) -> None:
+    def _open(self, rows: _Lane, marks: _Marks) -> None:
         self._handles: tuple[SegmentHandle, SegmentHandle] = (rows.handle, marks.handle)
-        self._attached: tuple[_Rows, _Marks] | None = (rows, marks)
+        self._attached: tuple[_Lane, _Marks] | None = (rows, marks)
         self._writer: Writer | None = None
         invalidate_after_fork(self)
 
@@ -185,24 +198,27 @@ class Ring:
         invalidate_after_fork(self)
 
     @property
-    def rows(self) -> _Rows:
+    def rows(self) -> _Lane:
         return self._attach()[0]
 
     @property
     def marks(self) -> _Marks:
         return self._attach()[1]
 
-    def _attach(self) -> tuple[_Rows, _Marks]:
+    def _attach(self) -> tuple[_Lane, _Marks]:
         if self._attached is None:
-            self._attached = _Rows.attach(self._handles[0]), _Marks.attach(self._handles[1])
+            self._attached = _Lane.attach(self._handles[0]), _Marks.attach(self._handles[1])
         return self._attached
 
     def window(self) -> Window:
         """What the ring holds now."""
         rows, marks = self._attach()
-        base = marks.load(BASE)  # first: what a clear takes away was committed before it
-        lo, hi = rows.edges()
-        return Window(max(lo, base), hi, base, self.capacity)
+        base = marks.load(BASE)
+        while True:
+            lo, hi = rows.edges()
+            before, base = base, marks.load(BASE)
+            if base == before:  # otherwise hi may count rows that came after a clear of another process
+                return Window(max(lo, base), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, NDArray[Any]], count: int) -> int:
         """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket.
