@@ -389,8 +389,8 @@ def test_bad_priorities_are_refused(bad) -> None:
         ({"backend": "disk"}, ValueError, "backend: expected one of"),
         ({"size": None}, ValueError, "size: expected an integer of at least 1, got None"),
         ({"size": 2.5}, ValueError, "size: expected an integer of at least 1, got 2.5"),
-        ({"alpha": "a"}, ValueError, "alpha: expected a number of at least 0, got 'a'"),
-        ({"eps": -1}, ValueError, "eps: expected a number of at least 0, got -1"),
+        ({"alpha": "a"}, ValueError, "alpha: expected a finite number of at least 0, got 'a'"),
+        ({"eps": -1}, ValueError, "eps: expected a finite number of at least 0, got -1"),
         ({"alpha": 1e9}, ValueError, "alpha, eps: expected a finite sum"),
     ],
 )
@@ -408,7 +408,7 @@ def test_a_bad_batch_size_is_refused_and_none_is_an_empty_batch(cls, count) -> N
         buffer.sample(count)
     assert buffer.sample(0)["t"].shape == (0, 1)
     if cls is MPPrioritizedReplayBuffer:
-        with pytest.raises(ValueError, match="beta: expected a number of at least 0, got 'x'"):
+        with pytest.raises(ValueError, match="beta: expected a finite number of at least 0, got 'x'"):
             buffer.sample(1, beta="x")
 
 

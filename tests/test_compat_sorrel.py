@@ -196,6 +196,25 @@ def test_a_bad_row_is_refused_and_nothing_is_added(change, error, message) -> No
     assert len(buffer) == 0
 
 
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    for arguments, error, said in (
+        ((5, 4), TypeError, "obs_shape: expected a sequence of integers, got 4"),
+        ((0, OBS), ValueError, "capacity: expected an integer of at least 1, got 0"),
+        ((5, OBS, 0), ValueError, "n_frames: expected an integer of at least 1, got 0"),
+    ):
+        with pytest.raises(error, match=said):
+            Buffer(*arguments)
+    buffer = Buffer(9, OBS)
+    for t in range(6):
+        buffer.add(*row(t))
+    for count in (-1, 0, "a"):
+        with pytest.raises(ValueError, match=f"batch_size: expected an integer of at least 1, got {count!r}"):
+            buffer.sample(count)
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(ValueError, match=r"input_file: expected one with \['actions', .*\], got \['a'\]"):
+        Buffer.load(tmp_path / "other.npz")
+
+
 def test_a_saved_buffer_is_loaded_with_each_row_at_its_position(tmp_path: Path) -> None:
     buffer = Buffer(6, OBS, 2, who=0)
     for t in range(9):

@@ -30,7 +30,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ..kernels.sumtree import find, level_offsets, repair
 from ..spec import Field
 from ..values import came
-from .ring import MARK, Ints, Ring, Rows, Window, whole_number
+from .checks import number, whole_number
+from .ring import MARK, Ints, Ring, Rows, Window
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
 
@@ -200,12 +201,10 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         eps: float = 1e-4,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("alpha", alpha), ("eps", eps)):
-            _check_number(name, value)
         if env_dict and "priorities" in env_dict:
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
-        self._alpha, self._eps = alpha, eps
+        self._alpha, self._eps = number("alpha", alpha), number("eps", eps)
         self._most = _greatest_priority(self._ring.capacity, alpha, eps)
         if self._most < 1.0:
             raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
@@ -247,7 +246,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Raises: as MPReplayBuffer; ValueError also when no transition has a priority above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
-        _check_number("beta", beta)
+        number("beta", beta)
         while True:
             learner = self._caught_up()
             found, tickets = self._ring.whole(count, self._draw, *self._fields)
@@ -443,11 +442,6 @@ def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field
     if not field.shape:
         raise ValueError(f"env_dict[{name!r}]: expected a shape of at least one axis, got {shape!r}")
     return field
-
-
-def _check_number(label: str, value: Any) -> None:
-    if not (isinstance(value, (int, float, np.number)) and 0 <= value < np.inf):
-        raise ValueError(f"{label}: expected a number of at least 0, got {came(value)}")
 
 
 def _greatest_priority(size: int, alpha: float, eps: float) -> float:

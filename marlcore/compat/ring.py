@@ -25,11 +25,11 @@ from ..record import Place
 from ..replay import ReplayBuffer
 from ..shared import Shared
 from ..shm import Segment, SegmentHandle, invalidate_after_fork
-from ..spec import Field, TransitionSpec
-from ..values import came
+from ..spec import Field
 from ..writer import Writer
+from .fields import append, spec_of
 
-__all__ = ["MARK", "Ints", "Ring", "Rows", "Window", "whole_number"]
+__all__ = ["MARK", "Ints", "Ring", "Rows", "Window"]
 
 BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one of the buffer's own, of its learner
 WORDS = LINE // 8
@@ -37,22 +37,8 @@ ROUNDS = 1000
 NAP_S = 0.001
 PATIENCE_S = 10.0  # for a writer that was stopped inside an add; one that was killed holds up nobody
 
-_NOTHING = Field((), "uint8")
-
 Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
-
-
-def whole_number(label: str, value: Any, least: int) -> int:
-    """`value` as an int; a float without a fraction is one. Raises ValueError: it is none, or less than `least`."""
-    try:
-        number = int(value)
-        whole = bool(number == value)
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole or number < least:
-        raise ValueError(f"{label}: expected an integer of at least {least}, got {came(value)}")
-    return number
 
 
 @dataclass(frozen=True)
@@ -172,12 +158,7 @@ class Ring:
         self.fields = dict(fields)
         self.capacity = capacity
         self._stored_as = {name: f"f{i}" for i, name in enumerate(self.fields)}
-        spec = TransitionSpec(
-            _NOTHING,
-            _NOTHING,
-            {stored: self.fields[name] for name, stored in self._stored_as.items()},
-            next_obs=True,
-        )
+        spec = spec_of({stored: self.fields[name] for name, stored in self._stored_as.items()})
         self._open(cast(_Lane, _Lane.create(spec, capacity, name="ring")), _Marks.create())
 
     def _open(self, rows: _Lane, marks: _Marks) -> None:
@@ -225,13 +206,10 @@ class Ring:
 
         Raises: TimeoutError: another process was stopped inside an add; nothing was added.
         """
-        extras = {stored: rows[name] for name, stored in self._stored_as.items()}
+        stored = {stored_as: rows[name] for name, stored_as in self._stored_as.items()}
         if self._writer is None:
             self._writer = self.rows.writer(0, shared=True, timeout=PATIENCE_S)
-        if count == 1:
-            return self._writer.add(0, 0, 0.0, next_obs=0, **{name: array[0] for name, array in extras.items()})
-        nothing = np.zeros(count, np.uint8)
-        return self._writer.add_batch(nothing, nothing, np.zeros(count, np.float32), next_obs=nothing, **extras)
+        return append(self._writer, stored, count)
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_]]:
         """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""

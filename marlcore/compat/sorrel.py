@@ -14,7 +14,7 @@ What differs from sorrel.buffers.Buffer (sorrel itself is not needed):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from ..errors import NotEnoughData
 from ..spec import Field
-from ..values import as_field, names_error
+from ..values import as_field, came, names_error
+from .checks import whole_number
 from .ring import Ints, Ring, Window
 
 __all__ = ["Buffer"]
@@ -32,6 +33,7 @@ __all__ = ["Buffer"]
 Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 _ONE = ("action", "reward", "done")
+_SAVED = {"states", "n_frames", "idx", *(f"{name}s" for name in _ONE)}
 
 
 class Buffer:
@@ -53,8 +55,9 @@ class Buffer:
     """
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
-        if not isinstance(n_frames, (int, np.integer)) or n_frames < 1:
-            raise ValueError(f"n_frames: expected an integer of at least 1, got {n_frames!r}")
+        n_frames = whole_number("n_frames", n_frames, 1)
+        if not isinstance(obs_shape, Iterable):
+            raise TypeError(f"obs_shape: expected a sequence of integers, got {came(obs_shape)}")
         taken = sorted({"obs", "count", *_ONE} & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
@@ -129,9 +132,10 @@ class Buffer:
             valid float64, each [batch_size, 1]; valid is 0 where an episode ended among the first n_frames - 1 steps.
 
         Raises:
-            ValueError: batch_size is more than the len - n_frames - 1 windows that can be drawn.
+            ValueError: batch_size is not from 1 to the len - n_frames - 1 windows that can be drawn.
             NotEnoughData: the ring holds no whole window.
         """
+        batch_size = whole_number("batch_size", batch_size, 1)
         window = self._ring.window()
         population = max(1, self._size(window) - self.n_frames - 1)
         if batch_size > population:
@@ -240,10 +244,15 @@ class Buffer:
 
     @classmethod
     def load(cls, input_file: str | Path) -> Buffer:
-        """A full buffer with the rows of a file that `save` or sorrel wrote, each at its position."""
+        """A full buffer with the rows of a file that `save` or sorrel wrote, each at its position.
+
+        Raises: ValueError: it is another file. OSError: it cannot be read.
+        """
         with np.load(Path(input_file)) as data:
-            columns = {name: data[name] for name in data.files if name not in ("n_frames", "idx")}
-            n_frames, idx = int(data["n_frames"]), int(data["idx"])
+            if not {*data.files} >= _SAVED:
+                raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(data.files)}")
+            columns = {name: data[name] for name in data.files}
+        n_frames, idx = int(columns.pop("n_frames")), int(columns.pop("idx"))
         rows = {"obs": columns.pop("states"), **{name: columns.pop(f"{name}s") for name in _ONE}, **columns}
         capacity = len(rows["obs"])
         shapes = {name: array.shape[1:] for name, array in columns.items()}

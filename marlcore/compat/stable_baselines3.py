@@ -25,8 +25,9 @@ from ..errors import NotEnoughData
 from ..replay import ReplayBuffer as Replay
 from ..sampler import Sampler
 from ..spec import Field, TransitionSpec
-from ..values import names_error, rows_of
+from ..values import came, names_error, rows_of
 from ..writer import Writer
+from .checks import number, whole_number
 from .saved import from_bytes, to_bytes
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
@@ -53,7 +54,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Transitions:
     """What a sample is made of: B transitions."""
 
     obs: Any
@@ -67,9 +68,11 @@ class _Rows:
 class ReplayBuffer(buffers.ReplayBuffer):
     """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, one lane an environment.
 
-    Draws as its model does: uniformly over the steps held, the newest one included. A lane has room for
-    `buffer_size // n_envs` rows, and an episode's last observation takes one of them. Rows have no index, so that
-    nothing that reaches into `observations` or `next_observations` works, HerReplayBuffer among it.
+    Draws as its model does: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps - 1
+    steps before the newest one of an episode that goes on are drawn once the rows that complete their returns were
+    added; the model cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
+    observation of an episode takes one of them. Rows have no index, so that nothing that reaches into `observations` or
+    `next_observations` works, HerReplayBuffer among it.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as the model's.
@@ -77,7 +80,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         n_steps, gamma: n-step returns, as NStepReplayBuffer makes them; `discounts` is 0 where `dones` is 1.
         seed: of the draws; drawn from NumPy's global generator when not given, which `model.seed` seeds.
 
-    Raises: ValueError, TypeError: a space or an option that cannot be stored; SharedMemoryFull: no room for it.
+    Raises: ValueError, TypeError: a space or an option that cannot be stored, n_steps below 1, gamma outside [0, 1].
+        SharedMemoryFull: no room for it.
     """
 
     def __init__(
@@ -100,8 +104,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.n_steps = n_steps
-        self.gamma = gamma
+        self.n_steps = whole_number("n_steps", n_steps, 1)
+        self.gamma = number("gamma", gamma, most=1)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action)
@@ -205,6 +209,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         ended = self._rows("done", _FLAG, done)
         timeouts = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
+            if len(infos) != self.n_envs:
+                raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         rewards = self._rows("reward", _NUMBER, reward)
         if not np.isfinite(rewards).all():
@@ -250,7 +256,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             final_obs=_at(step.next_obs, i) if cut or step.ended[i] else None,
         )
 
-    def _draw(self, batch_size: int) -> _Rows | Batch:
+    def _draw(self, batch_size: int) -> _Transitions | Batch:
         """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
         if self._newest is None:
             raise NotEnoughData("sample: expected at least one step, got an empty buffer")
@@ -279,12 +285,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
             )
         return self._samplers[batch_size]
 
-    def _of_newest(self, envs: NDArray[np.int64], count: int) -> _Rows:
+    def _of_newest(self, envs: NDArray[np.int64], count: int) -> _Transitions:
         newest = self._newest
         assert newest is not None
         at = self._rng.choice(envs, count)
         discount = np.full(count, self.gamma, np.float32)
-        return _Rows(
+        return _Transitions(
             _at(newest.obs, at), _at(newest.next_obs, at), newest.action[at], newest.reward[at],
             newest.terminated[at], discount,
         )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorDictReplayBuffer as _TensorDictReplayBuffer
@@ -24,9 +23,10 @@ from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..replay import ReplayBuffer as Replay
 from ..sampler import Sampler
 from ..shm import SegmentHandle, invalidate_after_fork
-from ..spec import Field, TransitionSpec
+from ..spec import Field
 from ..values import names_error
 from ..writer import Writer
+from .fields import append, spec_of
 from .saved import from_bytes, to_bytes
 
 __all__ = ["TensorDictReplayBuffer"]
@@ -34,7 +34,6 @@ __all__ = ["TensorDictReplayBuffer"]
 Key = str | tuple[str, ...]
 
 _NAME = "torchrl"  # of the replays
-_UNUSED = Field((), "bool")  # a TensorDict has no fixed obs and action: its leaves are the spec's extras
 _INDEX = "index"  # TorchRL puts it into what was added and what was drawn
 
 
@@ -109,8 +108,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         leaves = _leaves(rows)
         self.keys = {f"leaf_{i}": key for i, key in enumerate(leaves)}
         fields = {name: _field(key, leaves[key]) for name, key in self.keys.items()}
-        spec = TransitionSpec(_UNUSED, _UNUSED, fields, next_obs=True)
-        self._hold(Replay.create(spec, self.max_size, self.lanes, name=_NAME))
+        self._hold(Replay.create(spec_of(fields), self.max_size, self.lanes, name=_NAME))
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
         """Adds rows to this process's lane: all that fit it at once, or none of those; their indices."""
@@ -127,8 +125,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         for start in range(0, len(rows), step):
             part = {name: array[start : start + step] for name, array in arrays.items()}
             count = min(step, len(rows) - start)
-            unused = np.zeros(count, np.bool_)
-            first = writer.add_batch(unused, unused, np.zeros(count, np.float32), next_obs=unused, **part)
+            first = append(writer, part, count)
             tickets.append(torch.arange(first, first + count))
         return torch.cat(tickets) * self.lanes + writer.lane
 

@@ -1,0 +1,29 @@
+"""Rows of freely named fields in lanes of transitions: they are the extras, and the rest of a transition is unused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec import Field, TransitionSpec
+from ..writer import Writer
+
+__all__ = ["append", "spec_of"]
+
+_UNUSED = Field((), "uint8")
+
+
+def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
+    """Rows that do not follow one another, of these fields."""
+    return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
+
+
+def append(writer: Writer, rows: Mapping[str, NDArray[Any]], count: int) -> int:
+    """Adds count rows of such a spec, each field [count, *shape], all or none; the first one's ticket."""
+    if count == 1:
+        return writer.add(0, 0, 0.0, next_obs=0, **{name: array[0] for name, array in rows.items()})
+    unused = np.zeros(count, np.uint8)
+    return writer.add_batch(unused, unused, np.zeros(count, np.float32), next_obs=unused, **rows)
