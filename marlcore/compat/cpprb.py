@@ -348,7 +348,7 @@ class _Learner:
         self._sampled = self.window.hi
         positions = self.window.positions(tickets)
         gone = tickets < self.window.hi - self.window.stored
-        self._lapped = np.setdiff1d(positions[gone], positions[~gone])
+        self._lapped = np.setdiff1d(positions[gone], positions[~gone]) if gone.any() else positions[:0]
         return positions
 
     def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
