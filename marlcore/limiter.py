@@ -207,8 +207,8 @@ class SampleGate(_Side):
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def can_sample(self, drawable: bool) -> bool:
-        """Whether `wait` would return at once, for a sampler with or without rows that it can draw."""
-        if not self._may_sample():
+        """Whether a batch can be drawn now, by a sampler with or without rows that it can draw."""
+        if not self.may_sample():
             return False
         if not drawable:
             self.starve()
@@ -219,12 +219,12 @@ class SampleGate(_Side):
 
         Raises: NotEnoughData: there is no deadline and it may not be drawn now. TimeoutError: nor at the deadline.
         """
-        if self._may_sample():
+        if self.may_sample():
             return 0.0
         if deadline is None:
             raise NotEnoughData(self._shortage())
         began = time.monotonic()
-        if not sleep_until(self._may_sample, self._rows, deadline, self._segment.check_open):
+        if not sleep_until(self.may_sample, self._rows, deadline, self._segment.check_open):
             raise TimeoutError(self._shortage())
         return time.monotonic() - began
 
@@ -239,7 +239,8 @@ class SampleGate(_Side):
         self._slots.store(self._at + _STARVING, 0)
         self._room.notify()
 
-    def _may_sample(self) -> bool:
+    def may_sample(self) -> bool:
+        """Whether `wait` would return at once."""
         inserted = self._lanes.inserted()  # first: what others do between the two keeps this sampler back, if anything
         return self._limiter.may_sample(inserted, self._sampled(), self._batch)
 

@@ -129,7 +129,9 @@ class Mixture:
                 first += count
                 try:
                     if len(part):
+                        self.samplers[i].wait_for_limiter(None)
                         self.samplers[i].fill(out, part, None)
+                        self.samplers[i].finish(out, part)
                         source[part] = i
                 except NotEnoughData:
                     able.discard(i)

@@ -176,7 +176,9 @@ class Sampler:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         memory = self.memory()
+        self.wait_for_limiter(deadline)
         self.fill(memory.root, self._all_rows, deadline)
+        self.finish(memory.root, self._all_rows)
         return memory.batch()
 
     def __repr__(self) -> str:
@@ -189,14 +191,26 @@ class Sampler:
         """Memory for a batch: of one that its user has let go of, if there is one."""
         return self._drawing.memory()
 
-    def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
-        """`sample` into the given rows of a batch's memory, until `deadline` of time.monotonic()."""
-        self._lanes.segment.check_open()
+    @property
+    def limited(self) -> bool:
+        """Whether the replay's limiter keeps it from drawing a batch now."""
+        return self._gate is not None and not self._gate.may_sample()
+
+    def wait_for_limiter(self, deadline: float | None) -> None:
+        """Waits while `limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
         if self._gate is not None:
+            self._lanes.segment.check_open()
             self.stats.waited += self._gate.wait(deadline)
+
+    def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
+        """Draws the given rows of a batch's memory, whatever the limiter says; they count with `finish`.
+
+        Raises: as `sample`.
+        """
+        self._lanes.segment.check_open()
         if not self._enough and not self._has_enough():
             self._wait(self._has_enough, deadline)
-        all_rows, lapped_since = rows, None
+        lapped_since = None
         while len(rows):
             filled = self._draw(out, rows)
             if filled == 0:
@@ -212,11 +226,14 @@ class Sampler:
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 path = self._lanes.segment.path
                 raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
-        self.stats.drawn += len(all_rows)
-        if self._gate is not None:
-            self._gate.count(len(all_rows))
+
+    def finish(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+        """Weighs and counts a batch, of which these rows were drawn here, perhaps none; beta moves on."""
+        self.stats.drawn += len(rows)
+        if self._gate is not None and len(rows):
+            self._gate.count(len(rows))
         if self._tree:
-            self._tree.weigh(all_rows, out)
+            self._tree.weigh(rows, out)
 
     @property
     def prioritized(self) -> Prioritized | None:
