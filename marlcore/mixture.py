@@ -19,7 +19,7 @@ from .sampler import Sampler, Sequence
 
 __all__ = ["Mixture"]
 
-WAIT_SLICE_S = 0.02
+POLL_S = 0.02  # no one event says that one of several replays was written to
 
 
 class Mixture:
@@ -27,13 +27,14 @@ class Mixture:
 
     Shares of a row are carried over to the next batch, so that in the long run each replay gives exactly its
     fraction. While a replay has nothing to draw from yet, the others give its rows, in proportion to their fractions.
+    The limiter of a replay with a share is waited for: nothing is drawn before all let a whole batch be drawn.
 
     Args:
         replays: of equal specs.
         fractions: each replay's part of a batch, at least 0; their sum is 1.
         batch_size: rows of a batch.
         prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
-            of their replay's rows.
+            of their replay's rows; of beta_steps, each batch of the mixture is one.
         min_size: transitions that each replay has to hold before it is drawn from.
         stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
 
@@ -79,8 +80,8 @@ class Mixture:
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
-        shared = zip(self.samplers, self._fractions, strict=True)
-        return any(fraction > 0 and sampler.can_sample() for sampler, fraction in shared)
+        drawn = self._drawn()
+        return not any(sampler.limited for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
 
     def sample(self, timeout: float | None = None) -> Batch:
         """A batch; `batch.source`, int64 [B], says which replay each row came from.
@@ -88,19 +89,19 @@ class Mixture:
         Its `index` names a row among all replays: the replay's own index * number of replays + source.
 
         Args:
-            timeout: seconds to wait for data; None does not wait.
+            timeout: seconds to wait for data and for limiters; None does not wait.
 
-        Raises: as `Sampler.sample`, NotEnoughData and TimeoutError when no replay can be drawn from.
+        Raises: as `Sampler.sample`, NotEnoughData and TimeoutError when a limiter keeps a replay with a share from
+            being drawn from, or when no replay has anything to draw from. Then nothing was drawn, counted or owed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         memory = self.samplers[0].memory()
-        source = np.full(self._batch_size, -1)
-        while not self._fill(memory.root, source):
-            if deadline is None:
-                raise NotEnoughData(f"none of {len(self.samplers)} replays has enough transitions to draw from")
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"none of {len(self.samplers)} replays got enough transitions in {timeout} seconds")
-            time.sleep(min(WAIT_SLICE_S, max(0.0, deadline - time.monotonic())))
+        owed = self._owed + self._fractions * self._batch_size
+        counts = _apportion(owed, self._batch_size)
+        source = self._draw(memory.root, counts, deadline)
+        self._owed = owed - counts
+        for i, sampler in enumerate(self.samplers):
+            sampler.finish(memory.root, np.flatnonzero(source == i))
         batch = memory.batch()
         batch.index *= len(self.samplers)
         batch.index += source
@@ -118,35 +119,46 @@ class Mixture:
                 mine = indices % len(self.samplers) == source
                 sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
 
-    def _fill(self, out: NDArray[np.uint8], source: NDArray[np.int64]) -> bool:
-        """Draws the rows whose source is -1 yet, and sets it; whether that was possible."""
-        able = set(np.flatnonzero(self._fractions).tolist())
-        counts = self._counts()
+    def _drawn(self) -> list[Sampler]:
+        """The samplers of replays with a share."""
+        return [sampler for sampler, share in zip(self.samplers, self._fractions, strict=True) if share > 0]
+
+    def _draw(self, out: NDArray[np.uint8], counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
+        """Fills a batch's memory, `counts` rows from each replay; which replay each row came from."""
         while True:
-            rows, first = np.flatnonzero(source < 0), 0
-            for i, count in enumerate(counts):
-                part = rows[first : first + count]
-                first += count
+            # Also after a pause: what another sampler drew meanwhile may be what a limiter allowed this one.
+            while any(sampler.limited for sampler in self._drawn()):
+                for sampler in self._drawn():
+                    sampler.wait_for_limiter(deadline)
+            try:
+                return self._fill(out, counts)
+            except NotEnoughData as error:
+                if deadline is None:
+                    raise
+                left = deadline - time.monotonic()
+                if not left > 0:
+                    raise TimeoutError(str(error)) from None
+                time.sleep(min(POLL_S, left))
+
+    def _fill(self, out: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything."""
+        rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
+        shares, shortages = self._fractions.copy(), []
+        while True:
+            for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
                 try:
                     if len(part):
-                        self.samplers[i].wait_for_limiter(None)
                         self.samplers[i].fill(out, part, None)
-                        self.samplers[i].finish(out, part)
                         source[part] = i
-                except NotEnoughData:
-                    able.discard(i)
-            missing = int(np.count_nonzero(source < 0))
-            if not missing or not able:
-                return not missing
-            shares = np.array([f if i in able else 0.0 for i, f in enumerate(self._fractions)])
-            counts = _apportion(missing * shares / shares.sum(), missing)
-
-    def _counts(self) -> NDArray[np.int64]:
-        """How many rows each replay gives to the next batch."""
-        owed = self._owed + self._fractions * self._batch_size
-        counts = _apportion(owed, self._batch_size)
-        self._owed = owed - counts
-        return counts
+                except NotEnoughData as error:
+                    shares[i] = 0.0
+                    shortages.append(str(error))
+            rows = np.flatnonzero(source < 0)
+            if not len(rows):
+                return source
+            if not shares.any():
+                raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
+            counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:

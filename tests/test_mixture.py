@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from marlcore import (
     Field,
     LayoutMismatch,
+    MarlcoreError,
     Mixture,
     NotEnoughData,
     Prioritized,
+    RateLimiter,
     ReplayBuffer,
     Sequence,
     TransitionSpec,
@@ -91,13 +94,119 @@ def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
 def test_with_nothing_to_draw_from_it_says_so(replays):
     mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
     assert not mixture.can_sample()
-    with pytest.raises(NotEnoughData, match="none of 3 replays has enough transitions"):
+    each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
+    with pytest.raises(NotEnoughData, match=f"^no replay has anything to draw from: {each}$"):
         mixture.sample()
-    with pytest.raises(TimeoutError, match=r"none of 3 replays got enough transitions in 0.05 seconds"):
+    with pytest.raises(TimeoutError, match=f"^no replay has anything to draw from: {each}$"):
         mixture.sample(timeout=0.05)
     fill(replays[2], 0)
     assert mixture.can_sample()
     assert len(mixture.sample(timeout=0.0)) == 8
+
+
+def test_rows_drawn_for_an_empty_replay_are_weighed_with_the_others_and_are_one_batch_of_beta_steps(replays):
+    fill(replays[0], 0, 60)
+    prioritized = Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
+    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=0, prioritized=prioritized)
+    given = {}
+    for batches in range(15):
+        batch = mixture.sample()
+        mass = np.array([given.get(index, 1.0) for index in batch.index.tolist()])
+        if batches:  # the first batch's masses are equal
+            np.testing.assert_allclose(batch.weight, (mass.min() / mass) ** min(1.0, batches / 10), rtol=1e-6)
+        new = 2.0 ** (batch.index // 2 % 8)
+        given |= {index: priority for index, priority in zip(batch.index.tolist(), new.tolist(), strict=True)}
+        mixture.update_priorities(batch.index, new)
+
+
+def limited(min_size=8, tolerance=8.0, ratio=1.0):
+    return ReplayBuffer.create(SPEC, 100, limiter=RateLimiter(ratio, min_size, tolerance))
+
+
+def add(writer, rows):
+    for t in range(rows):
+        writer.add(np.zeros(2, np.float32), t, 0.0)
+
+
+@pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
+def test_a_limiter_is_waited_for_and_its_replays_share_goes_to_nobody(replays, fractions):
+    fill(replays[0], 0)
+    with limited(tolerance=16.0) as replay, replay.writer() as writer:
+        mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
+        add(writer, 7)
+        for _ in range(2):
+            assert not mixture.can_sample()
+            with pytest.raises(NotEnoughData, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
+                mixture.sample()
+            with pytest.raises(TimeoutError, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
+                mixture.sample(timeout=0.05)
+        assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
+        timer = threading.Timer(0.1, add, (writer, 1))
+        timer.start()
+        drawn = np.zeros(2)
+        for batches, timeout in enumerate([60, None], 1):
+            drawn += np.bincount(mixture.sample(timeout).source, minlength=2)
+            assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
+        timer.join()
+
+
+def test_rows_that_are_not_returned_are_not_counted(replays):
+    """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
+    with limited() as replay, replay.writer() as writer:
+        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0)
+        add(writer, 8)
+        assert mixture.can_sample()
+        assert mixture.sample().source.tolist() == [0] * 8
+        assert not mixture.can_sample()
+        for _ in range(3):
+            with pytest.raises(NotEnoughData, match="the limiter expects"):
+                mixture.sample()
+        assert mixture.samplers[0].stats.drawn == mixture.samplers[0]._gate._sampled() == 8
+
+
+def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays, monkeypatch):
+    fill(replays[0], 0)
+    with limited() as replay, replay.writer() as writer:
+        add(writer, 8)
+        mixture = Mixture([replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, Prioritized(beta_steps=5)])
+
+        def fails(*args):
+            raise MarlcoreError("writers overwrote every draw")
+
+        before = [sampler.state_dict().get("batches") for sampler in mixture.samplers]
+        with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
+            patch.setattr(mixture.samplers[1], "fill", fails)
+            mixture.sample()
+        assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
+        assert replay.sampler(8)._gate._sampled() == 0
+        assert [sampler.state_dict().get("batches") for sampler in mixture.samplers] == before
+        assert np.bincount(mixture.sample().source).tolist() == [2, 6]
+
+
+def test_waiting_for_data_does_not_move_the_shares(replays):
+    """The shares of a row that a wait ends with are those that it began with, however often it looked."""
+    mixture = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            mixture.sample(timeout=0.0)
+    for replay in replays[:2]:
+        fill(replay, 0)
+    plain = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
+    assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
+
+
+def test_a_limited_replay_with_too_little_to_draw_lets_its_writers_go_on(replays):
+    fill(replays[0], 0)
+    with limited(2, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
+        add(writer, 10)
+        with pytest.raises(TimeoutError, match="no sampler made room"):
+            add(writer, 1)
+        assert mixture.sample().source.tolist() == [1] * 8
+        add(writer, 10)
+        assert np.bincount(mixture.sample().source).tolist() == [4, 4]
+        with pytest.raises(TimeoutError, match="no sampler made room"):
+            add(writer, 10)
 
 
 def test_a_replay_with_no_share_is_never_drawn_from(replays):
