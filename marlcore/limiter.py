@@ -70,6 +70,11 @@ class RateLimiter:
         if not isinstance(self.min_size, (int, np.integer)) or isinstance(self.min_size, bool) or self.min_size < 1:
             raise ValueError(f"min_size: expected an integer of at least 1, got {self.min_size!r}")
         object.__setattr__(self, "min_size", int(self.min_size))
+        if self.tolerance < self.samples_per_insert:
+            raise ValueError(
+                f"tolerance: expected at least samples_per_insert = {self.samples_per_insert:g}, since no row could "
+                f"ever be added, got {self.tolerance:g}"
+            )
 
     def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
         """Whether a sampler need not wait before it draws `batch` rows."""

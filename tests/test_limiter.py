@@ -66,6 +66,12 @@ def test_a_min_size_is_an_integer_of_at_least_one(value):
         RateLimiter(1.0, value, 1.0)
 
 
+def test_a_tolerance_that_no_add_would_fit_in_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"^tolerance: expected at least samples_per_insert = 8, .*, got 2$"):
+        RateLimiter(8, 10, tolerance=2)
+    assert RateLimiter(8, 10, tolerance=8).tolerance == 8
+
+
 @pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
 def test_sampler_and_writer_never_wait_both_and_stay_in_the_band(ratio):
     """Every state that two sides reach in any order, against the rule written in fractions."""
