@@ -15,7 +15,9 @@ from .drawing import check_count
 from .errors import LayoutMismatch, NotEnoughData
 from .priorities import Prioritized, checked_priorities
 from .replay import ReplayBuffer
-from .sampler import Sampler, Sequence
+from .sampler import Sampler, SamplerStats, Sequence
+from .transitions import spec_difference
+from .values import came
 
 __all__ = ["Mixture"]
 
@@ -39,7 +41,8 @@ class Mixture:
         stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
 
     Attributes:
-        samplers: one for each replay, with its `stats` and `state_dict`.
+        samplers: one for each replay. To keep their states with their replays, `save` each with its own, and let each
+            load its replay's `sampler_state`; `state_dict` holds them all, and what is owed of the shares besides.
 
     Raises: ValueError, TypeError: an argument is out of range. LayoutMismatch: the specs are not equal.
     """
@@ -59,16 +62,15 @@ class Mixture:
         prioritized: Prioritized | Several[Prioritized | None] | None = None,
         sequence: Sequence | None = None,
     ) -> None:
+        _check_replays(replays)
         check_count("batch_size", batch_size)
+        check_count("min_size", min_size)
         self._fractions = _checked_fractions(fractions, len(replays))
         preferred: list[Any] = (
             list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
         )
         if len(preferred) != len(replays):
             raise ValueError(f"prioritized: expected one for each of {len(replays)} replays, got {len(preferred)}")
-        for replay in replays:
-            if replay.spec != replays[0].spec:
-                raise LayoutMismatch(f"replays: expected the spec {replays[0].spec} of the first, got {replay.spec}")
         seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
         options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
         self.samplers: list[Sampler] = [
@@ -118,6 +120,35 @@ class Mixture:
             if sampler.prioritized:
                 mine = indices % len(self.samplers) == source
                 sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
+
+    @property
+    def stats(self) -> list[SamplerStats]:
+        """Of each replay's sampler."""
+        return [sampler.stats for sampler in self.samplers]
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What is owed of the shares, and each sampler's state behind its replay's number and a dot."""
+        state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
+        for i, sampler in enumerate(self.samplers):
+            state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Goes on from the state of a mixture of the same replays, or of those that they were loaded from.
+
+        Raises ValueError: a part is missing, or is of another shape or dtype; nothing was changed.
+        """
+        owed = _checked_owed(state.get("owed"), len(self.samplers))
+        before = [sampler.state_dict() for sampler in self.samplers]
+        for i, sampler in enumerate(self.samplers):
+            own = f"{i}."
+            try:
+                sampler.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
+            except ValueError as error:
+                for loaded, old in zip(self.samplers[:i], before, strict=False):
+                    loaded.load_state_dict(old)
+                raise ValueError(f"replay {i}: {error}") from None
+        self._owed = owed
 
     def _drawn(self) -> list[Sampler]:
         """The samplers of replays with a share."""
@@ -169,6 +200,17 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     return counts
 
 
+def _check_replays(replays: Any) -> None:
+    """Raises TypeError: they are no list of replays. LayoutMismatch: their specs differ; the first difference."""
+    if not isinstance(replays, Several):
+        raise TypeError(f"replays: expected a list of ReplayBuffers, got {came(replays)}")
+    for i, replay in enumerate(replays):
+        if not isinstance(replay, ReplayBuffer):
+            raise TypeError(f"replays[{i}]: expected a ReplayBuffer, got {came(replay)}")
+        if replay.spec != replays[0].spec:
+            raise LayoutMismatch(f"replays[{i}]: {spec_difference(replays[0].spec, replay.spec)}")
+
+
 def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.float64]:
     try:
         found = np.array(fractions, np.float64)
@@ -180,6 +222,18 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
     exact: NDArray[np.float64] = found / found.sum()
     return exact
+
+
+def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
+    if (
+        not isinstance(owed, np.ndarray)
+        or owed.dtype != np.float64
+        or owed.shape != (replays,)
+        or not (abs(owed) < 1.0 + 1e-6).all()
+        or abs(owed.sum()) > 1e-6
+    ):
+        raise ValueError(f"state: expected owed as float64 ({replays},), rows of less than 1 whose sum is 0")
+    return owed.copy()
 
 
 def _seeds(seed: int, replays: int) -> list[int]:

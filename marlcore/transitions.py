@@ -18,7 +18,7 @@ from .shm import Segment, SegmentHandle
 from .spec import Field, TransitionSpec
 from .writer import Writer
 
-__all__ = ["TransitionLanes"]
+__all__ = ["TransitionLanes", "spec_difference"]
 
 MAX_ROWS = 2**32 - 1
 
@@ -93,7 +93,7 @@ class TransitionLanes(Shared):
         found = super().attach(handle)
         if spec is not None and spec != found.spec:
             found.close()
-            raise LayoutMismatch(f"{found._segment.path}: {_difference(found.spec, spec)}")
+            raise LayoutMismatch(f"{found._segment.path}: {spec_difference(found.spec, spec)}")
         return found
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class TransitionLanes(Shared):
         return writer
 
 
-def _difference(has: TransitionSpec, got: TransitionSpec) -> str:
+def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
     """The first field in which two specs differ, and how."""
     ours, theirs = dict(_parts(has)), dict(_parts(got))
     label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))

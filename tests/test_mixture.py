@@ -115,7 +115,7 @@ def test_rows_drawn_for_an_empty_replay_are_weighed_with_the_others_and_are_one_
         if batches:  # the first batch's masses are equal
             np.testing.assert_allclose(batch.weight, (mass.min() / mass) ** min(1.0, batches / 10), rtol=1e-6)
         new = 2.0 ** (batch.index // 2 % 8)
-        given |= {index: priority for index, priority in zip(batch.index.tolist(), new.tolist(), strict=True)}
+        given.update(zip(batch.index.tolist(), new.tolist(), strict=True))
         mixture.update_priorities(batch.index, new)
 
 
@@ -313,6 +313,67 @@ def test_other_arguments_that_cannot_be_are_refused(replays):
         Mixture([], [], 8)
     with (
         ReplayBuffer.create(TransitionSpec(Field((3,)), Field((), "int64")), 100) as other,
-        pytest.raises(LayoutMismatch, match=r"^replays: expected the spec .* of the first, got"),
+        pytest.raises(LayoutMismatch, match=r"^replays\[1\]: spec obs: expected float32 \(2,\), got float32 \(3,\)$"),
     ):
         Mixture([replays[0], other], [0.5, 0.5], 8)
+    with pytest.raises(ValueError, match=r"^min_size: expected an integer of at least 1, got None"):
+        Mixture(replays[:1], [1.0], 8, min_size=None)
+
+
+def test_what_is_no_list_of_replays_is_named(replays):
+    with pytest.raises(TypeError, match=r"^replays: expected a list of ReplayBuffers, got <ReplayBuffer .*>$"):
+        Mixture(replays[0], [1.0], 8)
+    with pytest.raises(TypeError, match=r"^replays\[1\]: expected a ReplayBuffer, got <.*Sampler .*>$"):
+        Mixture([replays[0], replays[1].sampler(8)], [0.5, 0.5], 8)
+
+
+def test_stats_are_those_of_each_replays_sampler(replays):
+    fill(replays[0], 0)
+    mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
+    mixture.sample()
+    assert [stats.drawn for stats in mixture.stats] == [8, 0, 0]
+
+
+def states_of(mixture):
+    return {name: array.tolist() for name, array in mixture.state_dict().items()}
+
+
+def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
+    """The shares of a row too; also from a file that a replay was saved to with it."""
+    for replay in replays:
+        fill(replay, 0)
+    options = {"prioritized": [Prioritized(beta_steps=9), None, Prioritized()]}
+    mixture, other = (Mixture(replays, [0.3, 0.1, 0.6], 7, seed=seed, **options) for seed in (1, 2))
+    for _ in range(4):
+        batch = mixture.sample()
+        mixture.update_priorities(batch.index, batch.action % 5)
+    replays[0].save(tmp_path / "with", mixture)
+    with ReplayBuffer.load(tmp_path / "with") as saved:
+        other.load_state_dict(saved.sampler_state)
+    assert states_of(other) == states_of(mixture)
+    for _ in range(10):
+        ours, theirs = mixture.sample(), other.sample()
+        assert ours.index.tolist() == theirs.index.tolist()
+        assert ours.weight.tolist() == theirs.weight.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("owed", None, r"^state: expected owed as float64 \(2,\)"),
+        ("owed", np.array([9.0, -9.0]), r"^state: expected owed as float64 \(2,\)"),
+        ("owed", np.array([0.5, 0.5]), r"^state: expected owed as float64 \(2,\)"),
+        ("1.generator", None, r"^replay 1: state: expected generator as uint64 \(4,\)"),
+        ("1.masses", np.zeros(3), r"^replay 1: state: expected masses as float64"),
+    ],
+)
+def test_a_bad_state_changes_nothing_in_any_replay(replays, name, value, message):
+    for replay in replays[:2]:
+        fill(replay, 0)
+    mixture, other = (Mixture(replays[:2], [0.5, 0.5], 7, seed=s, prioritized=Prioritized()) for s in (1, 2))
+    mixture.sample()
+    other.sample()
+    before, state = states_of(mixture), other.state_dict()
+    with pytest.raises(ValueError, match=message):
+        mixture.load_state_dict(state | {name: value})
+    assert states_of(mixture) == before
