@@ -12,13 +12,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .batch import Batch, TorchBatch
 from .errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
 from .shm import invalidate_after_fork
+from .values import came
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +30,18 @@ __all__ = ["Prefetch"]
 RETRY_S = 0.005
 
 
-class _Sampler(Protocol):
-    stats: Any
+B = TypeVar("B")
+Drawn = TypeVar("Drawn", covariant=True)
 
+
+class _Sampler(Protocol[Drawn]):
+    @property
+    def stats(self) -> Any: ...
     def can_sample(self) -> bool: ...
-    def sample(self, timeout: float | None = None) -> Any: ...
+    def sample(self, timeout: float | None = None) -> Drawn: ...
 
 
-class Prefetch:
+class Prefetch(Generic[B]):
     """A sampler whose batches are drawn ahead of time. For one consumer thread; the sampler is its own from now on.
 
     A batch may be older than the newest transitions and priorities by the `depth` batches drawn before them.
@@ -44,22 +50,60 @@ class Prefetch:
         stats: the sampler's; batches that lie ready count as drawn.
     """
 
+    @overload
     def __init__(
-        self, sampler: _Sampler, depth: int = 2, device: torch.device | str = "cpu", pin_memory: bool = False
+        self,
+        sampler: _Sampler[B],
+        depth: int = 2,
+        device: Literal["cpu"] = "cpu",
+        pin_memory: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Prefetch[TorchBatch],
+        sampler: _Sampler[Batch],
+        depth: int = 2,
+        *,
+        device: Literal["cuda"],
+        pin_memory: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Prefetch[TorchBatch],
+        sampler: _Sampler[Batch],
+        depth: int = 2,
+        device: torch.device | str = "cpu",
+        *,
+        pin_memory: Literal[True],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Prefetch[Batch | TorchBatch],
+        sampler: _Sampler[Batch],
+        depth: int = 2,
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+    ) -> None: ...
+    def __init__(
+        self, sampler: _Sampler[Any], depth: int = 2, device: torch.device | str = "cpu", pin_memory: bool = False
     ) -> None:
         """Starts drawing.
 
         Args:
-            sampler: what `ReplayBuffer.sampler` made, or anything with its methods.
+            sampler: what `ReplayBuffer.sampler` made, a Mixture, or anything with their methods.
             depth: batches that lie ready at most, at least 1.
             device: where they go. On "cpu" they are the sampler's Batch; elsewhere TorchBatch, copied through pinned
                 memory on a stream of the thread's own and handed over when they have arrived.
-            pin_memory: on "cpu": TorchBatch in pinned memory, for the caller's own copies. Elsewhere they always are.
+            pin_memory: matters on "cpu" alone: TorchBatch in pinned memory, from which the caller's own copies to a
+                device, `tensor.to(device, non_blocking=True)`, run beside the CPU. Batches for a device are copied
+                through pinned memory in any case, and arrive on the device.
 
         Raises:
-            ValueError: depth is out of range, or the device is of another kind.
+            TypeError: the sampler is none. ValueError: depth is out of range, or the device is of another kind.
             RuntimeError: memory cannot be pinned, since there is no device.
         """
+        if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
+            raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {came(sampler)}")
         if not isinstance(depth, (int, np.integer)) or isinstance(depth, bool) or depth < 1:
             raise ValueError(f"depth: expected an integer of at least 1, got {depth!r}")
         mover = None if str(device) == "cpu" and not pin_memory else _Mover(device)
@@ -71,7 +115,7 @@ class Prefetch:
         invalidate_after_fork(self)
         thread.start()
 
-    def sample(self, timeout: float | None = None) -> Any:
+    def sample(self, timeout: float | None = None) -> B:
         """The next batch: one that lies ready, or else as soon as it is drawn.
 
         Args:
@@ -83,9 +127,10 @@ class Prefetch:
             ClosedError: `close` was called, or the thread ended of an error that was raised before.
             Exception: whatever ended the thread, once, after the batches drawn before it.
         """
-        batch = self._work.take(timeout)
+        taken = self._work.take(timeout)
         if self._work.mover is not None:
-            self._work.mover.arrive(batch)
+            self._work.mover.arrive(taken)
+        batch: B = taken
         return batch
 
     def can_sample(self) -> bool:
@@ -94,9 +139,22 @@ class Prefetch:
 
     def update_priorities(self, index: Any, priority: Any) -> None:
         """As the sampler's; waits for the draw under way, if there is one, and holds for every later one."""
-        self._work.check_open()
-        with self._work.drawing:
-            self._work.sampler.update_priorities(index, priority)
+        self._work.call("update_priorities", index, priority)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The sampler's, after the draw under way, if there is one; as for `ReplayBuffer.save`.
+
+        Batches that lie ready count as drawn: who goes on from this state does not get them.
+        """
+        state: dict[str, NDArray[Any]] = self._work.call("state_dict")
+        return state
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """As the sampler's; batches that lie ready are dropped, so that the next one is the state's first.
+
+        Raises: as the sampler's; then they are kept.
+        """
+        self._work.call("load_state_dict", state, drop=True)
 
     @property
     def stats(self) -> Any:
@@ -111,7 +169,7 @@ class Prefetch:
         self._finalizer.detach()
         self._work.forked()
 
-    def __enter__(self) -> Prefetch:
+    def __enter__(self) -> Prefetch[B]:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -132,6 +190,7 @@ class _Work:
         self._depth = depth
         self._ready: deque[Any] = deque()
         self._attempts = 0  # to draw, begun so far
+        self._dropped = 0  # times that batches drawn before were dropped
         self._starved = 0  # the last attempt that found too little data
         self._shortage = "no batch was drawn yet"
         self._error: BaseException | None = None
@@ -157,6 +216,7 @@ class _Work:
     def _draw(self) -> None:
         try:
             with self.drawing:
+                dropped = self._dropped
                 batch = self.sampler.sample()
         except NotEnoughData as error:
             with self._changed:
@@ -167,7 +227,7 @@ class _Work:
         if self.mover is not None:
             batch = self.mover.move(batch)
         with self._changed:
-            if self._ended is None:
+            if self._ended is None and dropped == self._dropped:
                 self._ready.append(batch)
             self._changed.notify_all()
 
@@ -196,6 +256,24 @@ class _Work:
         with self.drawing:
             able: bool = self.sampler.can_sample()
             return able
+
+    def call(self, name: str, *args: Any, drop: bool = False) -> Any:
+        """What a method of the sampler's returns, called between draws; then perhaps drops what was drawn before.
+
+        Raises TypeError: it has no such method.
+        """
+        self.check_open()
+        method = getattr(self.sampler, name, None)
+        if method is None:
+            raise TypeError(f"{name}: expected a sampler that has it, got {came(self.sampler)}")
+        with self.drawing:
+            result = method(*args)
+            if drop:
+                with self._changed:
+                    self._dropped += 1
+                    self._ready.clear()
+                    self._changed.notify_all()
+        return result
 
     def check_open(self) -> None:
         if self._ended is not None:
@@ -231,7 +309,10 @@ class _Mover:
         import torch
 
         self._torch = torch
-        self._device = torch.device(device)
+        try:
+            self._device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}") from None
         if self._device.type not in ("cpu", "cuda"):
             raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}")
         torch.empty(1, pin_memory=True)  # fails here, and not in the thread, where there is no device to pin for
@@ -260,7 +341,8 @@ class _Mover:
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:
-    """Puts new(tensor) in the place of each tensor."""
+    """Puts new(tensor) in the place of each tensor; some fields are None, such as the mask of single transitions."""
     for name, value in vars(batch).items():
-        made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)
-        setattr(batch, name, made)
+        if value is not None:
+            made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)
+            setattr(batch, name, made)

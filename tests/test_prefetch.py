@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -14,7 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from marlcore import ClosedError, Field, NotEnoughData, Prefetch, ReplayBuffer, StaleHandle, TransitionSpec
+from marlcore import (
+    ClosedError,
+    Field,
+    Mixture,
+    NotEnoughData,
+    Prefetch,
+    Prioritized,
+    ReplayBuffer,
+    Sequence,
+    StaleHandle,
+    TransitionSpec,
+)
+from marlcore.batch import TorchBatch
+from marlcore.prefetch import _Work
 
 SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
 
@@ -208,9 +222,146 @@ def test_a_bad_depth_is_refused(replay, depth):
         Prefetch(replay.sampler(8), depth=depth)
 
 
-def test_a_device_of_another_kind_is_refused(replay):
-    with pytest.raises(ValueError, match="device: expected a cpu or a cuda device"):
-        Prefetch(replay.sampler(8), device="meta")
+@pytest.mark.parametrize("device", ["meta", "foo", None])
+def test_a_device_of_another_kind_is_refused(replay, device):
+    with pytest.raises(ValueError, match=f"^device: expected a cpu or a cuda device, got {device!r}$"):
+        Prefetch(replay.sampler(8), device=device)
+    assert not threads()
+
+
+def test_what_is_no_sampler_is_refused(replay):
+    with pytest.raises(TypeError, match=r"^sampler: expected one, such as replay\.sampler.* got <ReplayBuffer .*>$"):
+        Prefetch(replay)
+    assert not threads()
+
+
+def test_what_the_sampler_cannot_do_is_named(replay):
+    fill(replay)
+    with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
+        replay.save("unused", batches)
+
+
+def test_a_state_saved_with_a_replay_counts_what_lies_ready_as_drawn(replay, tmp_path):
+    fill(replay)
+    plain = replay.sampler(8, seed=3, prioritized=Prioritized())
+    with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
+        batches.sample()
+        batches._work.stop(threads()[0])
+        batches._work._ended = None  # the thread is gone, the Prefetch is open: nothing is drawn meanwhile
+        replay.save(tmp_path / "save", batches)
+        drawn = batches.stats.drawn // 8
+    for _ in range(drawn):
+        plain.sample()
+    with ReplayBuffer.load(tmp_path / "save") as saved:
+        state = saved.sampler_state
+    assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in plain.state_dict().items()}
+
+
+def test_after_a_state_was_loaded_the_next_batch_is_its_first(replay):
+    fill(replay)
+    plain = replay.sampler(8, seed=7)
+    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+        for _ in range(20):
+            batches.sample()
+            batches.load_state_dict(plain.state_dict())
+            for _ in range(2):
+                np.testing.assert_array_equal(batches.sample().index, plain.sample().index)
+        ready = len(batches._work._ready)
+        with pytest.raises(ValueError, match="generator"):
+            batches.load_state_dict({})
+        assert len(batches._work._ready) >= ready
+
+
+def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
+    class Stateful(Counting):
+        def load_state_dict(self, state):
+            self.number = state
+
+    class Slow:
+        def __init__(self):
+            self.moving, self.go_on = threading.Event(), threading.Event()
+
+        def move(self, batch):
+            self.moving.set()
+            self.go_on.wait()
+            return batch
+
+    work = _Work(Stateful(), 1, Slow())
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    work.mover.moving.wait()
+    work.call("load_state_dict", 100, drop=True)
+    work.mover.go_on.set()
+    assert work.take(None) == 101
+    work.stop(thread)
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    """Memory that is called pinned, and a device that is the CPU: a batch goes its whole way without one."""
+    empty, to, used = torch.empty, torch.Tensor.to, []
+
+    def pinned(*args, pin_memory=False, **kwargs):
+        one = empty(*args, **kwargs)
+        if pin_memory and one.ndim:
+            used.append(("pinned", one.data_ptr()))
+        return one
+
+    class Stream:
+        def record_event(self):
+            used.append("copied")
+            return self
+
+        def synchronize(self):
+            used.append("complete")
+
+    def to_device(self, *args, **kwargs):
+        if not any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
+            return to(self, *args, **kwargs)
+        assert kwargs == {"non_blocking": True} and ("pinned", self.data_ptr()) in used
+        return self.clone()
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", to_device)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: used.append(stream))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"consumer's on {device}")
+    return used
+
+
+def same(found, expected):
+    """Every field of a TorchBatch is the Batch's."""
+    for name, value in vars(expected.torch()).items():
+        got = getattr(found, name)
+        if isinstance(value, dict):
+            assert got.keys() == value.keys() and all(torch.equal(got[key], value[key]) for key in value)
+        else:
+            assert got is value is None or torch.equal(got, value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "cuda"}, {"device": "cuda:0", "pin_memory": True}, {"pin_memory": True}]
+)
+@pytest.mark.parametrize("kind", ["transitions", "sequences", "mixture"])
+def test_batches_for_a_device_are_the_samplers_field_by_field(replay, no_device, options, kind):
+    fill(replay)
+
+    def make():
+        if kind == "mixture":
+            return Mixture([replay, replay], [0.5, 0.5], 8, seed=3)
+        return replay.sampler(8, seed=3, sequence=Sequence(5, burn_in=2) if kind == "sequences" else None)
+
+    plain = make()
+    with Prefetch(make(), **options) as batches:
+        for _ in range(5):
+            batch = batches.sample()
+            assert isinstance(batch, TorchBatch)
+            same(batch, plain.sample())
+        assert isinstance(batches.stats, list) == (kind == "mixture")
+    device = options.get("device")
+    assert ("consumer's on " + str(device) in no_device) == (device is not None)
+    assert no_device.count("copied") == no_device.count("complete") >= (5 if device else 0)
 
 
 def test_a_batch_on_a_device_is_the_samplers(replay):
