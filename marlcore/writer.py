@@ -57,8 +57,8 @@ class Writer:
         self._layout = layout
         self._spec = spec
         self._records = np.zeros((2, layout.record_bytes), np.uint8)
-        slice_s = WAIT_SLICE_S if timeout is None else min(timeout, WAIT_SLICE_S)
-        lock = (claim.fd, 1 + lanes.count + lane, slice_s) if shared else None
+        self._slice_s = WAIT_SLICE_S if timeout is None else min(timeout, WAIT_SLICE_S)
+        lock = (claim.fd, 1 + lanes.count + lane, self._slice_s) if shared else None
         self._native = NativeWriter(lanes, lane, self._records, lock)
         self._keep: dict[tuple[int, bool], Any] = {}  # frames lent to the C core for the next row
         self._add_row = self._native.add_row
@@ -117,11 +117,14 @@ class Writer:
             raise TypeError(f"reward: expected a number, got {came(reward)}") from None
         if extras or self._extras:
             self._put_extras(extras)
-        if self._gate is not None and not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
-            return self._leave_out()
+        began = None
+        if self._gate is not None:
+            began = time.monotonic()
+            if not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
+                return self._leave_out()
         ticket: int = self._add_row(self._raw, flags)
         if ticket < 0:
-            ticket = self._again(ticket, partial(self._add_row, self._raw, flags))
+            ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
         return ticket
 
     def add_batch(
@@ -158,13 +161,14 @@ class Writer:
         staging.truncated[at] = False if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         for place, label, value in self._batch_values(obs, action, extras):
             staging.put(place, at, rows_of(label, place.field, value, rows))
+        began = None
         try:
-            if self._gate is not None and not self._gate.wait(
-                rows, staging.rows - rows, self._timeout, self.check_open
-            ):
-                return self._leave_out()
+            if self._gate is not None:
+                began = time.monotonic()
+                if not self._gate.wait(rows, staging.rows - rows, self._timeout, self.check_open):
+                    return self._leave_out()
             ticket = staging.append()
-            return ticket if ticket >= 0 else self._again(ticket, staging.append)
+            return ticket if ticket >= 0 else self._again(ticket, staging.append, began)
         finally:
             staging.release_frames()
 
@@ -213,15 +217,23 @@ class Writer:
         self._native.new_episode()
         return -1
 
-    def _again(self, code: int, append: Callable[[], int]) -> int:
+    def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
         """The ticket in the end, when other writers were busy in the shared lane; signals are seen in between.
+
+        Args:
+            code: of the first attempt.
+            append: the next one.
+            began: when the add began to wait for room; None when its first attempt was its first wait.
 
         Raises: what kept the rows from being appended.
         """
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout - WAIT_SLICE_S
+        began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
-            if code == -errno.EAGAIN and deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"lane {self.lane}: another writer was inside an add for {self._timeout} seconds")
+            if self._timeout is not None and time.monotonic() >= began + self._timeout:
+                raise TimeoutError(
+                    f"lane {self.lane}: another writer was inside an add when this one had waited "
+                    f"{self._timeout} seconds"
+                )
             code = append()
         if code < 0:
             raise self._failure(code)

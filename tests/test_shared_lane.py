@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -338,6 +339,62 @@ def test_a_signal_whose_handler_returns_does_not_end_the_wait():
             assert rang == [None]
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+class Clock:
+    """Time that passes only where a wait is said to last."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_signals_that_come_again_and_again_do_not_keep_an_add_from_its_timeout(monkeypatch):
+    clock, attempts = Clock(), []
+
+    def interrupted(raw, flags):
+        attempts.append(flags)
+        assert len(attempts) < 1000
+        clock.now += 0.0625
+        return -errno.EINTR
+
+    with make(SMALL) as replay, replay.writer(shared=True, timeout=1.0) as writer:
+        monkeypatch.setattr("marlcore.writer.time", clock)
+        monkeypatch.setattr(writer, "_add_row", interrupted)
+        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
+            add(writer, 1)
+        assert 14 <= len(attempts) <= 17
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
+    """The gate takes 4 of 5 seconds, so that others may be busy for one more."""
+    clock, attempts = Clock(), []
+
+    class Gate:
+        spare_rows = 1
+
+        def wait(self, transitions, boundaries, timeout, check_open):
+            clock.now += 4.0
+            return True
+
+    def busy(*args):
+        attempts.append(args)
+        clock.now += 0.125
+        return -errno.EAGAIN
+
+    with make(SMALL) as replay, replay.writer(shared=True, timeout=5.0) as writer:
+        monkeypatch.setattr("marlcore.writer.time", clock)
+        monkeypatch.setattr("marlcore.writer._Staging.append", busy)
+        monkeypatch.setattr(writer, "_add_row", busy)
+        monkeypatch.setattr(writer, "_gate", Gate())
+        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
+            if batch:
+                writer.add_batch(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), next_obs=np.zeros(1))
+            add(writer, 1)
+        assert len(attempts) == 8
 
 
 def test_a_writer_closed_while_its_add_waits_says_so():
