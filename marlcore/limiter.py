@@ -257,16 +257,14 @@ class SampleGate(_Side):
         return f"{path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
 
 
-def sleep_until(
-    ready: Callable[[], bool], event: Event, deadline: float | None, check_open: Callable[[], None]
-) -> bool:
+def sleep_until(ready: Callable[[], int], event: Event, deadline: float | None, check_open: Callable[[], None]) -> bool:
     """Whether `ready()` before the deadline; sleeps in slices, so that signals, closing and deaths are seen."""
     while True:
+        check_open()
         seen = event.prepare()
         if ready():
             return True
-        check_open()
-        left = WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline - time.monotonic())
-        if left <= 0:
+        left = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
+        if not left > 0:
             return False
         event.wait(seen, left)

@@ -21,6 +21,7 @@ from ._native import Event, NativeLanes
 from .errors import ClosedError, NotEnoughData, SegmentCorrupt
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
 from .lane import LaneClaim, LaneGeometry, claim
+from .limiter import sleep_until
 from .shared import Shared
 from .shm import Segment
 from .spec import Field
@@ -29,7 +30,6 @@ __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
-_WAIT_SLICE_S = 0.1  # a signal or a dead publisher is noticed this soon
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
 
 
@@ -309,15 +309,8 @@ class Subscriber:
 
     def wait(self, newer_than: int, timeout: float) -> bool:
         """Sleeps until the store's version is above `newer_than`, at most `timeout` seconds; whether it is."""
-        deadline = monotonic() + timeout
-        while self._store.version <= newer_than:
-            left = deadline - monotonic()
-            if not left > 0:
-                return False
-            seen = self._event.prepare()
-            if self._store.version <= newer_than:  # a publish before `prepare` wakes nobody
-                self._event.wait(seen, min(left, _WAIT_SLICE_S))
-        return True
+        store, deadline = self._store, monotonic() + timeout
+        return sleep_until(lambda: store.version > newer_than, self._event, deadline, store.check_open)
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:

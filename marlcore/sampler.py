@@ -15,7 +15,7 @@ from .batch import Batch, BatchMemory
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
 from .kernels import uniform
-from .limiter import SampleGate
+from .limiter import SampleGate, sleep_until
 from .priorities import Prioritized, PriorityTree
 from .values import came
 
@@ -23,7 +23,6 @@ __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
 LAP_LIMIT_S = 10.0
 EQUAL = Prioritized(alpha=0.0)
-WAIT_SLICE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -341,23 +340,16 @@ class Sampler:
         return filled
 
     def _wait(self, ready: Callable[[], int], deadline: float | None) -> None:
-        """Sleeps until `ready()`, woken by writers; in slices, so that signals are seen."""
+        """Sleeps until `ready()`, woken by writers; without a deadline looks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()
-        while True:
-            seen = self._drawing.event.prepare()
-            if ready():
-                break
-            if deadline is None:
-                raise NotEnoughData(f"{self._lanes.segment.path}: {self._shortage()}")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self.stats.waited += time.monotonic() - began
-                raise TimeoutError(f"{self._lanes.segment.path}: {self._shortage()}")
-            self._drawing.event.wait(seen, min(left, WAIT_SLICE_S))
-            self._lanes.segment.check_open()
+        until = began if deadline is None else deadline
+        found = sleep_until(ready, self._drawing.event, until, self._lanes.segment.check_open)
         self.stats.waited += time.monotonic() - began
+        if not found:
+            error = NotEnoughData if deadline is None else TimeoutError
+            raise error(f"{self._lanes.segment.path}: {self._shortage()}")
 
     def _shortage(self) -> str:
         held = self._lanes.transitions
