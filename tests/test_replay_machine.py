@@ -35,6 +35,7 @@ from hypothesis.stateful import (
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.sampler import EQUAL
 
 EVERY = 2
 SPECS = {
@@ -72,7 +73,8 @@ class Watched:
         self.sampler = replay.sampler(min_size=1, **options)
         self.model, self.options = model, options
         self.window = {name: options[name] for name in ("stack", "n_step", "sequence")}
-        self.prioritized = options["prioritized"]
+        few = options["sequence"] is not None and options["sequence"].period > 1
+        self.prioritized = options["prioritized"] or (EQUAL if few else None)
         self.priorities = Priorities(model, self.prioritized, **self.window) if self.prioritized else None
         self.batches = 0
         self.newest: Any = None
@@ -93,6 +95,7 @@ class Watched:
                 self.sampler.sample()
             return 0
         self.newest = batch = self.sampler.sample()
+        assert self.sampler.stats.lapped == 0  # nobody writes meanwhile: what was drawn was held
         gamma, pad = self.options["gamma"], self.options["pad"]
         self.model.check(batch, gamma=gamma, pad=pad, allowed=allowed, weighted=bool(oracle), **self.window)
         if oracle:
@@ -262,11 +265,11 @@ class ReplayMachine(RuleBasedStateMachine):
         for watched in self.watched:
             self.compare(watched)
 
-    @precondition(lambda self: any(one.priorities and one.newest for one in self.watched))
+    @precondition(lambda self: any(one.options["prioritized"] and one.newest for one in self.watched))
     @rule(which=st.integers(0, 3), strays=st.integers(0, 3), zeros=st.booleans())
     def update_priorities(self, which, strays, zeros):
         """Of the newest batch, where rows come twice; and of any rows, drawn or not, held or not, written or not."""
-        able = [one for one in self.watched if one.priorities and one.newest]
+        able = [one for one in self.watched if one.options["prioritized"] and one.newest]
         watched = able[which % len(able)]
         rows = max(lane.next_ticket for lane in self.model.lanes) * len(self.model.lanes)
         indices = np.concatenate([watched.newest.index, self.rng.integers(-3, rows + 3, strays)])
