@@ -24,14 +24,13 @@ from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 __all__ = ["ROWS"]
 
 STEPS = 128  # of an episode, and of a batch
-UNDER_WAY = 512  # transitions at most
 READS = 16
 
 Read = Callable[[], Fields]
 
 
 def _reads(scale: Scale) -> int:
-    """Batches that a run reads."""
+    """Batches that a run reads, and that may be under way."""
     return min(READS, scale.frames // 512)
 
 
@@ -111,7 +110,7 @@ def _reading(obs: NDArray[Any], scale: Scale, write: Callable[..., None], queue:
         assert (reward == 0.5).all() and (done == (action % STEPS == STEPS - 1)).all()
 
     def drain() -> None:  # what had time to gather while others were timed
-        for _ in range(UNDER_WAY // STEPS):
+        for _ in range(reads):
             read()
 
     writer = get_context("spawn").Process(target=write, args=(queue, obs))
@@ -127,7 +126,7 @@ def _reading(obs: NDArray[Any], scale: Scale, write: Callable[..., None], queue:
 def _marlcore(obs: NDArray[Any], write: Callable[..., None]) -> Open:
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
-        with TrajectoryQueue.create(spec_of(obs), UNDER_WAY) as queue, queue.reader(STEPS) as reader:
+        with TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue, queue.reader(STEPS) as reader:
 
             def read() -> Fields:
                 batch = reader.read(timeout=60.0)
@@ -142,7 +141,7 @@ def _marlcore(obs: NDArray[Any], write: Callable[..., None]) -> Open:
 def _mp_queue(obs: NDArray[Any], write: Callable[..., None], steps: int, get: Callable[[Any], Fields]) -> Open:
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
-        queue = get_context("spawn").Queue(UNDER_WAY // steps)
+        queue = get_context("spawn").Queue(_reads(scale) * STEPS // steps)
         with _reading(obs, scale, write, queue, partial(get, queue)) as work:
             yield work
         queue.close()

@@ -15,6 +15,7 @@ On its lane's counters line a writer counts in `refused` the transitions that fo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -143,12 +144,15 @@ class QueueGate:
         self._when_full = when_full
         self._lines = CursorLines(segment, geometry)
         self._room = Event(segment.body, ROOM_OFFSET)
-        self._end = 0  # rows may be written up to this ticket, and maybe further by now
+        self._left = math.inf if when_full == "drop_oldest" else 0  # rows that may be added, and maybe more by now
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
         """Waits until so many rows may be added; False when they are dropped, and were counted."""
         rows = transitions + boundaries
-        if self._when_full == "drop_oldest" or (rows <= 2 and self._lanes.committed(self._lane) + rows <= self._end):
+        if rows <= 2 and rows <= self._left:
+            self._left -= rows
+            return True
+        if self._when_full == "drop_oldest":
             return True
         fits = partial(self._fits, rows)
         if fits():
@@ -167,8 +171,8 @@ class QueueGate:
         """Raises ValueError: the reader could not always make room for so many rows. SegmentCorrupt."""
         longest = self._lines.longest()
         released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
-        self._end = released + self._capacity
-        if not (0 <= longest < self._capacity and 0 <= released <= committed <= self._end):
+        left = released + self._capacity - committed
+        if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
             path = self._segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
         longest = longest or self._capacity - self.spare_rows
@@ -177,7 +181,10 @@ class QueueGate:
                 f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
                 f"reader needs of a lane's {self._capacity}, got {rows}"
             )
-        return committed + rows <= self._end
+        if rows > left:
+            return False
+        self._left = left - rows
+        return True
 
 
 def _lane_word(lane: int) -> int:

@@ -331,6 +331,34 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
         assert all(len(lane.rows) > 3 * lane_rows for lane in model.lanes)
 
 
+@pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
+def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_again(stack, n_step, length):
+    """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
+    for more in range(24):
+        with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
+            fill(writer, range(30))
+            with queue.reader(2, stack=stack, n_step=n_step, length=length) as reader:
+                look, rows = reader._drawing.read_windows, list(range(30, 30 + more))
+
+                def look_and_write(look=look, rows=rows, writer=writer):
+                    look()
+                    fill(writer, rows)
+                    rows.clear()
+
+                reader._drawing.read_windows = look_and_write
+                batch = reader.read()
+            newest = batch.index.reshape(2, *[1] * (batch.obs.ndim - 1))
+            if length:
+                newest = newest + np.arange(length).reshape(1, length, *[1] * (batch.obs.ndim - 2))
+            expected = newest - np.arange(stack - 1, -1, -1) if stack > 1 else newest
+            assert (batch.obs == expected).all()
+            assert (batch.next_obs == expected + n_step).all()
+            assert batch.index[1] == batch.index[0] + (length or 1)
+            first = min(batch.index) - (stack - 1)
+            assert first >= 6 + more or (first == 6 and more == 0)
+            assert queue.dropped.sum() == min(batch.index)
+
+
 # What a full lane does
 
 
