@@ -331,21 +331,27 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
         assert all(len(lane.rows) > 3 * lane_rows for lane in model.lanes)
 
 
+def write_after_a_look(reader, write) -> None:
+    """The next time that the reader looks how far the lanes are, rows are written before it reads any."""
+    look, todo = reader._drawing.read_windows, [write]
+
+    def look_and_write():
+        look()
+        while todo:
+            todo.pop()()
+
+    reader._drawing.read_windows = look_and_write
+
+
 @pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
 def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_again(stack, n_step, length):
     """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
     for more in range(24):
         with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
-            fill(writer, range(30))
+            fill(writer, range(24))
             with queue.reader(2, stack=stack, n_step=n_step, length=length) as reader:
-                look, rows = reader._drawing.read_windows, list(range(30, 30 + more))
-
-                def look_and_write(look=look, rows=rows, writer=writer):
-                    look()
-                    fill(writer, rows)
-                    rows.clear()
-
-                reader._drawing.read_windows = look_and_write
+                read = reader.read().reward.size
+                write_after_a_look(reader, lambda writer=writer, more=more: fill(writer, range(24, 24 + more)))
                 batch = reader.read()
             newest = batch.index.reshape(2, *[1] * (batch.obs.ndim - 1))
             if length:
@@ -353,10 +359,27 @@ def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_agai
             expected = newest - np.arange(stack - 1, -1, -1) if stack > 1 else newest
             assert (batch.obs == expected).all()
             assert (batch.next_obs == expected + n_step).all()
+            assert batch.index[0] - (stack - 1) >= more or batch.index[0] == read
             assert batch.index[1] == batch.index[0] + (length or 1)
-            first = min(batch.index) - (stack - 1)
-            assert first >= 6 + more or (first == 6 and more == 0)
-            assert queue.dropped.sum() == min(batch.index)
+            assert queue.dropped.sum() == batch.index[0] - read
+
+
+@pytest.mark.parametrize("more", range(24))
+def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(more):
+    with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
+
+        def fragments(rows):
+            for _ in range(rows):
+                writer.add(0, 0, 0.0)
+                writer.new_episode()
+
+        fragments(30)
+        write_after_a_look(reader, lambda: fragments(more))
+        with pytest.raises(NotEnoughData, match=r"got 0$"):
+            reader.read()
+        dropped, skipped = queue.dropped.sum(), queue.skipped.sum()
+        assert (dropped + skipped, len(queue)) == (29 + more, 1)
+        assert 6 + more <= dropped <= 8 + more  # it stays away from the two oldest rows when it looks again
 
 
 # What a full lane does
