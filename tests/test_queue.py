@@ -704,6 +704,14 @@ def test_a_queue_has_one_reader_at_a_time():
         queue.reader(2)
 
 
+def test_lanes_take_turns_where_shares_cannot_be_equal():
+    with make(48, lanes=3) as queue, queue.reader(1) as reader:
+        for lane in range(3):
+            with queue.writer(lane) as writer:
+                fill(writer, range(5))
+        assert [reader.read().index.item() % 3 for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
 def test_a_refused_reader_holds_nothing():
     with make(8) as queue:
         with pytest.raises(ValueError):
@@ -782,6 +790,7 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
             if not survives:
                 reader.close()
                 reader = queue.reader(3)
+                assert [queue._lines.released(i) for i in range(2)] == queue._lines.load()[0].tolist()
             # What may be overwritten is, before anything else is read.
             ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
             delivered += reader.read().action.tolist()
