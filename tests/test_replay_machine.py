@@ -130,7 +130,7 @@ class ReplayMachine(RuleBasedStateMachine):
     tally: ClassVar[Counter[str]] = Counter()
 
     @initialize(
-        name=st.sampled_from(list(SPECS)), lanes=st.integers(1, 3), intervals=st.integers(3, 5), shared=st.booleans(),
+        name=st.sampled_from(list(SPECS)), lanes=st.integers(1, 3), intervals=st.integers(3, 8), shared=st.booleans(),
         number=st.integers(0, 2**20), windows=st.lists(WINDOWS, min_size=2, max_size=2),
     )  # fmt: skip
     def make(self, name, lanes, intervals, shared, number, windows):
@@ -252,13 +252,21 @@ class ReplayMachine(RuleBasedStateMachine):
         """As drawn, as far as the spec and the lanes' rows allow it."""
         options = dict(window) | {"seed": int(self.rng.integers(2**32)), "sequence": None}
         length, burn_in, period = (options.pop(name) for name in ("length", "burn_in", "period"))
-        if self.spec.next_obs or options["stack"] + options["n_step"] + max(length - 1, 0) > self.rows:
-            options |= {"stack": 1, "n_step": 1}
         if length and not self.spec.next_obs:
             burn_in, every = min(burn_in, length - 1), self.spec.state_every
             shortest = -(-(length - burn_in) // every) * every
             options["sequence"] = Sequence(length, burn_in, period * every or shortest)
+        if self.spec.next_obs or self.reads(options) > self.rows:
+            options |= {"stack": 1, "n_step": 1}
+        if self.reads(options) > self.rows:
+            options["sequence"] = None
         return options
+
+    def reads(self, options):
+        """Rows that a lane must have for these options."""
+        stack, sequence = options["stack"], options["sequence"]
+        more = sequence.length - 1 + sequence.period - 1 if sequence else 0
+        return (max(stack, self.spec.state_every) if sequence else stack) + options["n_step"] + more
 
     @precondition(lambda self: self.watched)
     @rule()
