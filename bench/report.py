@@ -211,16 +211,19 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    libraries = list(dict.fromkeys(name for result in results for name in result.times))
-    figure, axes = plt.subplots(figsize=(10, 0.85 * len(results) + 1.6), layout="constrained")
-    height = 0.8 / len(libraries)
-    for i, name in enumerate(libraries):
-        at = [k + i * height for k, result in enumerate(results) if name in result.times]
-        times = [result.times[name] * 1e6 for result in results if name in result.times]
-        bars = axes.barh(at, times, 0.9 * height, color=COLOURS[name], label=LABELS.get(name, name))
-        axes.bar_label(bars, [_number(time) for time in times], padding=3, fontsize=8)
-    middle = (len(libraries) - 1) / 2 * height
-    axes.set_yticks([k + middle for k in range(len(results))], [result.row for result in results])
+    bars: dict[str, list[tuple[float, float]]] = {name: [] for result in results for name in result.times}
+    middles, at = [], 0.0
+    for result in results:
+        middles.append(at + (len(result.times) - 1) / 2)
+        for name, time in result.times.items():
+            bars[name].append((at, time * 1e6))
+            at += 1.0
+        at += 0.8
+    figure, axes = plt.subplots(figsize=(10, 0.2 * at + 1.6), layout="constrained")
+    for name, places in bars.items():
+        drawn = axes.barh(*zip(*places, strict=True), height=0.9, color=COLOURS[name], label=LABELS.get(name, name))
+        axes.bar_label(drawn, [_number(time) for _, time in places], padding=3, fontsize=8)
+    axes.set_yticks(middles, [result.row for result in results])
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import Any, Literal
 
@@ -133,11 +134,14 @@ class Mixture:
             state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
         return state
 
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Goes on from the state of a mixture of the same replays, or of those that they were loaded from.
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from the state of a mixture of the same replays, or of saves of them.
 
-        Raises ValueError: a part is missing, or is of another shape or dtype; nothing was changed.
+        Raises ValueError: a part is missing, or is of another shape, dtype or sampler; TypeError: it is no dict.
+        Nothing was changed.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
         owed = _checked_owed(state.get("owed"), len(self.samplers))
         before = [sampler.state_dict() for sampler in self.samplers]
         for i, sampler in enumerate(self.samplers):
