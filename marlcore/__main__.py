@@ -1,4 +1,4 @@
-"""The command line: `marlcore train`, `marlcore gc`, `marlcore doctor`."""
+"""The command line: `marlcore train`, `marlcore top`, `marlcore gc`, `marlcore doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ signal.signal(signal.SIGINT, _leave)
 
 # name: (module, function from its arguments to the exit code, options, what it does)
 COMMANDS = {
-    "train": ("cli", "train", "[--env ENV] [--algo dqn|iqn] [OPTIONS]", "train every agent of an environment"),
+    "train": (
+        "cli",
+        "train",
+        "[--env ENV] [--algo dqn|iqn] [--resume RUN] [OPTIONS]",
+        "train every agent of an environment",
+    ),
+    "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
     "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),
 }

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -15,7 +14,8 @@ from . import algos, envs
 from .config import Config
 from .options import parse
 from .progress import summary
-from .rundir import read_metrics
+from .protocols import Algorithm
+from .rundir import read_config, read_metrics
 from .system import train as run
 
 __all__ = ["train"]
@@ -32,19 +32,53 @@ class TrainOptions:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Go on with a run from its last checkpoints, with the settings that it had."""
+
+    resume: str
+    """The run's directory."""
+    total_steps: int | None = None
+    """Steps of the whole run, those before included, if it is to be another number now."""
+
+
 def train(arguments: list[str]) -> int:
     """Runs `marlcore train` with these arguments and prints what came of it; 0.
 
     Raises: ValueError: an option is unknown or out of range, in one line; and what `system.train` raises.
     """
-    options: Any = _parse(arguments)
-    env_fn = partial(envs.make, options.env)
-    result = run(env_fn, options.algorithm, options.config)
+    resume = None
+    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+        given = parse(ResumeOptions, arguments, "train")
+        resume, (env, algorithm, config) = given.resume, _settings(given)
+    else:
+        options: Any = _parse(arguments)
+        env, algorithm, config = options.env, options.algorithm, options.config
+    result = run(envs.NamedEnvironment(env), algorithm, config, resume=resume)
     metrics = read_metrics(result.run_dir / "metrics.csv")
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
-    sys.stdout.write(summary(metrics, options.config.total_steps))
+    sys.stdout.write(summary(metrics, config.total_steps))
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
     return 0
+
+
+def _settings(given: ResumeOptions) -> tuple[str, Algorithm, Config]:
+    """The environment's name, the algorithm and the configuration of the run that is resumed.
+
+    Raises ValueError: they were not made by `marlcore train`, or cannot be.
+    """
+    plain = read_config(given.resume)
+    try:
+        config = Config.from_dict(plain)
+        hyperparameters = {name: tuple(v) if isinstance(v, list) else v for name, v in plain["hyperparameters"].items()}
+        made: Any = algos.ALGORITHMS[plain["algorithm"].lower()]
+        algorithm = made(**hyperparameters)
+        env = str(plain["env"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"resume: expected a run of `marlcore train`, got {given.resume!r} ({error!r})") from None
+    if given.total_steps is not None:
+        config = dataclasses.replace(config, total_steps=given.total_steps)
+    return env, algorithm, config
 
 
 def _parse(arguments: list[str]) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 __all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig", "SupervisionConfig"]
@@ -85,6 +86,8 @@ class ReplayConfig:
     """Frames that make up an observation."""
     pad: Literal["repeat", "zero"] = "repeat"
     """What stands before an episode's first frame in a stack."""
+    save: bool = False
+    """Save each replay with its learner's checkpoints, so that a run that is resumed begins with what it held."""
 
     def __post_init__(self) -> None:
         _require(self, "capacity", 1)
@@ -184,3 +187,17 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Config:
+        """The configuration that `to_dict` described; what it does not mention is as by default.
+
+        Raises ValueError: a value is out of range.
+        """
+        given: dict[str, Any] = {}
+        for one in fields(cls):
+            value = plain.get(one.name, MISSING)
+            if value is not MISSING:
+                part = one.default_factory
+                given[one.name] = value if part is MISSING else type(part())(**value)
+        return cls(**given)

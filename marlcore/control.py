@@ -7,6 +7,8 @@ A worker's line is its process's; the process that is started in its place goes 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ._native import LINE, Words
 from .shared import Shared
 from .shm import Segment
@@ -43,6 +45,7 @@ class Control(Shared):
     Attributes:
         workers: each worker's counters, by name; the worker's to write.
         notes: by the same names, each worker's process and restarts; the parent's to write.
+        about: what its creator says of the run.
     """
 
     kind = "control block"
@@ -50,13 +53,14 @@ class Control(Shared):
     def _understand(self, segment: Segment) -> None:
         self._words = Words(segment.body)
         names: list[str] = segment.description["workers"]
+        self.about: dict[str, Any] = segment.description["about"]
         self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
         self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
 
     @classmethod
-    def create(cls, workers: list[str]) -> Control:
-        """A block for workers of these names, all zero."""
-        description = {"kind": cls.kind, "workers": workers}
+    def create(cls, workers: list[str], **about: Any) -> Control:
+        """A block for workers of these names, all zero; `about` is anything that JSON holds."""
+        description = {"kind": cls.kind, "workers": workers, "about": about}
         return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers))))
 
     @property

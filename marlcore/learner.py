@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from .batch import Batch
@@ -104,7 +105,10 @@ class Learner:
             self._report(name, float(total) / self._config.log_interval)
         self._sums.clear()
         self._report("epsilon", self.epsilon)
-        self._report("policy_lag", self.version - float(batch.policy_version.mean()))
+        lag = (self.version - batch.policy_version) % 2**32
+        self._report("policy_lag", float(lag.mean()))
+        for percent, value in zip((50, 99), np.percentile(lag, (50, 99)), strict=True):
+            self._report(f"policy_lag_p{percent}", float(value))
         self._report("updates_per_s", self._config.log_interval / max(now - self._last_report, 1e-9))
         self._last_report = now
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
+from ._native import try_lock
 from .errors import ClosedError
 from .telemetry import Metric
 
-__all__ = ["RunDirectory", "agent_order", "read_metrics", "setup_logging", "write_atomically"]
+__all__ = ["RunDirectory", "agent_order", "read_config", "read_metrics", "setup_logging", "write_atomically"]
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
@@ -30,19 +31,29 @@ class RunDirectory:
         metrics.csv             every metric, one a line
         tensorboard/            the same as TensorBoard events, tag "agent/name"
         logs/<worker>.log
-        checkpoints/<agent>.pt
+        checkpoints/<agent>.pt, and <agent>.replay where replays are saved
+        checkpoints/run.json    how far the run is
 
     Attributes:
         path: the directory, absolute.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open a laid-out directory's metrics; callers use `create`."""
+    def __init__(self, path: Path, mode: Literal["x", "a"]) -> None:
+        """Open a laid-out directory's metrics, new ones or those of before; callers use `create` or `resume`."""
         self.path = path
-        self._csv = open(path / "metrics.csv", "x", encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
-        self._rows = csv.writer(self._csv, lineterminator="\n")
-        self._rows.writerow(_HEADER)
-        self._events = _EventFile(path / "tensorboard")
+        self._csv = open(path / "metrics.csv", mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
+        try:
+            if not try_lock(self._csv.fileno(), 0, exclusive=True):
+                raise ValueError(f"resume: expected a run that has ended, got {str(path)!r}, which goes on")
+            self._rows = csv.writer(self._csv, lineterminator="\n")
+            if mode == "x":
+                self._rows.writerow(_HEADER)
+            else:
+                _cut_off_half_a_line(path / "metrics.csv")
+            self._events = _EventFile(path / "tensorboard")
+        except BaseException:
+            self._csv.close()
+            raise
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> RunDirectory:
@@ -61,11 +72,33 @@ class RunDirectory:
         try:
             _lay_out(root)
             write_atomically(root / "config.json", text.encode())
-            return cls(root)
+            return cls(root, "x")
         except OSError as error:
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {str(path)!r} ({error.strerror})"
             ) from error
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """Open a run's directory to go on with it; what a killed run left of a line is cut off.
+
+        Raises:
+            ValueError: there is no run, it has not ended, or its metrics are none.
+        """
+        root = Path(path).absolute()
+        read_config(root)
+        return cls(root, "a")
+
+    def save_progress(self, progress: Mapping[str, Any]) -> None:
+        """Replaces what `progress` returns."""
+        write_atomically(self.path / "checkpoints" / "run.json", json.dumps(progress).encode())
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What was last saved of how far the run is; empty when nothing was."""
+        path = self.path / "checkpoints" / "run.json"
+        saved: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return saved
 
     def record(self, metric: Metric) -> None:
         """Append a metric to metrics.csv and to the TensorBoard events; buffered until `flush`.
@@ -98,6 +131,10 @@ class RunDirectory:
         """The checkpoint file of an agent."""
         return self.path / "checkpoints" / f"{_file_name(agent)}.pt"
 
+    def replay_path(self, agent: str) -> Path:
+        """The file of an agent's saved replay."""
+        return self.path / "checkpoints" / f"{_file_name(agent)}.replay"
+
     def __enter__(self) -> RunDirectory:
         return self
 
@@ -105,6 +142,16 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """A run's config.json. Raises ValueError: there is no run."""
+    path = Path(run_dir) / "config.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"resume: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
+    return found
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
@@ -153,6 +200,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
+def _cut_off_half_a_line(path: Path) -> None:
+    """What a killed run leaves behind its last whole metric. Raises ValueError: the file is no metrics.csv."""
+    read_metrics(path)
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    os.truncate(path, len(whole) + len(newline))
+
+
 def _lay_out(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
@@ -185,7 +239,8 @@ class _EventFile:
 
         self._event, self._summary = Event, Summary
         self._began = time.time()
-        file = open(directory / f"events.out.tfevents.{int(self._began)}", "xb")  # noqa: SIM115 (`close`)
+        before = len(list(directory.iterdir()))  # of a run that is resumed
+        file = open(directory / f"events.out.tfevents.{int(self._began)}.{before}", "xb")  # noqa: SIM115 (`close`)
         self._records = RecordWriter(file)
         header = Event(wall_time=self._began, file_version="brain.Event:2")
         self._records.write(header.SerializeToString())

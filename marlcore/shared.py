@@ -48,6 +48,11 @@ class Shared:
         """
         return cls(Segment.attach(handle))
 
+    @classmethod
+    def watch(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
+        """`attach` to look at it only: this process cannot change it."""
+        return cls(Segment.attach(handle, writable=False))
+
     @property
     def handle(self) -> SegmentHandle:
         """Picklable; `attach` takes it."""

@@ -98,13 +98,14 @@ class Segment:
         path: the segment's file.
     """
 
-    def __init__(self, fd: int, path: Path, header: _Header, owner: bool) -> None:
+    def __init__(self, fd: int, path: Path, header: _Header, owner: bool, writable: bool = True) -> None:
         self.path = path
         self.nonce = header.nonce
         self.description = header.description
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self._fd = fd
-        mapping = mmap.mmap(fd, header.segment_bytes)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        mapping = mmap.mmap(fd, header.segment_bytes, prot=access)
         self.nbytes = header.segment_bytes
         self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
         self._closed: str | None = None
@@ -152,22 +153,22 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, handle: SegmentHandle | str | os.PathLike[str]) -> Segment:
-        """Maps the segment that a handle names, or the one at a path.
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
+        """Maps the segment that a handle names, or the one at a path; to look at only, unless it is `writable`.
 
         Raises:
             SegmentNotFound: nothing is there. SegmentCorrupt: no segment, or not this user's alone.
             StaleHandle: another segment took the name. LayoutMismatch: it is laid out otherwise.
         """
         path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
-        fd = _open_named(path)
+        fd = _open_named(path, writable)
         try:
             header = _Header.read(fd, path)
             if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
                 raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
             if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
                 raise LayoutMismatch(f"{path}: the segment's layout is not the one of the handle")
-            return cls(fd, path, header, owner=False)
+            return cls(fd, path, header, owner=False, writable=writable)
         except BaseException:
             os.close(fd)
             raise
@@ -428,7 +429,7 @@ def _survey(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
     return found
 
 
-def _open_named(path: Path) -> int:
+def _open_named(path: Path, writable: bool) -> int:
     """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile.
 
     A lock that is refused says that someone sweeps just now: that may be the end of the file, or only of another name
@@ -436,7 +437,7 @@ def _open_named(path: Path) -> int:
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
-        fd = _open_existing(path)
+        fd = _open_existing(path, writable)
         try:
             locked = try_lock(fd, 0, exclusive=False)
             if locked and _same_file(fd, path):
@@ -451,10 +452,11 @@ def _open_named(path: Path) -> int:
             time.sleep(SWEEP_S / 1000)
 
 
-def _open_existing(path: Path) -> int:
+def _open_existing(path: Path, writable: bool) -> int:
     """Opens a file that may be a segment: a regular one of this user alone."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        access = os.O_RDWR if writable else os.O_RDONLY
+        fd = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 import sys
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 
 from . import algos
 from .config import Config
-from .control import RESTARTS, UPDATES, Control
+from .control import RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
@@ -50,6 +51,7 @@ __all__ = ["Result", "train"]
 POLL_S = 0.1
 GRACE_S = 60.0  # for the last checkpoints of a run that ended by itself
 HURRIED_GRACE_S = 2.0
+NOTE_S = 5.0  # between notes of how far the run is
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 SERIAL_ROUNDS = 50  # between looks at telemetry
 
@@ -83,6 +85,7 @@ def train(
     config: Config | None = None,
     *,
     progress: bool = True,
+    resume: str | Path | None = None,
 ) -> Result:
     """Trains every agent of an environment, each with a replay, weights and a learner of its own.
 
@@ -92,6 +95,8 @@ def train(
         algorithm: "dqn", "iqn", or any `Algorithm`.
         config: the settings.
         progress: show a table of how it goes.
+        resume: the directory of a run to go on with from its last checkpoints, in the place of config.run_dir. The
+            algorithm and the configuration must fit it; `total_steps` counts from the run's beginning.
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.
@@ -114,7 +119,7 @@ def train(
         if len(agent.encode()) > NAME_BYTES:
             raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
     with Interrupts() as interrupts:
-        result = _run(make_env, chosen, config, spaces, interrupts, progress)
+        result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
     if interrupts.signum == signal.SIGINT:
         raise KeyboardInterrupt
     if interrupts.signum is not None:
@@ -144,29 +149,41 @@ def _check_picklable(**things: Any) -> None:
 
 
 def _run(
-    env_fn: Callable[[], Environment],
+    env_fn: AdaptedEnv,
     algorithm: Algorithm,
     config: Config,
     spaces: list[tuple[str, Field, int]],
     interrupts: Interrupts,
     show: bool,
+    resume: str | Path | None,
 ) -> Result:
     workers = [*actor_names(config), *(learner_name(agent) for agent, _, _ in spaces)]
     with ExitStack() as stack:
-        control = stack.enter_context(closing(Control.create(workers)))
         telemetry = stack.enter_context(closing(Telemetry.create(workers)))
-        memory = [_create_memory(stack, algorithm, config, i, *space[1:]) for i, space in enumerate(spaces)]
-        # Last, when nothing can be refused any more: a directory that exists holds a run that was started.
-        run = stack.enter_context(RunDirectory.create(_run_dir(config), _describe(algorithm, config)))
+        path = Path(resume) if resume is not None else _run_dir(config)
+        about = _about(config, path, telemetry)
+        control = stack.enter_context(closing(Control.create(workers, **about)))
+        run = None if resume is None else stack.enter_context(RunDirectory.resume(resume))
+        memory = [_create_memory(stack, algorithm, config, i, *space, run) for i, space in enumerate(spaces)]
+        if run is None:
+            # Last, when nothing can be refused any more: a directory that exists holds a run that was started.
+            run = RunDirectory.create(path, _describe(env_fn, algorithm, config))
+            stack.enter_context(run)
         plans = tuple(
-            AgentPlan(*space, run.checkpoint_path(space[0]), replay.handle, store.handle)
+            AgentPlan(
+                *space,
+                run.checkpoint_path(space[0]),
+                run.replay_path(space[0]) if config.replay.save else None,
+                replay.handle,
+                store.handle,
+            )
             for space, (replay, store) in zip(spaces, memory, strict=True)
         )
-        began = time.monotonic()
+        began = time.monotonic() - _restore_progress(run, control)
         blueprint = Blueprint(env_fn, algorithm, config, plans, control.handle, telemetry.handle, began)
         table = stack.enter_context(Progress()) if show else None
         monitor = _Monitor(run, control, telemetry, table, config.total_steps, began)
-        stack.callback(monitor.tick)
+        stack.callback(monitor.finish)
         supervisor = None
         if config.mode == "async":
             supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run)))
@@ -183,26 +200,61 @@ def _run(
     return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost, restarts)
 
 
+def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
+    """What `marlcore top` wants to know of the run."""
+    return {
+        "run_dir": str(run_dir.absolute()),
+        "pid": os.getpid(),
+        "total_steps": config.total_steps,
+        "batch_size": config.learner.batch_size,
+        "telemetry": asdict(telemetry.handle),
+    }
+
+
 def _run_dir(config: Config) -> Path:
     return Path(config.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
 
 
-def _describe(algorithm: Algorithm, config: Config) -> dict[str, Any]:
+def _describe(env_fn: AdaptedEnv, algorithm: Algorithm, config: Config) -> dict[str, Any]:
     """What config.json says."""
     simple = (bool, int, float, str, tuple, type(None))
     given = getattr(algorithm, "__dict__", {}).items()
     hyperparameters = {name: value if isinstance(value, simple) else repr(value) for name, value in given}
-    return {"algorithm": type(algorithm).__name__, "hyperparameters": hyperparameters, **config.to_dict()}
+    return {
+        "env": getattr(env_fn.env_fn, "name", repr(env_fn.env_fn)),
+        "algorithm": type(algorithm).__name__,
+        "hyperparameters": hyperparameters,
+        **config.to_dict(),
+    }
+
+
+def _restore_progress(run: RunDirectory, control: Control) -> float:
+    """Has the workers count on from where the run was; how many seconds it had taken by then."""
+    saved = run.progress
+    for name, steps in saved.get("steps", {}).items():
+        if name in control.workers:
+            control.workers[name].store(STEPS, steps)
+    return float(saved.get("time_s", 0.0))
 
 
 def _create_memory(
-    stack: ExitStack, algorithm: Algorithm, config: Config, index: int, observation: Field, actions: int
+    stack: ExitStack,
+    algorithm: Algorithm,
+    config: Config,
+    index: int,
+    agent: str,
+    observation: Field,
+    actions: int,
+    run: RunDirectory | None,
 ) -> tuple[ReplayBuffer, ParameterStore]:
-    """An agent's replay and weights, closed with the stack."""
-    replay = ReplayBuffer.create(
-        transition_spec(observation), config.replay.capacity, config.lanes, name=f"replay.{index}"
-    )
-    stack.enter_context(replay)
+    """An agent's replay and weights, closed with the stack; the replay is what the run saved, if it did."""
+    spec, name = transition_spec(observation), f"replay.{index}"
+    if run is not None and run.replay_path(agent).exists():
+        replay = stack.enter_context(ReplayBuffer.load(run.replay_path(agent), spec, name=name))
+        if replay.lanes != config.lanes:
+            raise ValueError(f"resume: expected the run's {replay.lanes} environment copies, got {config.lanes}")
+    else:
+        replay = stack.enter_context(ReplayBuffer.create(spec, config.replay.capacity, config.lanes, name=name))
     network = build_network(algorithm, observation, actions, config, index)
     mode = config.learner.publish_mode
     store = ParameterStore.create(network, mode=mode, extras={"epsilon": ()}, name=f"weights.{index}")
@@ -233,7 +285,7 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
 
 
 class _Monitor:
-    """Moves metrics from shared memory to the run directory and to the screen."""
+    """Moves metrics from shared memory to the run directory and to the screen, and notes how far the run is."""
 
     def __init__(
         self,
@@ -251,8 +303,9 @@ class _Monitor:
         self._total = total_steps
         self._began = began
         self._rate_every = max(total_steps // RATE_ROWS, 1)
-        self._rate_from = (0.0, 0)
+        self._rate_from = (time.monotonic() - began, control.steps)
         self._rate = 0.0
+        self._noted = 0.0
 
     def tick(self) -> None:
         for metric in self._telemetry.tail():
@@ -264,8 +317,21 @@ class _Monitor:
             self._rate_from = (now, steps)
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
             self._run.flush()
+        if now - self._noted > NOTE_S:
+            self._note(now)
         if self._table is not None:
             self._table.tick(steps, self._total, self._rate)
+
+    def finish(self) -> None:
+        """The last tick."""
+        self.tick()
+        self._note(time.monotonic() - self._began)
+
+    def _note(self, now: float) -> None:
+        """For a run that is resumed."""
+        self._noted = now
+        steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
+        self._run.save_progress({"time_s": now, "steps": steps})
 
     def _record(self, metric: Metric) -> None:
         self._run.record(metric)

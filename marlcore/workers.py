@@ -50,6 +50,7 @@ class AgentPlan:
     observation: Field
     actions: int
     checkpoint: Path
+    saved_replay: Path | None  # where the replay is saved, if it is
     replay: SegmentHandle
     weights: SegmentHandle
 
@@ -206,9 +207,11 @@ class LearnerWorker(Worker):
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         plan = blueprint.agents[index]
         super().__init__(learner_name(plan.name), blueprint)
+        self._agent, self._log_interval = plan.name, blueprint.config.learner.log_interval
         with ExitStack() as unless_built:
             unless_built.callback(self.close)
             self.learner = self._build(index, plan, blueprint)
+            self.counters.store(UPDATES, self.learner.updates)
             unless_built.pop_all()
 
     def _build(self, index: int, plan: AgentPlan, blueprint: Blueprint) -> Learner:
@@ -216,8 +219,10 @@ class LearnerWorker(Worker):
         device = choose_device(config.learner.device, index, config.learner.device_per_agent)
         network = build_network(blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         replay = self.hold(ReplayBuffer.attach(plan.replay))
-        updates = self.counters.load(UPDATES)
-        sampler = replay.sampler(
+        store = self.hold(ParameterStore.attach(plan.weights))
+        state = _load(plan.checkpoint)
+        updates, epsilon = self._restore(network, store, state)
+        self._sampler = replay.sampler(
             config.learner.batch_size,
             stack=config.replay.stack,
             n_step=config.learner.n_step,
@@ -226,54 +231,63 @@ class LearnerWorker(Worker):
             pad=config.replay.pad,
             min_size=config.learner.warmup,
         )
-        store = self.hold(ParameterStore.attach(plan.weights))
-        state = _load(plan.checkpoint)
-        epsilon = _restore(network, store, state)
         publisher = self.hold(store.publisher(network))
         trainer = blueprint.algorithm.make_trainer(network)  # after the publisher moved the weights into place
         if state:
             trainer.load_state_dict(state["trainer"])
+            torch.set_rng_state(state["torch"])
         return Learner(
-            sampler,
+            self._sampler,
             trainer,
             publisher,
             config.learner,
             config.exploration,
             device,
             report=partial(self.report, plan.name),
-            save=lambda state: _save(plan.checkpoint, {**state, "network": network.state_dict()}),
+            save=partial(_save, plan, network, replay),
             updates=updates,
             epsilon=epsilon,
         )
+
+    def _restore(
+        self, network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]
+    ) -> tuple[int, float | None]:
+        """Gives the network the weights of the learner before, published or saved.
+
+        Returns: the updates that they have had, and their epsilon, None without any.
+        """
+        if store.version:
+            subscriber = store.subscriber(network)
+            try:
+                subscriber.pull()
+            except TimeoutError:  # the store's only slot is torn: its publisher died in it
+                log.warning("the published weights are not whole: going on from the checkpoint")
+            else:
+                return self.counters.load(UPDATES), float(subscriber.extras["epsilon"])
+        if not state:
+            return 0, None
+        network.load_state_dict(state["network"])
+        return state["updates"], state["epsilon"]
 
     def step(self, wait_s: float = WAIT_S) -> bool:
         """One update, if there is data."""
         updated = self.learner.step(wait_s)
         if updated:
             self.counters.store(UPDATES, self.learner.updates)
+            if self.learner.updates % self._log_interval == 0:
+                self._report_stats()
         self.beat()
         return updated
+
+    def _report_stats(self) -> None:
+        stats = self._sampler.stats
+        for name, value in {"lapped": stats.lapped, "redrawn": stats.redrawn, "waited_s": stats.waited}.items():
+            self.report(self._agent, name, float(value))
 
     def finish(self) -> None:
         """Leaves the last weights behind: published, and in a checkpoint."""
         self.learner.publish()
         self.learner.save()
-
-
-def _restore(network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]) -> float | None:
-    """Gives the network the weights of the learner before, published or saved; their epsilon, None without any."""
-    if store.version:
-        subscriber = store.subscriber(network)
-        try:
-            subscriber.pull()
-        except TimeoutError:  # the store's only slot is torn: its publisher died in it
-            log.warning("the published weights are not whole: going on from the checkpoint")
-        else:
-            return float(subscriber.extras["epsilon"])
-    if not state:
-        return None
-    network.load_state_dict(state["network"])
-    return float(state["epsilon"])
 
 
 def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
@@ -330,7 +344,10 @@ def _load(path: Path) -> dict[str, Any]:
     return state
 
 
-def _save(path: Path, state: Mapping[str, Any]) -> None:
+def _save(plan: AgentPlan, network: torch.nn.Module, replay: ReplayBuffer, state: Mapping[str, Any]) -> None:
+    """A checkpoint, and first the replay: one that is newer than its checkpoint does no harm."""
+    if plan.saved_replay is not None:
+        replay.save(plan.saved_replay)
     data = io.BytesIO()
-    torch.save(dict(state), data)
-    write_atomically(path, data.getvalue())
+    torch.save({**state, "network": network.state_dict(), "torch": torch.get_rng_state()}, data)
+    write_atomically(plan.checkpoint, data.getvalue())

@@ -27,8 +27,8 @@ LAYERS = [
     {"processes"},
     {"supervisor"},
     {"system"},
-    {"gc", "features"},
-    {"cli", "doctor"},
+    {"gc", "features", "top"},
+    {"cli", "doctor", "testing"},
     {"__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..protocols import Environment
 from .treasure_hunt import TreasureHunt
 
-__all__ = ["TreasureHunt", "adapt", "make"]
+__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "make"]
 
 
 def make(name: str, /, **options: Any) -> Environment:
@@ -38,6 +39,16 @@ def make(name: str, /, **options: Any) -> Environment:
         return make_pettingzoo(kind, rest, **options)
     expected = "treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>"
     raise ValueError(f"environment: expected {expected}, got {name!r}")
+
+
+@dataclass(frozen=True)
+class NamedEnvironment:
+    """A call of `make` without options, that can be pickled and says its name."""
+
+    name: str
+
+    def __call__(self) -> Environment:
+        return make(self.name)
 
 
 def adapt(env: Any) -> Environment:
