@@ -1,0 +1,182 @@
+"""A run whose every row and every weight says whether it is whole: an environment and an algorithm to be killed in.
+
+An observation names its episode and step, and holds a number that follows from both; the reward follows from them too.
+The network's weights are all the same number, one more with each update. Whatever does not fit is written down, one
+line a fault, in the file `faults` of the directory that both are given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..protocols import Trainer
+from ..spec import Field
+
+__all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
+
+LONGEST = 40  # steps of an episode
+WEIGHTS = 50_000
+KEYS = 2**31
+FACTOR = 0x3ADE68B1  # times a key and a step it fits 63 bits
+AGENTS = ("agent_0", "agent_1")
+
+
+def read_faults(folder: Path) -> list[str]:
+    """The faults that were noted."""
+    path = folder / "faults"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def read_rows(folder: Path) -> int:
+    """Rows that learners have checked."""
+    return sum(int(path.read_text() or 0) for path in folder.glob("rows-*"))
+
+
+def _note(folder: Path, fault: str) -> None:
+    with (folder / "faults").open("a") as file:
+        file.write(fault + "\n")
+
+
+class CheckedEnvironment:
+    """Two agents act by turns; episodes end in either way after a random number of steps."""
+
+    agents = AGENTS
+    observations: Mapping[str, Field] = dict.fromkeys(AGENTS, Field((4,), "int64"))
+    actions: Mapping[str, int] = dict.fromkeys(AGENTS, 4)
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng()
+        self.agent: str | None = None
+
+    def reset(self, seed: int | None = None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._key = int(self._rng.integers(KEYS))
+        self._steps = dict.fromkeys(AGENTS, 0)
+        self._length = int(self._rng.integers(1, LONGEST))
+        self._terminates = bool(self._rng.integers(2))
+        self._left = list(AGENTS)
+        self.agent = AGENTS[0]
+
+    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
+        assert self.agent is not None
+        step = self._steps[self.agent]
+        over = step == self._length
+        reward = float(reward_of(self._key, step - 1)) if step else 0.0
+        return observation_of(self._key, step), reward, over and self._terminates, over and not self._terminates
+
+    def step(self, action: int | None) -> None:
+        assert self.agent is not None
+        if action is None:
+            self._left.remove(self.agent)
+        else:
+            self._steps[self.agent] += 1
+        turn = AGENTS[1 - AGENTS.index(self.agent)]
+        self.agent = turn if turn in self._left else (self._left[0] if self._left else None)
+
+    def close(self) -> None:
+        pass
+
+
+def observation_of(key: Any, step: Any) -> NDArray[np.int64]:
+    """Of one episode's one step."""
+    return np.array([key, step, check_of(np.int64(key), np.int64(step)), -key], np.int64)
+
+
+def check_of(key: Any, step: Any) -> Any:
+    """What an observation holds beside its episode and step; of NumPy's numbers or torch's."""
+    mixed = (key + step) * FACTOR
+    return mixed ^ (mixed >> 17)
+
+
+def reward_of(key: Any, step: Any) -> Any:
+    """For the action at a step."""
+    return (key + 7 * step) % 1000
+
+
+class _Network(torch.nn.Module):
+    weights: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.zeros(WEIGHTS))
+
+
+@dataclass(frozen=True)
+class CheckedAlgorithm:
+    """Learns nothing; looks at whatever actors pull and learners draw.
+
+    Attributes:
+        folder: where faults are noted.
+    """
+
+    folder: str
+
+    def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
+        return _Network()
+
+    def act(
+        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        assert isinstance(network, _Network)
+        weights = network.weights.detach()
+        low, high = float(weights.min()), float(weights.max())
+        if low != high:
+            _note(Path(self.folder), f"torn weights: from {low:g} to {high:g}")
+        before = network.__dict__.setdefault("newest", low)
+        if low < before:
+            _note(Path(self.folder), f"older weights: {low:g} after {before:g}")
+        network.__dict__["newest"] = low
+        return rng.integers(4, size=len(obs))
+
+    def make_trainer(self, network: torch.nn.Module) -> Trainer:
+        assert isinstance(network, _Network)
+        return _Checker(network, Path(self.folder))
+
+
+class _Checker:
+    def __init__(self, network: _Network, folder: Path) -> None:
+        self._weights = network.weights
+        self._folder = folder
+        self._rows = 0
+        self._file = folder / f"rows-{os.getpid()}"
+
+    def update(self, batch: Any) -> dict[str, torch.Tensor]:
+        for name, good in self._look(batch).items():
+            if not bool(good.all()):
+                row = int((~good).nonzero()[0])
+                _note(self._folder, f"{name}: obs {batch.obs[row].tolist()}, next_obs {batch.next_obs[row].tolist()}, "
+                                    f"reward {float(batch.reward[row])}")  # fmt: skip
+        self._rows += len(batch.reward)
+        self._file.write_text(str(self._rows))
+        with torch.no_grad():
+            self._weights += 1.0
+        return {"loss": torch.zeros(())}
+
+    def _look(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Of each row, whether it is as it was written."""
+        key, step, check, again = batch.obs.unbind(1)
+        after = batch.next_obs
+        ended = batch.terminated
+        return {
+            "torn observation": (check == check_of(key, step)) & (again == -key),
+            "reward of another row": batch.reward == reward_of(key, step).float(),
+            "torn next observation": ended | (after[:, 2] == check_of(after[:, 0], after[:, 1])),
+            "next observation of another episode": ended | (after[:, 0] == key),
+            "next observation of another step": ended | (after[:, 1] == step + 1),
+            "discount": batch.discount == torch.where(ended, 0.0, 0.99).float(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

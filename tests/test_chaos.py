@@ -1,0 +1,78 @@
+"""The soak that users can run: a real run whose processes are killed, and the checks that it counts on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import marlcore as mc
+from marlcore.testing import checked
+from marlcore.testing.chaos import wreak
+from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
+
+
+def test_a_run_whose_processes_are_killed_reads_nothing_torn_and_leaves_nothing() -> None:
+    report = wreak(seconds=20, seed=1, pause=0.5)
+    assert report.good, str(report)
+    assert report.restarts >= 2 and report.rows > 10_000
+
+
+@pytest.fixture
+def batch() -> Any:
+    """Transitions of the environment, as a sampler draws them."""
+    env = CheckedEnvironment()
+    env.reset(3)
+    with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((4,), "int64"), mc.Field((), "int64")), 400) as replay:
+        with replay.writer() as writer:
+            for _ in range(60):
+                before = None
+                while env.agent is not None:
+                    obs, reward, terminated, truncated = env.last()
+                    if env.agent == "agent_0":
+                        if before is not None:
+                            writer.add(before, 0, reward, terminated, truncated, obs if truncated else None)
+                        before = obs
+                    env.step(None if terminated or truncated else 0)
+                env.reset()
+        yield replay.sampler(256, seed=0).sample().torch()
+
+
+def looked(batch: Any, tmp_path: Path) -> list[str]:
+    CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network()).update(batch)
+    assert read_rows(tmp_path) == 256
+    return read_faults(tmp_path)
+
+
+def test_what_the_environment_did_has_no_faults(batch: Any, tmp_path: Path) -> None:
+    assert looked(batch, tmp_path) == []
+    assert batch.terminated.any() and batch.truncated.any()
+
+
+@pytest.mark.parametrize("field", ["obs", "next_obs", "reward", "discount"])
+def test_a_row_that_is_not_as_it_was_written_is_a_fault(batch: Any, tmp_path: Path, field: str) -> None:
+    row = int((~batch.terminated).nonzero()[7])
+    getattr(batch, field)[row] += 1
+    assert len(looked(batch, tmp_path)) >= 1
+
+
+def test_a_next_observation_of_another_episode_is_a_fault(batch: Any, tmp_path: Path) -> None:
+    first, second = (~batch.terminated).nonzero()[[3, 9]].ravel().tolist()
+    batch.next_obs[first] = batch.next_obs[second]
+    assert any("another episode" in fault for fault in looked(batch, tmp_path))
+
+
+def test_weights_that_are_torn_or_older_than_before_are_faults(tmp_path: Path) -> None:
+    algorithm, network, rng = CheckedAlgorithm(str(tmp_path)), checked._Network(), np.random.default_rng()
+    with torch.no_grad():
+        network.weights.fill_(5.0)
+        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+        assert read_faults(tmp_path) == []
+        network.weights.fill_(4.0)
+        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+        network.weights[77] = 6.0
+        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+    assert read_faults(tmp_path) == ["older weights: 4 after 5", "torn weights: from 4 to 6"]
