@@ -126,7 +126,7 @@ class SupervisionConfig:
     backoff: float = 0.5
     """Seconds before a worker's first restart; twice as long before each further one in the window, at most 30."""
     actor_timeout: float = 60.0
-    """Seconds without a sign of life after which an actor is killed, and started again."""
+    """Seconds without a sign of life after which an actor is killed, and started again; at least 120 in its start."""
     learner_timeout: float = 120.0
     """The same for learners, which may take longer to compile or to write a checkpoint."""
 

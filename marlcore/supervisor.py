@@ -20,6 +20,7 @@ from .processes import Failure, WorkerProcess, wait_any
 __all__ = ["Supervisor"]
 
 LONGEST_BACKOFF_S = 30.0
+START_S = 120.0  # at least so long may it take to import, to compile and to get the first weights
 LONGEST_LOOK_S = 1.0  # of the time between two looks: a parent that was stopped itself has seen nothing meanwhile
 
 log = logging.getLogger(__name__)
@@ -162,8 +163,9 @@ class Supervised:
         beats = self._counters.load(BEATS)
         self._silent = 0.0 if beats != self._beats else self._silent + min(now - self._looked, LONGEST_LOOK_S)
         self._beats, self._looked = beats, now
-        if self._silent > self._timeout and self._hang is None:
-            self._hang = Failure("hang", f"it showed no sign of life for {self._timeout:g} s, and was killed")
+        limit = self._timeout if self.ready else max(self._timeout, START_S)
+        if self._silent > limit and self._hang is None:
+            self._hang = Failure("hang", f"it showed no sign of life for {limit:g} s, and was killed")
             self.process.kill()
 
     def _take_note(self, process: WorkerProcess, now: float) -> None:

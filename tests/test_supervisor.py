@@ -185,6 +185,16 @@ def test_a_silent_worker_is_killed_and_its_successor_waits_until_it_is_dead(scen
     assert scene.worker.failure.reason == "hang"
 
 
+def test_a_worker_that_starts_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Control.create(["actor-0"]) as control:
+        scene = Scene(control, monkeypatch, CONFIG)
+        scene.worker.start()
+        scene.watch_until(120.0)
+        assert scene.log == ["start actor-0.1"]
+        scene.watch_until(120.5)
+        assert scene.log[1:] == ["kill actor-0.1"]
+
+
 def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
     for second in range(0, 100, 9):
         scene.watch_until(float(second))
