@@ -73,7 +73,7 @@ class Learner:
         self._last_report = time.monotonic()
         self.updates = updates
         self.epsilon = exploration.epsilon_start if epsilon is None else epsilon
-        self.version = publisher.publish(epsilon=self.epsilon)
+        self.publish()
 
     def step(self, wait_s: float = WAIT_S) -> bool:
         """One update; False when there is not enough data yet, after waiting for it for `wait_s` seconds."""
@@ -93,7 +93,7 @@ class Learner:
         if self.updates % exploration.epsilon_decay_freq == 0:
             self.epsilon = max(self.epsilon * (1 - exploration.epsilon_decay), exploration.epsilon_min)
         if self.updates % config.publish_interval == 0:
-            self.version = self._publisher.publish(epsilon=self.epsilon)
+            self.publish()
         if self.updates % config.log_interval == 0:
             self._report_averages(batch)
         if self.updates % config.checkpoint_interval == 0:
@@ -113,8 +113,8 @@ class Learner:
         self._last_report = now
 
     def publish(self) -> None:
-        """Publishes the weights as they are now."""
-        self.version = self._publisher.publish(epsilon=self.epsilon)
+        """Publishes the weights as they are now, and what a successor needs to know of them."""
+        self.version = self._publisher.publish(epsilon=self.epsilon, updates=self.updates)
 
     def save(self) -> None:
         """Hands a checkpoint to `save`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -20,9 +21,10 @@ from .errors import EnvironmentFailed
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["Failure", "Interrupts", "WorkerProcess", "reason_of", "wait_any"]
+__all__ = ["Failure", "Interrupts", "WorkerProcess", "end_with_parent", "reason_of", "wait_any"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
 
 
@@ -97,7 +99,9 @@ class WorkerProcess:
                 return Failure(*self._errors.recv())
         except (EOFError, OSError):
             pass  # it died before or in the middle of sending
-        return Failure("death", f"the process ended with {_describe(self._process.exitcode)} and left no traceback")
+        code = self._process.exitcode
+        reason = "worker" if code is not None and code > 0 else "death"
+        return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -117,14 +121,17 @@ class Interrupts:
 
     Attributes:
         signum: the first signal that came, or None.
+        count: how many came.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.count = 0
         self._previous: dict[int, Any] = {}
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
+        self.count += 1
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
@@ -148,10 +155,10 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
 
 
 def _child_main(name: str, blueprint: Blueprint, attempt: int, log: Path, errors: Connection, parent: int) -> None:
-    _end_with_parent(parent)
-    setup_logging(log)
+    end_with_parent(parent)
     status = 0
     try:
+        setup_logging(log)
         run_worker(name, blueprint, attempt)
     except BaseException as error:
         text = traceback.format_exc()
@@ -162,25 +169,15 @@ def _child_main(name: str, blueprint: Blueprint, attempt: int, log: Path, errors
     os._exit(status)  # everything is closed, and taking torch down in order would cost a second
 
 
-def _end_with_parent(parent: int) -> None:
-    """Has a thread end this process when its parent is gone; the kernel tells, whichever way the parent died."""
-    try:
-        pidfd = os.pidfd_open(parent)
-    except ProcessLookupError:
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent is gone, in whatever state it is then, and however it died."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before
         os._exit(1)
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _describe(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        return f"signal {signal.Signals(-exitcode).name}"
+        names = {signum.value: signum.name for signum in signal.Signals}
+        return f"signal {names.get(-exitcode, -exitcode)}"
     return f"exit code {exitcode}"

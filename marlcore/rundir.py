@@ -48,9 +48,10 @@ class RunDirectory:
             self._rows = csv.writer(self._csv, lineterminator="\n")
             if mode == "x":
                 self._rows.writerow(_HEADER)
+                self._csv.flush()
             else:
                 _cut_off_half_a_line(path / "metrics.csv")
-            self._events = _EventFile(path / "tensorboard")
+            self._events = _EventFile(path / "tensorboard", float(self.progress.get("time_s", 0.0)))
         except BaseException:
             self._csv.close()
             raise
@@ -71,8 +72,13 @@ class RunDirectory:
         root = Path(path).absolute()
         try:
             _lay_out(root)
-            write_atomically(root / "config.json", text.encode())
-            return cls(root, "x")
+            run = cls(root, "x")
+            try:
+                write_atomically(root / "config.json", text.encode())  # last: from now on it is a run
+            except BaseException:
+                run.close()
+                raise
+            return run
         except OSError as error:
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {str(path)!r} ({error.strerror})"
@@ -88,6 +94,11 @@ class RunDirectory:
         root = Path(path).absolute()
         read_config(root)
         return cls(root, "a")
+
+    def replace_config(self, config: Mapping[str, Any]) -> None:
+        """Writes what the run goes on with."""
+        text = json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n"
+        write_atomically(self.path / "config.json", text.encode())
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `progress` returns."""
@@ -189,7 +200,7 @@ def setup_logging(path: str | Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold `data`; whoever looks, even after a crash, sees all of it or what was there before."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.new")  # one writer a file; what a killed one left is written over
     try:
         with open(aside, "wb") as file:
             file.write(data)
@@ -231,16 +242,16 @@ class _EventFile:
     torch's SummaryWriter would import torch.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, elapsed_s: float) -> None:
         # Imported here, since workers import this module for Metric and setup_logging alone.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         self._event, self._summary = Event, Summary
-        self._began = time.time()
+        self._began = time.time() - elapsed_s  # when the run did, if it is resumed
         before = len(list(directory.iterdir()))  # of a run that is resumed
-        file = open(directory / f"events.out.tfevents.{int(self._began)}.{before}", "xb")  # noqa: SIM115 (`close`)
+        file = open(directory / f"events.out.tfevents.{int(time.time())}.{before}", "xb")  # noqa: SIM115 (`close`)
         self._records = RecordWriter(file)
         header = Event(wall_time=self._began, file_version="brain.Event:2")
         self._records.write(header.SerializeToString())

@@ -8,7 +8,6 @@ block, stays the same for as long as its time-out; that gets it killed, and noth
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -61,10 +60,10 @@ class Supervisor:
         """The workers that have a process."""
         return [worker for worker in self.workers.values() if worker.process]
 
-    def start_due(self) -> None:
-        """Starts those workers at once that were to be started again later."""
-        for worker in self.workers.values():
-            worker.start_if_due(math.inf)
+    @property
+    def unfinished(self) -> list[Supervised]:
+        """The workers that have a process, or are to be started again."""
+        return [worker for worker in self.workers.values() if worker.process or worker.due]
 
     def stand_down(self) -> None:
         """Starts nobody again from now on."""
@@ -85,6 +84,7 @@ class Supervised:
         process: None before the first, between two, and after the last.
         attempts: processes started so far.
         done: whether one ended well.
+        due: when the next process is started, if one is to be.
     """
 
     def __init__(self, name: str, control: Control, start: Start, timeout: float, config: SupervisionConfig) -> None:
@@ -98,7 +98,7 @@ class Supervised:
         self._counters = control.workers[name]
         self._notes = control.notes[name]
         self._failures: list[tuple[float, Failure]] = []  # those of the window, and when they were seen
-        self._due: float | None = None  # when the next process is started
+        self.due: float | None = None
         self._stands_down = False
         self._hang: Failure | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
@@ -106,7 +106,7 @@ class Supervised:
     def start(self) -> None:
         """Starts the worker's next process. Raises OSError: the system starts none."""
         self.attempts += 1
-        self._due = self._hang = None
+        self.due = self._hang = None
         self.process = self._start(self.name, self.attempts)
         self._notes.store(PID, self.process.pid)
         self._notes.store(RESTARTS, self.attempts - 1)
@@ -133,15 +133,14 @@ class Supervised:
         Raises: WorkerFailed: it failed more often than the run allows.
         """
         if self.process is None:
-            self.start_if_due(now)
+            self._start_if_due(now)
         elif self.process.running:
             self._check_heartbeat(now)
         else:
             self._take_note(self.process, now)
 
-    def start_if_due(self, now: float) -> None:
-        """Starts the worker again if the time to wait is over. Raises WorkerFailed, as `look`."""
-        if self._due is None or now < self._due:
+    def _start_if_due(self, now: float) -> None:
+        if self.due is None or now < self.due:
             return
         try:
             self.start()
@@ -150,13 +149,14 @@ class Supervised:
 
     def stand_down(self) -> None:
         """Never starts the worker again."""
-        self._due, self._stands_down = None, True
+        self.due, self._stands_down = None, True
 
     def end(self) -> None:
         """Ends its process, if it has one."""
         if self.process is not None:
             self.process.close()
             self.process = None
+            self._notes.store(PID, 0)
 
     def _check_heartbeat(self, now: float) -> None:
         assert self.process is not None
@@ -191,5 +191,5 @@ class Supervised:
             assert self.failure is not None
             raise self.failure
         delay = min(self._config.backoff * 2 ** len(recent), LONGEST_BACKOFF_S)
-        self._due = now + delay
+        self.due = now + delay
         log.warning("%s failed and is started again in %.3g s: %s", self.name, delay, failure.text.splitlines()[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -20,7 +21,7 @@ import torch
 
 from . import algos
 from .config import Config
-from .control import RESTARTS, STEPS, UPDATES, Control
+from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
@@ -30,7 +31,7 @@ from .processes import Interrupts, WorkerProcess, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
-from .rundir import RunDirectory, read_metrics
+from .rundir import RunDirectory, read_config, read_metrics
 from .spec import Field
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
@@ -49,8 +50,7 @@ from .workers import (
 __all__ = ["Result", "train"]
 
 POLL_S = 0.1
-GRACE_S = 60.0  # for the last checkpoints of a run that ended by itself
-HURRIED_GRACE_S = 2.0
+GRACE_S = 60.0  # at least, for the last checkpoints
 NOTE_S = 5.0  # between notes of how far the run is
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 SERIAL_ROUNDS = 50  # between looks at telemetry
@@ -163,12 +163,17 @@ def _run(
         path = Path(resume) if resume is not None else _run_dir(config)
         about = _about(config, path, telemetry)
         control = stack.enter_context(closing(Control.create(workers, **about)))
-        run = None if resume is None else stack.enter_context(RunDirectory.resume(resume))
+        described = _describe(env_fn, algorithm, config)
+        run = None
+        if resume is not None:
+            run = stack.enter_context(RunDirectory.resume(resume))
+            _check_resumed(run, described)
         memory = [_create_memory(stack, algorithm, config, i, *space, run) for i, space in enumerate(spaces)]
         if run is None:
             # Last, when nothing can be refused any more: a directory that exists holds a run that was started.
-            run = RunDirectory.create(path, _describe(env_fn, algorithm, config))
-            stack.enter_context(run)
+            run = stack.enter_context(RunDirectory.create(path, described))
+        else:
+            run.replace_config(described)
         plans = tuple(
             AgentPlan(
                 *space,
@@ -179,6 +184,9 @@ def _run(
             )
             for space, (replay, store) in zip(spaces, memory, strict=True)
         )
+        for plan in plans if resume is not None else ():
+            if not plan.checkpoint.exists():
+                log.warning("resume: %s has no checkpoint yet, its learner begins anew", plan.name)
         began = time.monotonic() - _restore_progress(run, control)
         blueprint = Blueprint(env_fn, algorithm, config, plans, control.handle, telemetry.handle, began)
         table = stack.enter_context(Progress()) if show else None
@@ -187,10 +195,13 @@ def _run(
         supervisor = None
         if config.mode == "async":
             supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run)))
-            stack.callback(control.stop)
+        stack.callback(control.stop)
         if supervisor and _start_all(supervisor, interrupts):
-            _run_async(supervisor, actor_names(config), control, monitor, interrupts)
+            grace = max(GRACE_S, config.supervision.learner_timeout)
+            _run_async(supervisor, actor_names(config), control, monitor, interrupts, grace)
         else:
+            for notes in control.notes.values():
+                notes.store(PID, os.getpid())
             _run_serial(blueprint, monitor, interrupts)
         steps = control.steps
         updates = {plan.name: control.workers[learner_name(plan.name)].load(UPDATES) for plan in plans}
@@ -203,7 +214,7 @@ def _run(
 def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
     """What `marlcore top` wants to know of the run."""
     return {
-        "run_dir": str(run_dir.absolute()),
+        "run_dir": str(run_dir.resolve()),
         "pid": os.getpid(),
         "total_steps": config.total_steps,
         "batch_size": config.learner.batch_size,
@@ -226,6 +237,18 @@ def _describe(env_fn: AdaptedEnv, algorithm: Algorithm, config: Config) -> dict[
         "hyperparameters": hyperparameters,
         **config.to_dict(),
     }
+
+
+def _check_resumed(run: RunDirectory, described: dict[str, Any]) -> None:
+    """Raises ValueError: what is described does not fit the run that it is to go on with."""
+    before, now = read_config(run.path), json.loads(json.dumps(described, default=os.fspath))
+    for label in ("algorithm", "hyperparameters"):
+        if before.get(label) != now[label]:
+            raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
+    for part, label in (("actor", "processes"), ("actor", "envs"), ("replay", "capacity"), ("replay", "stack")):
+        had = before.get(part, {}).get(label)
+        if had != now[part][label]:
+            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
 
 
 def _restore_progress(run: RunDirectory, control: Control) -> float:
@@ -251,13 +274,11 @@ def _create_memory(
     spec, name = transition_spec(observation), f"replay.{index}"
     if run is not None and run.replay_path(agent).exists():
         replay = stack.enter_context(ReplayBuffer.load(run.replay_path(agent), spec, name=name))
-        if replay.lanes != config.lanes:
-            raise ValueError(f"resume: expected the run's {replay.lanes} environment copies, got {config.lanes}")
     else:
         replay = stack.enter_context(ReplayBuffer.create(spec, config.replay.capacity, config.lanes, name=name))
     network = build_network(algorithm, observation, actions, config, index)
     mode = config.learner.publish_mode
-    store = ParameterStore.create(network, mode=mode, extras={"epsilon": ()}, name=f"weights.{index}")
+    store = ParameterStore.create(network, mode=mode, extras={"epsilon": (), "updates": ()}, name=f"weights.{index}")
     return replay, stack.enter_context(store)
 
 
@@ -305,7 +326,7 @@ class _Monitor:
         self._rate_every = max(total_steps // RATE_ROWS, 1)
         self._rate_from = (time.monotonic() - began, control.steps)
         self._rate = 0.0
-        self._noted = 0.0
+        self._noted = -NOTE_S
 
     def tick(self) -> None:
         for metric in self._telemetry.tail():
@@ -332,6 +353,7 @@ class _Monitor:
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
         self._run.save_progress({"time_s": now, "steps": steps})
+        self._run.flush()
 
     def _record(self, metric: Metric) -> None:
         self._run.record(metric)
@@ -349,6 +371,8 @@ def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts)
         torch.manual_seed(config.seed)
         learners = [stack.enter_context(closing(LearnerWorker(i, blueprint))) for i in range(len(blueprint.agents))]
         actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
+        for worker in (*learners, *actors):
+            worker.counters.store(READY, 1)
         due, rounds = 0.0, 0
         while interrupts.signum is None and not all(actor.done for actor in actors):
             taken = sum(_guarded(actor, actor.step) for actor in actors if not actor.done)
@@ -372,42 +396,45 @@ def _guarded(worker: Worker, step: Callable[[], int]) -> int:
 
 
 def _run_async(
-    supervisor: Supervisor, actors: list[str], control: Control, monitor: _Monitor, interrupts: Interrupts
+    supervisor: Supervisor, actors: list[str], control: Control, monitor: _Monitor, interrupts: Interrupts, grace: float
 ) -> None:
-    """Until the actors have taken all steps, a worker failed for good, or a signal came."""
+    """Until the actors have taken all steps, a worker failed for good, or a signal came; then until all have ended."""
     failed = None
     try:
         while interrupts.signum is None and not all(supervisor.workers[name].done for name in actors):
             supervisor.watch(POLL_S)
             monitor.tick()
-        if interrupts.signum is None:
-            supervisor.start_due()  # to leave a last checkpoint behind
     except WorkerFailed as error:
         failed = error
-    supervisor.stand_down()
     control.stop()
-    late = _await_end(supervisor, monitor, interrupts, hurried=failed is not None)
-    if interrupts.signum is None and (failed or late):
-        raise failed or late or AssertionError
+    failed = _await_end(supervisor, monitor, interrupts, grace, failed)
+    if interrupts.signum is None and failed:
+        raise failed
 
 
-def _await_end(supervisor: Supervisor, monitor: _Monitor, interrupts: Interrupts, hurried: bool) -> WorkerFailed | None:
+def _await_end(
+    supervisor: Supervisor, monitor: _Monitor, interrupts: Interrupts, grace: float, failed: WorkerFailed | None
+) -> WorkerFailed | None:
     """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
 
-    After a failure or a signal (hurried) that is a short time, and none at all for workers that are still starting.
+    A learner that dies in it is started again. After a failure or a signal nobody is, and workers that are still
+    starting are ended; a second signal ends all.
     """
-    began = time.monotonic()
-    grace = GRACE_S
-    while running := supervisor.running:
-        if (hurried or interrupts.signum is not None) and grace == GRACE_S:
-            hurried, grace = True, time.monotonic() - began + HURRIED_GRACE_S
-            for worker in running:
+    began, hurried = time.monotonic(), False
+    while unfinished := supervisor.unfinished:
+        if not hurried and (failed or interrupts.signum is not None):
+            hurried = True
+            supervisor.stand_down()
+            for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
+        if interrupts.count > 1:
+            return failed
         if time.monotonic() - began > grace:
-            return None if hurried else WorkerFailed(running[0].name, "hang", f"it did not end within {grace:g} s")
-        supervisor.watch(POLL_S)
+            return failed or WorkerFailed(unfinished[0].name, "hang", f"it did not end within {grace:g} s")
+        try:
+            supervisor.watch(POLL_S)
+        except WorkerFailed as error:
+            failed = failed or error
         monitor.tick()
-    if hurried:
-        return None
-    return next((worker.failure for worker in supervisor.workers.values() if not worker.done), None)
+    return failed

@@ -124,8 +124,9 @@ class Run:
     def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
         notes, counters = self._control.notes[name], self._control.workers[name]
         restarts = notes.load(RESTARTS)
+        pid = notes.load(PID)
         state = "running" if counters.load(READY) == restarts + 1 else "starting"
-        found: dict[str, Any] = {"state": state, "pid": notes.load(PID), "restarts": restarts}
+        found: dict[str, Any] = {"state": state if pid else "down", "pid": pid, "restarts": restarts}
         if not name.startswith("learner-"):
             rate = (now.steps[name] - before.steps[name]) / seconds
             return {**found, "steps": now.steps[name], "steps_per_s": rate}
@@ -155,7 +156,7 @@ class _Count:
 
 def _find(run_dir: str) -> Run:
     """The run of that directory, or the only one that lives. Raises ValueError: there is none, or there are more."""
-    wanted = str(Path(run_dir).absolute()) if run_dir else ""
+    wanted = str(Path(run_dir).resolve()) if run_dir else ""
     found: list[Run] = []
     for path in sorted(SHM_DIR.glob("marlcore-control-*")):
         try:

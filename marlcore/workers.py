@@ -249,13 +249,13 @@ class LearnerWorker(Worker):
             epsilon=epsilon,
         )
 
-    def _restore(
-        self, network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]
-    ) -> tuple[int, float | None]:
-        """Gives the network the weights of the learner before, published or saved.
+    @staticmethod
+    def _restore(network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]) -> tuple[int, float | None]:
+        """Gives the network the weights of the learner before: those that had more updates, published or saved.
 
-        Returns: the updates that they have had, and their epsilon, None without any.
+        Returns: their updates, and their epsilon, None without any.
         """
+        saved = int(state["updates"]) if state else -1
         if store.version:
             subscriber = store.subscriber(network)
             try:
@@ -263,11 +263,13 @@ class LearnerWorker(Worker):
             except TimeoutError:  # the store's only slot is torn: its publisher died in it
                 log.warning("the published weights are not whole: going on from the checkpoint")
             else:
-                return self.counters.load(UPDATES), float(subscriber.extras["epsilon"])
+                published = int(subscriber.extras["updates"])
+                if published >= saved:
+                    return published, float(subscriber.extras["epsilon"])
         if not state:
             return 0, None
         network.load_state_dict(state["network"])
-        return state["updates"], state["epsilon"]
+        return saved, state["epsilon"]
 
     def step(self, wait_s: float = WAIT_S) -> bool:
         """One update, if there is data."""

@@ -155,6 +155,6 @@ def test_settings_that_do_not_fit_the_saved_replay_are_refused(tmp_path: Path) -
     config = replace(RUN, run_dir=str(tmp_path / "run"), replay=ReplayConfig(save=True))
     first = train(config)
     metrics = (first.run_dir / "metrics.csv").read_text()
-    with pytest.raises(ValueError, match="resume: expected the run's 2 environment copies, got 3"):
+    with pytest.raises(ValueError, match=r"resume: expected actor\.envs 2, as the run had it, got 3"):
         train(replace(config, actor=ActorConfig(envs=3)), resume=first.run_dir)
     assert (first.run_dir / "metrics.csv").read_text() == metrics

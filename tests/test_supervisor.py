@@ -238,15 +238,21 @@ def test_a_system_that_starts_no_process_now_may_start_one_later(scene: Scene) -
     assert scene.log[1:] == ["close actor-0.1", "start actor-0.4"]
 
 
-def test_whoever_waits_at_the_end_is_started_at_once_and_nobody_afterwards(scene: Scene) -> None:
+def test_who_waits_for_a_restart_has_not_finished(scene: Scene) -> None:
     scene.die()
     scene.supervisor.watch(0.0)
-    scene.supervisor.start_due()
-    assert scene.log[-1] == "start actor-0.2"
+    assert scene.supervisor.running == [] and scene.supervisor.unfinished == [scene.worker]
+    scene.watch_until(5.0)
+    scene.process.end()
+    scene.supervisor.watch(0.0)
+    assert scene.supervisor.unfinished == [] and scene.worker.done
+
+
+def test_who_dies_after_standing_down_is_not_started_again(scene: Scene) -> None:
     scene.supervisor.stand_down()
     scene.die()
     scene.watch_until(100.0)
-    assert scene.log[-1] == "close actor-0.2" and scene.worker.attempts == 2
+    assert scene.log[1:] == ["close actor-0.1"] and scene.supervisor.unfinished == []
     assert scene.worker.failure is not None and not scene.worker.done
 
 

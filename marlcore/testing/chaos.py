@@ -7,7 +7,7 @@ killed parent is resumed.
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import random
 import signal
@@ -27,6 +27,7 @@ from ..config import ActorConfig, Config, LearnerConfig, ReplayConfig, Supervisi
 from ..control import BEATS, PID, READY, RESTARTS, STEPS, Control
 from ..errors import MarlcoreError
 from ..options import parse
+from ..processes import end_with_parent
 from ..shm import SHM_DIR, survey
 from ..system import train
 from .checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
@@ -36,6 +37,7 @@ __all__ = ["Report", "main", "wreak"]
 TIMEOUT_S = 10.0  # of silent workers
 HUNG_S = 120.0  # without which a recovery is none
 LOOK_S = 0.02
+RUN = "run-to-be-struck"  # this module as the run itself: the folder and the process that strikes follow
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,18 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs it with these arguments and prints the report; 0 when nothing was torn, hung or left behind."""
-    options = parse(ChaosOptions, arguments, "chaos")
+    """Runs it with these arguments and prints the report.
+
+    Returns: 0 when nothing was torn, hung or left behind, 1 otherwise, 2 for bad input.
+    """
+    try:
+        options = parse(ChaosOptions, arguments, "chaos")
+        for name, value in (("seconds", options.seconds), ("pause", options.pause)):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+    except ValueError as error:
+        sys.stderr.write(f"chaos: {error}\n")
+        return 2
     report = wreak(options.seconds, options.seed, options.pause)
     sys.stdout.write(f"{report}\n")
     return 0 if report.good else 1
@@ -107,7 +119,8 @@ def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
             while time.monotonic() < end and not chaos.report.hung:
                 time.sleep(min(chaos.dice.expovariate(1 / pause), max(end - time.monotonic(), 0.0)))
                 chaos.strike()
-            chaos.finish()
+            if not chaos.report.hung:
+                chaos.finish()
         finally:
             chaos.end()
         chaos.report.rows = read_rows(Path(folder))
@@ -122,21 +135,21 @@ class _Chaos:
         self.folder = folder
         self.dice = dice
         self.report = Report()
-        self._before = {file.name for file in survey()}
         self._parent: subprocess.Popen[bytes] | None = None
         self._control: Control | None = None
-        self._groups: list[int] = []
+        self._before = {file.name for file in survey()}
 
     def start(self) -> None:
         """Starts the run, or resumes it, and waits until every worker works."""
-        command = [sys.executable, "-m", "marlcore.testing.chaos", str(self.folder)]
+        command = [sys.executable, "-m", "marlcore.testing.chaos", RUN, str(self.folder), str(os.getpid())]
         log = (self.folder / "log").open("ab")
         with log:
             self._parent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        self._groups.append(self._parent.pid)
-        self._await(self._find_control)
+        if not self._await(self._find_control):
+            return
         for name in self._workers():
-            self._await(partial(self._works, name, 0))
+            if not self._await(partial(self._works, name, 0)):
+                return
 
     def strike(self) -> None:
         """One blow to anyone, and what it takes until the run goes on."""
@@ -149,10 +162,10 @@ class _Chaos:
         role = name.partition("-")[0]
         assert self._control is not None
         notes = self._control.notes[name]
-        attempt, began = notes.load(RESTARTS) + 1, time.monotonic()
-        pid = notes.load(PID)
-        if not self._signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
-            return
+        pid, began = notes.load(PID), time.monotonic()
+        attempt = notes.load(RESTARTS) + 1
+        if notes.load(PID) != pid or not self._signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
+            return  # it is being replaced just now
         self.report.blows[f"{role} {blow}"] += 1
         if blow == "stop":
             time.sleep(self.dice.random())
@@ -171,41 +184,43 @@ class _Chaos:
             self._parent.send_signal(signal.SIGCONT)
             return
         self.report.blows["parent kill"] += 1
-        steps, began = self._steps(), time.monotonic()
+        began, group = time.monotonic(), self._parent.pid
         self._parent.kill()
-        self._parent.wait()
-        if not self._await(lambda: not _living(self._groups[-1])):
+        steps = self._steps()
+        # Not reaped yet, so that its group is still nobody else's.
+        if not self._await(lambda: not _living(group), alone=True):
             return
+        self._parent.wait()
+        noted = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
+        self.report.repeated += max(steps - sum(noted.values()), 0)
         self._let_go()
         self.start()
         self.report.restarts += 1
         self.report.recoveries.append(time.monotonic() - began)
-        self.report.repeated += max(steps - self._steps(), 0)
 
     def finish(self) -> None:
         """Stops the run as Ctrl-C does; it must end, and well."""
         assert self._parent is not None
         self._parent.send_signal(signal.SIGINT)
-        try:
-            code = self._parent.wait(HUNG_S)
-        except subprocess.TimeoutExpired:
-            self.report.hung += 1
+        group = self._parent.pid
+        if not self._await(self._ended, alone=True) or not self._await(lambda: not _living(group), alone=True):
             return
-        if code != 130:
+        if (code := self._parent.wait()) != 130:
             self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def end(self) -> None:
-        """Ends what is left, and notes it."""
+        """Ends what is left, and notes which segments nobody has any more."""
         self._let_go()
-        for group in self._groups:
-            if left := _living(group):
-                self.report.leaked += [f"process {pid}" for pid in left]
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-        if self._parent is not None:
+        if self._parent is not None and self._parent.returncode is None:  # not reaped, so that the group is its still
+            os.killpg(self._parent.pid, signal.SIGKILL)
             self._parent.wait()
-        files = [file.name for file in survey(remove=True) if file.name not in self._before]
-        self.report.leaked += [f"segment {name}" for name in files]
+        left = [file.name for file in survey() if not file.held and file.name not in self._before]
+        self.report.leaked += [f"segment {name}" for name in left]
+
+    def _ended(self) -> bool:
+        """Whether the parent has ended; it is not reaped."""
+        assert self._parent is not None
+        return os.waitid(os.P_PID, self._parent.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def _let_go(self) -> None:
         if self._control is not None:
@@ -241,23 +256,36 @@ class _Chaos:
 
     def _signal(self, pid: int, signum: int) -> bool:
         """Whether the process was there; one that has its number by now, but is none of the run's, is left alone."""
+        assert self._parent is not None
         try:
-            if os.getpgid(pid) != self._groups[-1]:
+            pidfd = os.pidfd_open(pid)
+        except (ProcessLookupError, ValueError):
+            return False
+        try:
+            if os.getpgid(pid) != self._parent.pid:
                 return False
-            os.kill(pid, signum)
+            signal.pidfd_send_signal(pidfd, signum)
         except ProcessLookupError:
             return False
+        finally:
+            os.close(pidfd)
         return True
 
-    def _await(self, done: Callable[[], bool]) -> bool:
-        """Waits for it; False, and counted as hung, when that takes too long or the run ends instead."""
+    def _await(self, done: Callable[[], bool], alone: bool = False) -> bool:
+        """Waits for it; False, and counted as hung, when that takes too long or the run ends instead.
+
+        `alone` when the run's parent is to end, and not to be reaped.
+        """
         assert self._parent is not None
         end = time.monotonic() + HUNG_S
         while not done():
-            if time.monotonic() > end:
-                self.report.hung += 1
-                return False
-            time.sleep(LOOK_S)
+            if not alone and self._parent.poll() is not None:
+                self.report.faults.append(f"the run ended: {(self.folder / 'log').read_text()[-2000:]}")
+            elif time.monotonic() < end:
+                time.sleep(LOOK_S)
+                continue
+            self.report.hung += 1
+            return False
         return True
 
 
@@ -274,13 +302,14 @@ def _living(group: int) -> list[int]:
     return found
 
 
-def _run(folder: Path) -> None:
-    """The run that is struck: in a process of its own, until it is stopped."""
+def _run(folder: Path, parent: int) -> None:
+    """The run that is struck: in a process of its own, until it is stopped, or whoever strikes it is gone."""
+    end_with_parent(parent)
     config = Config(
         total_steps=10**12,
         run_dir=str(folder / "run"),
         actor=ActorConfig(processes=2, envs=2, sync_interval=5),
-        learner=LearnerConfig(batch_size=256, warmup=300, publish_interval=1, checkpoint_interval=200, device="cpu"),
+        learner=LearnerConfig(batch_size=256, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"),
         replay=ReplayConfig(capacity=2000),  # small, so that writers lap samplers
         supervision=SupervisionConfig(
             max_restarts=10**6, backoff=0.0, actor_timeout=TIMEOUT_S, learner_timeout=TIMEOUT_S
@@ -291,9 +320,9 @@ def _run(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+    if sys.argv[1:2] == [RUN]:
         try:
-            _run(Path(sys.argv[1]))
+            _run(Path(sys.argv[2]), int(sys.argv[3]))
         except KeyboardInterrupt:
             sys.exit(130)
     else:
