@@ -139,7 +139,8 @@ class Segment:
         target = _lasting(Path(path).absolute()) if path is not None else in_shm
         fd = _open_nameless(target, header.segment_bytes)
         try:
-            _write(fd, header, fill)
+            with _noticing_full(target.parent, header.segment_bytes):  # as in replace_file
+                _write(fd, header, fill)
             try_lock(fd, 0, exclusive=False)
             segment = cls(fd, target, header, owner=path is None)
         except BaseException:
@@ -491,9 +492,11 @@ def _unlink_ours(path: Path, fd: int) -> None:
 
 def _release(fd: int, owned: str | None, pid: int) -> None:
     """What the end of a Segment leaves to do; a forked child gives back descriptors but no names."""
-    if owned is not None and pid == os.getpid():
-        _unlink_ours(Path(owned), fd)
-    os.close(fd)
+    try:
+        if owned is not None and pid == os.getpid():
+            _unlink_ours(Path(owned), fd)
+    finally:
+        os.close(fd)
 
 
 def _free_bytes(directory: Path) -> int:
