@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 CORE = Path(__file__).parent.parent / "csrc"
+CRASH_FLAGS = ["-std=c11", "-O1", "-D_GNU_SOURCE=", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
 
 
 def _load(name: str) -> ModuleType:
@@ -27,3 +29,19 @@ spin_models = _load("spin_models")
 
 def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+def build_crash_points(core: Path, folder: Path) -> Path:
+    """marlcore._core of the sources in `core`, which can be killed at each of its points; see crash_points.h."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef("\n".join(line for line in (core / "api.h").read_text().splitlines() if not line.startswith("#")))
+    ffi.set_source("marlcore._core", '#include "api.h"', py_limited_api=True)
+    generated, built, header = folder / "_core.c", folder / "_core.abi3.so", core / "test" / "crash_points.h"
+    ffi.emit_c_code(str(generated))
+    mutants.compile_with(
+        ["gcc", *CRASH_FLAGS, "-include", str(header), f"-I{core}", "-I" + sysconfig.get_path("include"),
+         str(generated), *map(str, sorted(core.glob("*.c"))), str(header.with_suffix(".c")), "-o", str(built)]
+    )  # fmt: skip
+    return built
