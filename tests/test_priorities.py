@@ -558,3 +558,23 @@ def test_a_state_without_priorities_is_refused_by_a_prioritized_sampler_and_of_u
             prioritized.load_state_dict(uniform.state_dict())
         other.load_state_dict(uniform.state_dict())
         assert other.sample().index.tolist() == uniform.sample().index.tolist()
+
+
+def test_priorities_of_rows_from_before_damaged_counters_went_back_are_ignored(program):
+    """Such rows have no leaf: in a process of its own, since one beside the tree could end it by a signal."""
+    out = program("""
+        import numpy as np
+        from marlcore import Field, Prioritized, ReplayBuffer, TransitionSpec
+        with ReplayBuffer.create(TransitionSpec(Field(), Field()), 20) as replay:
+            with replay.writer() as writer:
+                for i in range(40):
+                    writer.add(0.0, 0.0, 1.0)
+            counters = replay._segment.body[replay._geometry.counters_offset(0):][:16].view(np.int64)
+            sampler = replay.sampler(4, prioritized=Prioritized())
+            counters[:] = 2**61
+            drawn = sampler.sample().index
+            counters[:] = 40
+            sampler.update_priorities(drawn, np.ones(4))
+            print(drawn.min() > 2**60, sampler.stats.ignored)
+        """).finish()
+    assert out == "True 4"

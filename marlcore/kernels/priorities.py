@@ -226,7 +226,9 @@ def update(table, windows, reach, tree, offsets, marks, numbers, index, priority
     for i in range(len(index)):
         ticket = index[i] // lanes
         lane = index[i] - ticket * lanes
-        if index[i] < 0 or ticket < max(reach[FLOOR, lane], windows[LO, lane]) or ticket >= reach[CAUGHT, lane]:
+        if index[i] < 0 or ticket < max(reach[FLOOR, lane], windows[LO, lane]):
+            continue
+        if ticket >= min(reach[CAUGHT, lane], windows[HI, lane]):  # damaged counters may have gone back
             continue
         leaf = row_of(table, windows, lane, ticket)
         if marks[leaf] != DRAWN:
