@@ -36,7 +36,7 @@ __all__ = ["read"]
 # were read, and those that nothing can be made of
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
 
-NOT_LOOKED_AT = 1 << 61  # as the lowest ticket: it is never overwritten
+NOT_LOOKED_AT = 1 << 62  # as the lowest ticket: it is never overwritten
 
 
 @jit
@@ -153,11 +153,11 @@ def read(
     for lane in range(table[LANES]):
         _copy(cursor, settled, lane)
         for _ in range(share[lane]):
-            taken = take(
-                body, table, gamma, windows, lane, cursor[POSITION, lane], slot, slot,
+            ticket = cursor[POSITION, lane]
+            if ticket >= windows[HI, lane] or not take(
+                body, table, gamma, windows, lane, ticket, slot, slot,
                 frames, fields, states, chosen, successors, out,
-            )  # fmt: skip
-            if not taken:
+            ):  # fmt: skip
                 return False, total, pending  # it was overwritten since: validation will say so
             lowest[lane] = min(lowest[lane], chosen[LOWEST, slot])
             cursor[POSITION, lane] += chosen[STEPS, slot]
