@@ -42,7 +42,7 @@ struct mc_lane {       /* private to a process: where the lane is mapped */
 
 /* The holder of the lane's lock. 0, or -EUCLEAN when the counters contradict one another. */
 int mc_lane_check(const struct mc_lane *lane);
-/* Any process. Rows committed since the lane was created. */
+/* Any process. Rows committed since the lane was created, or -EUCLEAN. */
 int64_t mc_lane_committed(const struct mc_lane *lane);
 /* The holder of the lane's lock. Appends n rows; sources[k] holds column k's n rows, one after another
  * (row bytes apart by the column's size; by its stride for column 0). 0, -EINVAL, -EUCLEAN. */
@@ -117,7 +117,9 @@ void mc_event_notify(uint8_t *event);
 
 int64_t mc_word_load(const uint8_t *word);
 void mc_word_store(uint8_t *word, int64_t value);
-/* The sum of n words, stride bytes apart. */
+/* The word's one writer. Adds to it, modulo 2^64. */
+void mc_word_add(uint8_t *word, int64_t more);
+/* The sum of n words, stride bytes apart, modulo 2^64. */
 int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride);
 
 /* ---- locks: the kernel releases them when their holder dies ---- */

@@ -19,7 +19,8 @@ int mc_lane_check(const struct mc_lane *lane) {
 }
 
 int64_t mc_lane_committed(const struct mc_lane *lane) {
-    return (int64_t)mc_load_committed(mc_counters_of(lane));
+    uint64_t c = mc_load_committed(mc_counters_of(lane));
+    return c < MC_TICKET_LIMIT ? (int64_t)c : -EUCLEAN;
 }
 
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {

@@ -16,14 +16,16 @@ static void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_r
 
 int mc_writer_open(struct mc_writer *writer) {
     struct mc_row last;
-    uint64_t c = (uint64_t)mc_lane_committed(&writer->lane);
     int error = mc_lane_check(&writer->lane);
     if (error)
         return error;
+    int64_t c = mc_lane_committed(&writer->lane);
+    if (c < 0)
+        return (int)c;
     writer->age = 0;
     writer->ordinal = 0;
     if (c > 0) {
-        mc_row_load(&writer->lane, c - 1, &last);
+        mc_row_load(&writer->lane, (uint64_t)c - 1, &last);
         writer->ordinal = last.ordinal + !(mc_row_flags(&last) & MC_BOUNDARY);
     }
     return 0;
@@ -211,8 +213,10 @@ static int64_t mc_lane_inserted(const struct mc_lane *lane) {
         ticket = c - 1;
         mc_row_load(lane, (uint64_t)ticket, &newest);
         mc_lanes_validate(lane, 1, &which, &ticket, &ok);
-        if (ok)
-            return c - (uint32_t)((uint32_t)c - newest.ordinal - !(mc_row_flags(&newest) & MC_BOUNDARY));
+        if (!ok)
+            continue;
+        uint32_t boundaries = (uint32_t)c - newest.ordinal - !(mc_row_flags(&newest) & MC_BOUNDARY);
+        return boundaries <= c ? c - boundaries : -EUCLEAN;
     }
     return -ESTALE;
 }
@@ -223,6 +227,8 @@ int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n) {
         int64_t one = mc_lane_inserted(&lanes[i]);
         if (one < 0)
             return one;
+        if (inserted > INT64_MAX - one)
+            return -EUCLEAN;
         inserted += one;
     }
     return inserted;

@@ -4,10 +4,14 @@
 int64_t mc_word_load(const uint8_t *word) { return (int64_t)mc_load_word((mc_word *)(void *)word); }
 
 int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride) {
-    int64_t sum = 0;
+    uint64_t sum = 0;
     for (uint64_t i = 0; i < n; i++)
-        sum += mc_word_load(words + i * stride);
-    return sum;
+        sum += (uint64_t)mc_word_load(words + i * stride);
+    return (int64_t)sum;
 }
 
 void mc_word_store(uint8_t *word, int64_t value) { mc_store_word((mc_word *)(void *)word, (uint64_t)value); }
+
+void mc_word_add(uint8_t *word, int64_t more) {
+    mc_word_store(word, (int64_t)((uint64_t)mc_word_load(word) + (uint64_t)more));
+}

@@ -101,8 +101,11 @@ class NativeLanes:
             raise _error(code)
 
     def committed(self, lane: int) -> int:
-        """Rows committed to the lane since it was created."""
-        return int(_lib.mc_lane_committed(self._each[lane]))
+        """Rows committed to the lane since it was created. Raises SegmentCorrupt: more than can be."""
+        count = int(_lib.mc_lane_committed(self._each[lane]))
+        if count < 0:
+            raise _error(count)
+        return count
 
     def transitions(self, lane: int) -> int:
         """Transitions that a replay lane holds, boundary rows not counted."""
@@ -333,8 +336,12 @@ class Words:
     def store(self, index: int, value: int) -> None:
         _lib.mc_word_store(self._at[index], value)
 
+    def add(self, index: int, more: int) -> None:
+        """For the word's writer alone; modulo 2^64, so that damage is no error here but where it is read."""
+        _lib.mc_word_add(self._at[index], more)
+
     def sum(self, first: int, count: int, step: int) -> int:
-        """The sum of the `count` words first, first + step, ..."""
+        """The sum of the `count` words first, first + step, ..., modulo 2^64."""
         return int(_lib.mc_words_sum(self._at[first], count, 8 * step))
 
 

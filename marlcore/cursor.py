@@ -80,7 +80,7 @@ class CursorLines:
 
     def refuse(self, lane: int, transitions: int) -> None:
         """For the lane's writer: so many more found no room."""
-        self._counters.store(lane * _LINE_WORDS + _REFUSED, self.refused(lane) + transitions)
+        self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     @staticmethod
     def _at(half: int, row: int, lane: int) -> int:
@@ -109,15 +109,15 @@ class ReadCursor(CursorLines):
 
     def move(self, cursor: Ints) -> None:
         """Makes this the cursor, with one store."""
-        turn = self._words.load(_TURN) + 1
-        written = self._written[turn & 1]
+        half = (self._words.load(_TURN) + 1) & 1
+        written = self._written[half]
         changed = np.argwhere(written != cursor).tolist()
         written[:] = -1  # a signal may interrupt this: then all of it is written the next time
         for row, lane in changed:
-            self._words.store(self._at(turn & 1, row, lane), int(cursor[row, lane]))
+            self._words.store(self._at(half, row, lane), int(cursor[row, lane]))
         written[:] = cursor
         self.now[:] = cursor  # first: what a signal interrupts here may not be delivered twice
-        self._words.store(_TURN, turn)
+        self._words.add(_TURN, 1)
 
     def release(self, tickets: Ints) -> None:
         """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""

@@ -240,7 +240,7 @@ class SampleGate(_Side):
 
     def count(self, rows: int) -> None:
         """So many rows were drawn: makes room for writers."""
-        self._slots.store(self._at + _SAMPLED, self._slots.load(self._at + _SAMPLED) + rows)
+        self._slots.add(self._at + _SAMPLED, rows)
         self._slots.store(self._at + _STARVING, 0)
         self._room.notify()
 

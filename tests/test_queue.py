@@ -1377,3 +1377,41 @@ def test_queues_and_handles_go_to_spawned_processes():
             child.close()
         assert [action for action in delivered if action < 1000] == list(range(40))
         assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
+
+
+def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
+    """A damaged count is wrong by itself; it ends neither a reader's batch nor a writer's add."""
+    with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
+        words_of(queue, queue._geometry.counters_offset(0))[2] = 2**63 - 1  # refused
+        turn = words_of(queue, queue._geometry.slot_offset(0))
+        turn[0] = -2
+        with queue.reader(2) as reader:
+            fill(writer, range(20))
+            turn[0] = 2**63 - 2
+            assert [reader.read().action.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+            assert turn[0] == -(2**63) + 1
+        with queue.reader(1) as successor:
+            assert successor.read().action.tolist() == [6]
+
+
+def test_a_newest_row_that_counts_more_transitions_than_there_are_rows_is_told():
+    with make(8) as queue, queue.writer() as writer:
+        fill(writer, range(3))
+        queue._segment.body[queue._geometry.column_offset(0) :].view(np.uint32)[2 * queue._geometry.stride(0) // 4] = 9
+        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+            len(queue)
+        words_of(queue, queue._geometry.counters_offset(0))[:2] = 2**62
+        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+            queue._lanes.committed(0)
+
+
+def test_a_reader_sees_at_once_that_damaged_counters_leave_it_nothing():
+    """It would otherwise take what it never looked at for overwritten, again and again."""
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        for i in range(6):
+            writer.add(i, i, 0.0, terminated=True)
+        assert drain(reader) == list(range(6))
+        words_of(queue, queue._geometry.counters_offset(0))[1] = 2**62 - 1  # reserved
+        with pytest.raises(NotEnoughData):
+            reader.read()
+        assert reader.stats.lapped == 0

@@ -59,6 +59,10 @@ static inline void set_counters(struct mc_lane *lane, uint64_t committed, uint64
     mc_store_reserved(mc_counters_of(lane), reserved);
 }
 
+static inline uint64_t committed_of(const struct mc_lane *lane) {
+    return mc_load_committed(mc_counters_of(lane));
+}
+
 static inline uint64_t reserved_of(const struct mc_lane *lane) {
     return mc_load_reserved(mc_counters_of(lane));
 }

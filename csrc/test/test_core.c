@@ -178,7 +178,7 @@ static void counters_that_contradict_one_another_quarantine_the_lane(void) {
         set_counters(&lane, insane[i][0], insane[i][1]);
         CHECK(mc_lane_check(&lane) == -EUCLEAN);
         CHECK(mc_lane_append(&lane, 1, sources) == -EUCLEAN);
-        CHECK((uint64_t)mc_lane_committed(&lane) == insane[i][0] && reserved_of(&lane) == insane[i][1]);
+        CHECK(committed_of(&lane) == insane[i][0] && reserved_of(&lane) == insane[i][1]);
     }
     set_counters(&lane, MC_TICKET_LIMIT - 1, MC_TICKET_LIMIT - 1);
     CHECK(mc_lane_check(&lane) == 0 && mc_lane_append(&lane, 1, sources) == -EUCLEAN);
@@ -191,7 +191,7 @@ static void a_window_of_tickets_out_of_range_is_refused(void) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     int64_t lo, hi;
     set_counters(&lane, MC_TICKET_LIMIT, 4);
-    CHECK(mc_lanes_window(&lane, 1, &lo, &hi) == -EUCLEAN);
+    CHECK(mc_lanes_window(&lane, 1, &lo, &hi) == -EUCLEAN && mc_lane_committed(&lane) == -EUCLEAN);
     set_counters(&lane, 4, UINT64_MAX);
     CHECK(mc_lanes_window(&lane, 1, &lo, &hi) == -EUCLEAN);
     free_lane(&lane);
@@ -204,6 +204,15 @@ static void words_hold_what_was_stored(void) {
         mc_word_store((uint8_t *)&word, values[i]);
         CHECK(mc_word_load((const uint8_t *)&word) == values[i]);
     }
+}
+
+static void words_are_added_modulo_2_to_the_64(void) {
+    int64_t words[] = {INT64_MAX, INT64_MAX, 3};
+    CHECK(mc_words_sum((const uint8_t *)words, 3, 8) == 1);
+    mc_word_add((uint8_t *)&words[0], 1);
+    CHECK(words[0] == INT64_MIN);
+    mc_word_add((uint8_t *)&words[2], -4);
+    CHECK(words[2] == -1);
 }
 
 static void locks_belong_to_open_files_and_end_with_them(void) {
@@ -290,6 +299,7 @@ int main(void) {
         TEST(counters_that_contradict_one_another_quarantine_the_lane),
         TEST(a_window_of_tickets_out_of_range_is_refused),
         TEST(words_hold_what_was_stored),
+        TEST(words_are_added_modulo_2_to_the_64),
         TEST(locks_belong_to_open_files_and_end_with_them),
         TEST(a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on),
         TEST(no_wake_up_is_lost_between_two_threads),

@@ -391,6 +391,21 @@ static void the_count_of_insertions_survives_the_wrap_of_ordinals(void) {
     free_lane(&lane);
 }
 
+static void a_count_of_insertions_that_cannot_be_is_damage(void) {
+    struct mc_lane lanes[] = {make_replay(8), make_replay(8), make_replay(8)};
+    struct fixture f;
+    open_writer(&f, lanes[0]);
+    CHECK(add(&f, 0, 0) == 0 && mc_lanes_inserted(lanes, 1) == 1);
+    struct mc_row *row = (struct mc_row *)(void *)lanes[0].column[0].base;
+    row->ordinal = 7; /* more transitions than rows */
+    CHECK(mc_lanes_inserted(lanes, 1) == -EUCLEAN);
+    for (int i = 0; i < 3; i++)
+        set_counters(&lanes[i], MC_TICKET_LIMIT - 1, MC_TICKET_LIMIT - 1);
+    CHECK(mc_lanes_inserted(lanes, 3) == -EUCLEAN);
+    for (int i = 0; i < 3; i++)
+        free_lane(&lanes[i]);
+}
+
 int main(void) {
     const struct test tests[] = {
         TEST(heads_count_transitions_and_age_within_an_episode),
@@ -411,6 +426,7 @@ int main(void) {
         TEST(a_shared_lane_that_is_damaged_or_closed_is_not_kept),
         TEST(the_transitions_ever_inserted_are_counted_across_wraps_and_successors),
         TEST(the_count_of_insertions_survives_the_wrap_of_ordinals),
+        TEST(a_count_of_insertions_that_cannot_be_is_damage),
     };
     run_tests(tests, sizeof tests / sizeof *tests);
     return 0;
