@@ -78,15 +78,22 @@ class Telemetry(Shared):
             rows = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
             if code == -errno.ESTALE:  # the worker lapped this read: take what is newer
-                end = self._lanes.committed(lane)
+                newer = self._lanes.committed(lane)
+                if newer == end:
+                    break  # the next call sees more, unless the counters are damaged
+                end = newer
                 continue
             self.lost += oldest - self._read[lane]
             self._read[lane] = end
             return [
-                Metric(float(row["time_s"]), int(row["step"]), row["agent"].decode(), row["name"].decode(),
+                Metric(float(row["time_s"]), int(row["step"]), _text(row["agent"]), _text(row["name"]),
                        float(row["value"])) for row in rows
             ]  # fmt: skip
         return []
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
 class Reporter:

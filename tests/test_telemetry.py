@@ -8,7 +8,8 @@ import pytest
 
 from marlcore._native import LINE
 from marlcore.control import STEPS, UPDATES, Control
-from marlcore.errors import LaneBusy
+from marlcore.errors import LaneBusy, SegmentCorrupt
+from marlcore.lane import LaneGeometry
 from marlcore.shm import SegmentHandle
 from marlcore.telemetry import ROWS, Metric, Telemetry
 
@@ -105,4 +106,22 @@ def test_a_tail_beside_a_fast_worker_sees_every_metric_whole_or_counts_it() -> N
     assert all(m == Metric(m.step / 3, m.step, str(m.step % 5), "x", float(m.step)) for m in seen)
     assert [m.step for m in seen] == sorted({m.step for m in seen})
     assert len(seen) + telemetry.lost == count
+    telemetry.close()
+
+
+def test_damaged_rows_and_counters_end_no_tail() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
+    body, geometry = telemetry._segment.body, LaneGeometry(1, ROWS, (88,))
+    body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
+    assert telemetry.tail()[0].name == "\ufffd" * 32
+    reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
+    counters = body[geometry.counters_offset(0) :][:16].view(np.int64)
+    counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once
+    assert telemetry.tail() == []
+    counters[0] = 2**62
+    with pytest.raises(SegmentCorrupt):
+        telemetry.tail()
+    reporter.close()
     telemetry.close()
