@@ -170,7 +170,7 @@ def _sections_of(segment: Segment, start: int) -> dict[str, Section]:
     inside = partial(_checked_section, start, len(segment.body))
     try:
         return {name: inside(**plain) for name, plain in described.items()}
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # the last of a dtype with a comma in it
         raise SegmentCorrupt(f"{segment.path}: the saved sampler state is damaged: {error}") from None
 
 

@@ -43,7 +43,7 @@ class Field:
             if self.dtype is None:  # which NumPy takes for float64
                 raise TypeError
             dtype = np.dtype(self.dtype)
-        except TypeError:
+        except (TypeError, SyntaxError):  # NumPy parses a name with a comma in it
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
         if dtype.kind not in _KINDS or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")

@@ -36,7 +36,7 @@ def test_a_shape_of_anything_but_positive_integers_is_refused(shape):
         Field(shape)
 
 
-@pytest.mark.parametrize("dtype", ["object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4"])
+@pytest.mark.parametrize("dtype", ["object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4", ",nt16"])
 def test_a_dtype_that_is_no_native_number_is_refused(dtype):
     with pytest.raises(TypeError, match=r"^Field dtype: expected .*, got "):
         Field((), dtype)
