@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,18 +11,32 @@ import pytest
 from core import CORE, mutants, run
 
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
+THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: word by word, each of them atomic
+MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
+
+BUILDS = {
+    "optimized": (["-O2"], []),
+    "sanitized": (SANITIZERS, []),
+    "threads": (THREADS, []),
+    "valgrind": (["-O1", "-g"], MEMCHECK),
+}
+"""Flags of the compiler, and what runs the program."""
 
 
-@pytest.mark.parametrize("flags", [["-O2"], SANITIZERS], ids=["optimized", "sanitized"])
+@pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("name", ["test_core", "test_transitions"])
-def test_c_tests_pass(name: str, flags: list[str], tmp_path: Path) -> None:
+def test_c_tests_pass(name: str, build: str, tmp_path: Path) -> None:
     """Each behaviour of the core in one thread, and wake-ups between two."""
+    flags, runner = BUILDS[build]
+    if runner and shutil.which(runner[0]) is None:
+        pytest.skip(f"{runner[0]} is not installed (Debian: {runner[0]})")
     binary = tmp_path / name
     sources = [CORE / "test" / f"{name}.c", *sorted(CORE.glob("*.c"))]
     mutants.compile_with(
         ["gcc", *mutants.CFLAGS, *flags, f"-I{CORE}", *map(str, sources), "-o", str(binary), "-pthread", "-lm"]
     )
-    done = run([binary])
+    done = run([*runner, binary])
     assert done.returncode == 0, done.stdout + done.stderr
     declared = re.findall(r"TEST\((\w+)\)", sources[0].read_text())
     assert done.stdout.split() == declared and len(declared) > 10
@@ -64,6 +79,28 @@ def test_readers_that_do_not_validate_accept_torn_rows(stress: Path, name: str) 
     patient = re.sub(r"--reads (\d+)", r"--reads \g<1>000", STRESSES[name])
     done = run([stress, *patient.split(), "--no-validation", "--until-torn"])
     assert done.returncode == 1 and counts(done)["torn"] > 0, done.stdout + done.stderr
+
+
+RACES = {
+    "small_rows": "--reads 200000 --row 40 --capacity 4",
+    "frames_in_appends": "--reads 20000 --row 40 --frame 567 --capacity 8 --append 3",
+    "double_buffer": "--reads 500 --row 65536 --capacity 2 --newest",
+}
+
+
+@pytest.mark.parametrize("arguments", RACES.values(), ids=RACES.keys())
+def test_a_thread_sanitizer_finds_no_race_between_a_writer_and_its_readers(tmp_path: Path, arguments: str) -> None:
+    """Every word that both touch is atomic, and what readers check after copying is ordered by more than luck."""
+    done = run([mutants.build_stress(CORE, tmp_path / "stress", THREADS), *arguments.split()])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts(done)["torn"] == 0
+
+
+def test_a_thread_sanitizer_that_is_not_told_of_the_opaque_copy_finds_it(tmp_path: Path) -> None:
+    """The positive control: the same rows, copied by the C library, are a race."""
+    stress = mutants.build_stress(CORE, tmp_path / "stress", OPAQUE)
+    done = run([stress, *RACES["frames_in_appends"].split()])
+    assert done.returncode == 66 and "data race" in done.stderr, done.stdout + done.stderr
 
 
 def test_stress_refuses_arguments_that_it_does_not_know(stress: Path) -> None:
