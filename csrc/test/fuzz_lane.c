@@ -105,8 +105,10 @@ static void read_rows(struct world *world, const struct mc_lane *lane, struct in
     for (int k = 0; k < COLUMNS; k++)
         dests[k] = k < 2 && take_below(input, 4) ? world->rows[k] : NULL;
     uint64_t ticket = take_word(input, mc_load_committed(mc_counters_of(lane)));
-    int code = mc_lane_read(lane, ticket, take_below(input, MAX_CAPACITY + 2), dests);
+    uint64_t n = take_below(input, MAX_CAPACITY + 1);
+    int code = mc_lane_read(lane, ticket, n, dests);
     CHECK(code == 0 || code == -EINVAL || code == -EAGAIN || code == -ESTALE);
+    CHECK(code || (1 <= n && n <= lane->capacity));
 }
 
 static void look(const struct world *world, struct input *input) {
