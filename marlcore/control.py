@@ -2,7 +2,8 @@
 
 | stop: the parent's line | a line for each worker: its counters | a line for each worker: what the parent notes of it |
 
-A worker's line is its process's; the process that is started in its place goes on from what it says.
+A worker's line is its process's; the process that is started in its place goes on from what it says. Before the first
+process the parent writes there how far a run is that is resumed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .shm import Segment
 
 __all__ = ["BEATS", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
 
-# Words of a worker's line. READY: how many of its processes came as far as their first round
+# Words of a worker's line. READY: the number of its last process that came as far as its first round
 STEPS, UPDATES, READY, BEATS = range(4)
 # Words of the parent's line of a worker
 PID, RESTARTS = range(2)
