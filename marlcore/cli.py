@@ -23,7 +23,10 @@ __all__ = ["train"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train every agent of an environment at once, each with a replay, weights and a learner of its own."""
+    """Train every agent of an environment at once, each with a replay, weights and a learner of its own.
+
+    `marlcore train --resume RUN [--total-steps N]` goes on with an earlier run instead, from its last checkpoints.
+    """
 
     env: str = "treasure_hunt"
     """treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>."""
