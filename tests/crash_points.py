@@ -630,7 +630,13 @@ def main() -> None:
     do = kill_at_each_point if how == "kill" else fail_each_call
     shm.SHM_DIR = Path(folder)  # where nobody else makes segments, or sweeps
     shm.sweep = partial(shm.survey, shm.SHM_DIR, remove=True)
-    Add(shm.SHM_DIR).close()  # loads what drawing needs
+    Add(shm.SHM_DIR).close()  # compiles or loads what drawing needs
+    if name == "draw":
+        first = Draw(shm.SHM_DIR)
+        first.prepare()
+        first.act()
+        first.own.close()
+        first.close()
     gc.collect()
     gc.freeze()  # which need not be looked through again and again
     for one in sabotage:

@@ -103,7 +103,7 @@ def test_whoever_looks_cannot_write():
             looking = Control.watch(control.handle)
             assert not looking._segment.body.flags.writeable
             run = Run(looking)
-            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
+            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "down"
             control.stop()
             assert not run.alive
             run.close()
