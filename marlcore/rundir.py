@@ -68,13 +68,13 @@ class RunDirectory:
             ValueError: the place is taken or cannot be written, or the configuration holds NaN.
             TypeError: the configuration holds what JSON does not.
         """
-        text = json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n"
+        text = _as_json(config)
         root = Path(path).absolute()
         try:
             _lay_out(root)
             run = cls(root, "x")
             try:
-                write_atomically(root / "config.json", text.encode())  # last: from now on it is a run
+                write_atomically(root / "config.json", text)  # last: from now on it is a run
             except BaseException:
                 run.close()
                 raise
@@ -97,8 +97,7 @@ class RunDirectory:
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes what the run goes on with."""
-        text = json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n"
-        write_atomically(self.path / "config.json", text.encode())
+        write_atomically(self.path / "config.json", _as_json(config))
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `progress` returns."""
@@ -209,6 +208,10 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _as_json(config: Mapping[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n").encode()
 
 
 def _cut_off_half_a_line(path: Path) -> None:

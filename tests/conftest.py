@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -165,3 +166,16 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     yield start
     for one in started:
         one.end()
+
+
+@pytest.fixture
+def alarm():
+    """alarm(handler) has it called in 0.2 seconds."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def after(handler):
+        signal.signal(signal.SIGALRM, lambda *_: handler())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    yield after
+    signal.signal(signal.SIGALRM, before)

@@ -334,19 +334,6 @@ class Rang(Exception):
     pass
 
 
-@pytest.fixture
-def alarm():
-    """alarm(handler) has it called in 0.2 seconds."""
-    before = signal.getsignal(signal.SIGALRM)
-
-    def after(handler):
-        signal.signal(signal.SIGALRM, lambda *_: handler())
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-
-    yield after
-    signal.signal(signal.SIGALRM, before)
-
-
 def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
     def ring():
         raise Rang
