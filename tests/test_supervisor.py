@@ -349,7 +349,7 @@ def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: st
 def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_path: Path) -> None:
     algorithm = TrappedDQN()
     object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
-    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=40_000)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=200_000)  # it outlives a restart
     result = mc.train(partial(TreasureHunt, **HUNT), algorithm, config, progress=False)
     assert sum(result.restarts.values()) == 1
     (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)
@@ -358,7 +358,7 @@ def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_pa
     ]
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0]
     state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
-    assert state["updates"] == result.updates[agent] >= 130
+    assert state["updates"] == result.updates[agent] > 131
     # 130 updates were counted when it died, and its trainer goes on from the checkpoint of 100.
     assert state["trainer"]["updates"] == result.updates[agent] - 30
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
