@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import threading
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import EnvironmentFailed
+from .forkserver import ForkServer, read_status
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["Failure", "Interrupts", "WorkerProcess", "end_with_parent", "reason_of", "wait_any"]
+__all__ = ["Failure", "Interrupts", "WorkerProcess", "reason_of", "wait_any"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+STATUS_S = 1.0  # for the kernel's word on a dead process to come through
 MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
 
 
@@ -47,73 +49,63 @@ def reason_of(error: BaseException) -> str:
 
 
 class WorkerProcess:
-    """One worker in a process of its own, started by spawn.
+    """One worker in a process of its own.
 
     Attributes:
         name: the worker's. pid: of the process.
     """
 
-    def __init__(self, name: str, blueprint: Blueprint, log: Path, attempt: int) -> None:
-        """Raises OSError: the system starts no further process, or cannot watch it."""
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, server: ForkServer, name: str, blueprint: Blueprint, log: Path, attempt: int) -> None:
+        """Raises OSError: the system starts no further process."""
         self.name = name
-        self._errors, child_end = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_child_main, args=(name, blueprint, attempt, log, child_end, os.getpid()), name=name
-        )
-        # Starting multiprocessing's resource tracker unblocks signals, so it must not happen while they are blocked.
-        resource_tracker.ensure_running()
-        # Blocked signals stay blocked in the child, from its first instruction on: a signal that reaches the
-        # whole process group is the parent's to handle, and it stays pending here until the child has started.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._errors, child_end = multiprocessing.Pipe(duplex=False)
         try:
-            self._process.start()
-            assert self._process.pid is not None
-            self.pid: int = self._process.pid
-            self._pidfd = os.pidfd_open(self.pid)
+            with child_end:
+                # What is of the user's modules is unpickled in the worker alone, where its errors are the worker's.
+                self._process = server.fork(
+                    child_end.fileno(), _work, _surroundings(name), name, log, attempt, pickle.dumps(blueprint)
+                )
         except BaseException:
             self._errors.close()
-            if self._process.pid is not None:
-                self._process.kill()
-                self._process.join()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-            child_end.close()
+        self.pid = self._process.pid
 
     @property
     def pidfd(self) -> int:
         """Readable when the process has ended."""
-        return self._pidfd
+        return self._process.pidfd
 
     @property
     def running(self) -> bool:
-        return self._process.is_alive()
+        return not _readable(self.pidfd, 0.0)
 
     def failure(self) -> Failure | None:
         """Why the worker raised, or how it died; None while it runs or when it ended well."""
-        if self.running or self._process.exitcode == 0:
+        if self.running:
+            return None
+        code = read_status(self._process.status) if _readable(self._process.status, STATUS_S) else None
+        if code == 0:
             return None
         try:
             if self._errors.poll():
                 return Failure(*self._errors.recv())
         except (EOFError, OSError):
             pass  # it died before or in the middle of sending
-        code = self._process.exitcode
         reason = "worker" if code is not None and code > 0 else "death"
         return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
     def kill(self) -> None:
         """Ends the process at once."""
-        self._process.kill()
+        with suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Ends the process if it still runs, and gives back what it held here."""
-        self._process.kill()
-        self._process.join()
+        self.kill()
+        _readable(self.pidfd, None)
         self._errors.close()
-        os.close(self._pidfd)
-        self._process.close()
+        os.close(self._process.pidfd)
+        os.close(self._process.status)
 
 
 class Interrupts:
@@ -154,12 +146,15 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def _child_main(name: str, blueprint: Blueprint, attempt: int, log: Path, errors: Connection, parent: int) -> None:
-    end_with_parent(parent)
+def _work(
+    errors: Connection, surroundings: dict[str, Any], name: str, log: Path, attempt: int, blueprint: bytes
+) -> None:
+    """A worker's life, in its process."""
     status = 0
     try:
         setup_logging(log)
-        run_worker(name, blueprint, attempt)
+        spawn.prepare(surroundings)
+        run_worker(name, pickle.loads(blueprint), attempt)
     except BaseException as error:
         text = traceback.format_exc()
         logging.getLogger(__name__).error("%s failed:\n%s", name, text)
@@ -169,15 +164,24 @@ def _child_main(name: str, blueprint: Blueprint, attempt: int, log: Path, errors
     os._exit(status)  # everything is closed, and taking torch down in order would cost a second
 
 
-def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent is gone, in whatever state it is then, and however it died."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before
-        os._exit(1)
+def _surroundings(name: str) -> dict[str, Any]:
+    """What multiprocessing gives the processes that it spawns: `__main__`, arguments, folder, path."""
+    found = spawn.get_preparation_data(name)
+    found["authkey"] = bytes(found["authkey"])  # its own class is pickled by multiprocessing alone
+    return found
+
+
+def _readable(fd: int, seconds: float | None) -> bool:
+    """Whether something can be read there, or its other end is closed; after waiting for it for so long."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def _describe(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
+    if exitcode is None:
+        return "the process that it was forked from"
+    if exitcode < 0:
         names = {signum.value: signum.name for signum in signal.Signals}
         return f"signal {names.get(-exitcode, -exitcode)}"
     return f"exit code {exitcode}"

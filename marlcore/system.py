@@ -25,6 +25,7 @@ from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
 from .errors import WorkerFailed
+from .forkserver import ForkServer
 from .learner import choose_device
 from .params import ParameterStore
 from .processes import Interrupts, WorkerProcess, reason_of
@@ -192,14 +193,16 @@ def _run(
         table = stack.enter_context(Progress()) if show else None
         monitor = _Monitor(run, control, telemetry, table, config.total_steps, began)
         stack.callback(monitor.finish)
+        server = stack.enter_context(closing(ForkServer(hurry=lambda: interrupts.signum is not None)))
         supervisor = None
         if config.mode == "async":
-            supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run)))
+            supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run, server)))
         stack.callback(control.stop)
         if supervisor and _start_all(supervisor, interrupts):
             grace = max(GRACE_S, config.supervision.learner_timeout)
             _run_async(supervisor, actor_names(config), control, monitor, interrupts, grace)
         else:
+            server.close()  # if it could fork nothing
             for notes in control.notes.values():
                 notes.store(PID, os.getpid())
             _run_serial(blueprint, monitor, interrupts)
@@ -282,9 +285,9 @@ def _create_memory(
     return replay, stack.enter_context(store)
 
 
-def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory) -> Supervisor:
+def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
     def start(name: str, attempt: int) -> WorkerProcess:
-        return WorkerProcess(name, blueprint, run.log_path(name), attempt)
+        return WorkerProcess(server, name, blueprint, run.log_path(name), attempt)
 
     config = blueprint.config.supervision
     actors = actor_names(blueprint.config)
@@ -298,6 +301,8 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
         for worker in supervisor.workers.values():
             if interrupts.signum is None:
                 worker.start()
+    except InterruptedError:
+        pass  # by a signal, which the caller sees too
     except OSError as error:
         log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
         supervisor.close()

@@ -1,8 +1,8 @@
 """Kills a real run's processes at random and says what became of it: `python -m marlcore.testing.chaos --seconds 60`.
 
-The run is one of `checked.py`, whose every row and every weight says whether it is whole. Actors, learners and the
-parent are ended by SIGKILL, or stopped for a while by SIGSTOP, some for longer than their time-outs; the run of a
-killed parent is resumed.
+The run is one of `checked.py`, whose every row and every weight says whether it is whole. Actors, learners, the parent
+and the process that workers are forked from are ended by SIGKILL, or stopped for a while by SIGSTOP, some for longer
+than their time-outs; the run of a killed parent is resumed.
 """
 
 from __future__ import annotations
@@ -11,32 +11,27 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..config import ActorConfig, Config, LearnerConfig, ReplayConfig, SupervisionConfig
-from ..control import BEATS, PID, READY, RESTARTS, STEPS, Control
-from ..errors import MarlcoreError
+from ..forkserver import end_with_parent
 from ..options import parse
-from ..processes import end_with_parent
-from ..shm import SHM_DIR, survey
+from ..shm import survey
 from ..system import train
 from .checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
+from .victim import Lost, Victim, parent_of
 
 __all__ = ["Report", "main", "wreak"]
 
 TIMEOUT_S = 10.0  # of silent workers
-HUNG_S = 120.0  # without which a recovery is none
-LOOK_S = 0.02
 RUN = "run-to-be-struck"  # this module as the run itself: the folder and the process that strikes follow
 
 
@@ -111,195 +106,106 @@ def main(arguments: list[str]) -> int:
 
 def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
     """A run with blows for so many seconds; what became of it."""
+    before = {file.name for file in survey()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
         try:
-            chaos.start()
-            end = time.monotonic() + seconds
-            while time.monotonic() < end and not chaos.report.hung:
-                time.sleep(min(chaos.dice.expovariate(1 / pause), max(end - time.monotonic(), 0.0)))
-                chaos.strike()
-            if not chaos.report.hung:
-                chaos.finish()
+            chaos.run(seconds, pause)
+        except Lost as lost:
+            chaos.report.hung += 1
+            chaos.report.faults.append(str(lost))
         finally:
-            chaos.end()
+            chaos.victim.close()
         chaos.report.rows = read_rows(Path(folder))
         chaos.report.faults += read_faults(Path(folder))
-        return chaos.report
+    left = [file.name for file in survey() if not file.held and file.name not in before]
+    chaos.report.leaked += [f"segment {name}" for name in left]
+    return chaos.report
 
 
 class _Chaos:
-    """One run, and who strikes it."""
+    """Strikes one run."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.folder = folder
         self.dice = dice
         self.report = Report()
-        self._parent: subprocess.Popen[bytes] | None = None
-        self._control: Control | None = None
-        self._before = {file.name for file in survey()}
+        command = [sys.executable, "-m", "marlcore.testing.chaos", RUN, str(folder), str(os.getpid())]
+        self.victim = Victim(command, folder / "log")
 
-    def start(self) -> None:
-        """Starts the run, or resumes it, and waits until every worker works."""
-        command = [sys.executable, "-m", "marlcore.testing.chaos", RUN, str(self.folder), str(os.getpid())]
-        log = (self.folder / "log").open("ab")
-        with log:
-            self._parent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        if not self._await(self._find_control):
-            return
-        for name in self._workers():
-            if not self._await(partial(self._works, name, 0)):
-                return
+    def run(self, seconds: float, pause: float) -> None:
+        """Blow upon blow, and in the end Ctrl-C, which must end the run well. Raises: Lost."""
+        self.victim.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(min(self.dice.expovariate(1 / pause), max(end - time.monotonic(), 0.0)))
+            self.strike()
+        if (code := self.victim.interrupt()) != 130:
+            self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def strike(self) -> None:
         """One blow to anyone, and what it takes until the run goes on."""
-        assert self._parent is not None
         blow = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
-        if self.dice.random() < 0.1:
-            self._strike_parent(blow)
-            return
-        name = self.dice.choice(self._workers())
-        role = name.partition("-")[0]
-        assert self._control is not None
-        notes = self._control.notes[name]
-        pid, began = notes.load(PID), time.monotonic()
-        attempt = notes.load(RESTARTS) + 1
-        if notes.load(PID) != pid or not self._signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
+        whom = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
+        if whom == "worker":
+            self._strike_worker(self.dice.choice(self.victim.workers), blow)
+        elif blow != "kill":
+            self.report.blows[f"{whom} stop"] += 1
+            self._stop(self.victim.parent.pid if whom == "parent" else self._server())
+        elif whom == "parent":
+            self._kill_parent()
+        else:
+            self._kill_server()
+
+    def _strike_worker(self, name: str, blow: str) -> None:
+        victim, began = self.victim, time.monotonic()
+        pid, attempt = victim.pid(name), victim.attempt(name)
+        if victim.pid(name) != pid or not victim.signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
             return  # it is being replaced just now
-        self.report.blows[f"{role} {blow}"] += 1
+        self.report.blows[f"{name.partition('-')[0]} {blow}"] += 1
         if blow == "stop":
             time.sleep(self.dice.random())
-            self._signal(pid, signal.SIGCONT)
+            victim.signal(pid, signal.SIGCONT)
             return
-        if self._await(lambda: self._works(name, attempt)):
-            self.report.restarts += 1
-            self.report.recoveries.append(time.monotonic() - began - (TIMEOUT_S if blow == "hang" else 0.0))
+        victim.wait(lambda: victim.works(name, attempt))
+        self._recovered(began + (TIMEOUT_S if blow == "hang" else 0.0))
 
-    def _strike_parent(self, blow: str) -> None:
-        assert self._parent is not None
-        if blow != "kill":
-            self.report.blows["parent stop"] += 1
-            self._parent.send_signal(signal.SIGSTOP)
-            time.sleep(self.dice.random())
-            self._parent.send_signal(signal.SIGCONT)
-            return
+    def _stop(self, pid: int) -> None:
+        self.victim.signal(pid, signal.SIGSTOP)
+        time.sleep(self.dice.random())
+        self.victim.signal(pid, signal.SIGCONT)
+
+    def _kill_parent(self) -> None:
         self.report.blows["parent kill"] += 1
-        began, group = time.monotonic(), self._parent.pid
-        self._parent.kill()
-        steps = self._steps()
-        # Not reaped yet, so that its group is still nobody else's.
-        if not self._await(lambda: not _living(group), alone=True):
-            return
-        self._parent.wait()
+        began, control = time.monotonic(), self.victim.control
+        self.victim.parent.kill()
+        steps = control.steps
+        self.victim.kill()
         noted = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
         self.report.repeated += max(steps - sum(noted.values()), 0)
-        self._let_go()
-        self.start()
-        self.report.restarts += 1
-        self.report.recoveries.append(time.monotonic() - began)
+        self.victim.start()
+        self._recovered(began)
 
-    def finish(self) -> None:
-        """Stops the run as Ctrl-C does; it must end, and well."""
-        assert self._parent is not None
-        self._parent.send_signal(signal.SIGINT)
-        group = self._parent.pid
-        if not self._await(self._ended, alone=True) or not self._await(lambda: not _living(group), alone=True):
+    def _kill_server(self) -> None:
+        """All workers die with it."""
+        victim, began = self.victim, time.monotonic()
+        attempts = {name: victim.attempt(name) for name in victim.workers}
+        if not victim.signal(self._server(), signal.SIGKILL):
             return
-        if (code := self._parent.wait()) != 130:
-            self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
+        self.report.blows["fork server kill"] += 1
+        victim.wait(lambda: all(victim.works(name, attempt) for name, attempt in attempts.items()))
+        self._recovered(began)
 
-    def end(self) -> None:
-        """Ends what is left, and notes which segments nobody has any more."""
-        self._let_go()
-        if self._parent is not None and self._parent.returncode is None:  # not reaped, so that the group is its still
-            os.killpg(self._parent.pid, signal.SIGKILL)
-            self._parent.wait()
-        left = [file.name for file in survey() if not file.held and file.name not in self._before]
-        self.report.leaked += [f"segment {name}" for name in left]
+    def _server(self) -> int:
+        """The process that workers are forked from; 0 while there is none."""
+        for name in self.victim.workers:
+            with suppress(OSError):
+                return parent_of(self.victim.pid(name))
+        return 0
 
-    def _ended(self) -> bool:
-        """Whether the parent has ended; it is not reaped."""
-        assert self._parent is not None
-        return os.waitid(os.P_PID, self._parent.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-    def _let_go(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-
-    def _find_control(self) -> bool:
-        assert self._parent is not None
-        for path in SHM_DIR.glob("marlcore-control-*"):
-            try:
-                control = Control.watch(path)
-            except MarlcoreError:  # gone meanwhile
-                continue
-            if control.about.get("pid") == self._parent.pid:
-                self._control = control
-                return True
-            control.close()
-        return False
-
-    def _workers(self) -> list[str]:
-        assert self._control is not None
-        return list(self._control.workers)
-
-    def _works(self, name: str, attempt: int) -> bool:
-        """Whether a later process than the `attempt`th does the worker's work, and has done a round."""
-        assert self._control is not None
-        counters = self._control.workers[name]
-        return counters.load(READY) > attempt and counters.load(BEATS) > 0
-
-    def _steps(self) -> int:
-        assert self._control is not None
-        return sum(counters.load(STEPS) for counters in self._control.workers.values())
-
-    def _signal(self, pid: int, signum: int) -> bool:
-        """Whether the process was there; one that has its number by now, but is none of the run's, is left alone."""
-        assert self._parent is not None
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (ProcessLookupError, ValueError):
-            return False
-        try:
-            if os.getpgid(pid) != self._parent.pid:
-                return False
-            signal.pidfd_send_signal(pidfd, signum)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(pidfd)
-        return True
-
-    def _await(self, done: Callable[[], bool], alone: bool = False) -> bool:
-        """Waits for it; False, and counted as hung, when that takes too long or the run ends instead.
-
-        `alone` when the run's parent is to end, and not to be reaped.
-        """
-        assert self._parent is not None
-        end = time.monotonic() + HUNG_S
-        while not done():
-            if not alone and self._parent.poll() is not None:
-                self.report.faults.append(f"the run ended: {(self.folder / 'log').read_text()[-2000:]}")
-            elif time.monotonic() < end:
-                time.sleep(LOOK_S)
-                continue
-            self.report.hung += 1
-            return False
-        return True
-
-
-def _living(group: int) -> list[int]:
-    """The processes of a group, but for those that ended and wait for somebody to take note."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = status.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(of_group) == group and state != "Z":
-            found.append(int(status.parent.name))
-    return found
+    def _recovered(self, since: float) -> None:
+        self.report.restarts += 1
+        self.report.recoveries.append(time.monotonic() - since)
 
 
 def _run(folder: Path, parent: int) -> None:

@@ -1,0 +1,262 @@
+"""A process that has imported what workers need, and forks itself into them: a start takes milliseconds, not seconds.
+
+It runs nobody's code before it forks, has no threads of Python and never touches a GPU, so that what it forks is as
+good as new. The kernel ends it with the process that started it, and those that it forked with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.spawn import get_executable
+from typing import Any, NamedTuple
+
+__all__ = ["ForkServer", "Forked", "end_with_parent", "read_status", "serve"]
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+START_S = 120.0  # at most, for the imports
+REPLY_S = 30.0  # at most, without which the server is taken for stopped, and ended
+LOOK_S = 0.05
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_NUMBER = struct.Struct("=q")
+_FORK = b"fork"
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from marlcore.forkserver import serve
+serve(int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+class Forked(NamedTuple):
+    """A process that was forked.
+
+    Attributes:
+        pid, pidfd: its own.
+        status: a pipe that says how it ended, once that is known, as a number of `subprocess.Popen.returncode`'s
+            kind; it ends without one when the server is gone.
+    """
+
+    pid: int
+    pidfd: int
+    status: int
+
+
+class ForkServer:
+    """Starts the server when it is first needed, and again when it died.
+
+    Args:
+        hurry: whether to give up waiting for a server that is still starting.
+    """
+
+    def __init__(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        self._hurry = hurry
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def fork(self, report: int, function: Callable[..., None], *args: Any) -> Forked:
+        """Has function(connection, *args) run in a new process, with `report` as the connection's descriptor.
+
+        Both must be picklable, and what they need of `__main__` they import themselves.
+
+        Raises OSError: the system starts no process, or the server does not answer.
+        """
+        task = os.memfd_create("marlcore-task")
+        ended, status = os.pipe()
+        try:
+            with os.fdopen(os.dup(task), "wb") as file:
+                pickle.dump((function, args), file)
+            number, fds = self._ask([task, report, status])
+            if number < 0:
+                raise OSError(-number, os.strerror(-number))
+            return Forked(number, fds[0], ended)
+        except BaseException:
+            os.close(ended)
+            raise
+        finally:
+            os.close(task)
+            os.close(status)
+
+    def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
+        """What the server answers, from a new server if the old one is gone."""
+        for _ in range(2):
+            channel = self._channel or self._start()
+            try:
+                socket.send_fds(channel, [_FORK], fds)
+                return self._answer(channel, REPLY_S)
+            except (ConnectionError, TimeoutError):
+                self.close()
+        raise ConnectionError("the process that forks workers dies whenever it is asked for one")
+
+    def _answer(
+        self, channel: socket.socket, seconds: float, hurry: Callable[[], bool] = lambda: False
+    ) -> tuple[int, list[int]]:
+        """Raises OSError: no answer came in time, the server is gone, or whoever waits is in a hurry."""
+        end = time.monotonic() + seconds
+        while not select.select([channel], [], [], LOOK_S)[0]:
+            if hurry():
+                raise InterruptedError("told to stop while the process that forks workers was starting")
+            if time.monotonic() > end:
+                raise TimeoutError(f"the process that forks workers did not answer within {seconds:g} s")
+        answer, fds, _, _ = socket.recv_fds(channel, _NUMBER.size, 1)
+        if not answer:
+            raise ConnectionResetError("the process that forks workers is gone")
+        return _NUMBER.unpack(answer)[0], fds
+
+    def _start(self) -> socket.socket:
+        """Starts the server, and waits until it can be asked."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches
+        # the whole process group is the parent's to handle, and it stays pending here until the server has started.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with theirs:
+                arguments = [json.dumps(sys.path, default=str), str(theirs.fileno()), str(os.getpid())]
+                self._process = subprocess.Popen(
+                    [get_executable(), "-c", _PROGRAM, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    # A look for GPUs must not open their driver, which nothing that is forked later could use.
+                    env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                )
+            self._answer(self._channel, START_S, self._hurry)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        return self._channel
+
+    @property
+    def pid(self) -> int | None:
+        """The server's, if it was started."""
+        return self._process.pid if self._process else None
+
+    def close(self) -> None:
+        """Ends the server, and by that whatever it forked."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._channel = self._process = None
+
+
+def read_status(pipe: int) -> int | None:
+    """How a process ended, of the pipe that says so; None when the server was gone before it could say."""
+    data = os.read(pipe, _NUMBER.size)
+    return _NUMBER.unpack(data)[0] if data else None
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent is gone, in whatever state it is then, and however it died."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
+
+
+def serve(channel: int, parent: int) -> None:
+    """The server's life."""
+    end_with_parent(parent)
+    _import_what_workers_need()
+    gc.freeze()  # a collection would write to pages that all processes share
+    server = _Server(socket.socket(fileno=channel))
+    server.answer(0)
+    while True:
+        server.wait()
+
+
+def _import_what_workers_need() -> None:
+    import torch
+
+    from . import sampler, workers  # noqa: F401
+
+    # Before anything is computed: threads of OpenMP would not be there in what is forked, and be waited for.
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports torch's compiler
+
+
+class _Server:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, and where its end is told
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+
+    def answer(self, number: int, *fds: int) -> None:
+        """With the pid of what was forked, or an errno below 0; first of all with 0: it can be asked now."""
+        socket.send_fds(self._channel, [_NUMBER.pack(number)], fds)
+
+    def wait(self) -> None:
+        """Until there is something to do, and does it."""
+        for fd, _ in self._poll.poll():
+            if fd == self._channel.fileno():
+                self._fork()
+            else:
+                self._reap(fd)
+
+    def _fork(self) -> None:
+        request, fds, _, _ = socket.recv_fds(self._channel, len(_FORK), 3)
+        if not request:  # whoever asked has closed its end
+            os._exit(0)
+        task, report, status = fds
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(status)
+            self.answer(-(error.errno or errno.EAGAIN))
+        else:
+            if pid == 0:
+                os.close(status)
+                self._forget()
+                _run(server, task, report)
+            pidfd = os.pidfd_open(pid)
+            self._children[pidfd] = pid, status
+            self._poll.register(pidfd, select.POLLIN)
+            self.answer(pid, pidfd)
+        os.close(task)
+        os.close(report)
+
+    def _forget(self) -> None:
+        """In what was forked: closes what is the server's."""
+        self._channel.close()
+        for pidfd, (_, status) in self._children.items():
+            os.close(pidfd)
+            os.close(status)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, status = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(pidfd)
+        with suppress(BrokenPipeError):  # nobody asks any more
+            os.write(status, _NUMBER.pack(code))
+        os.close(status)
+
+
+def _run(server: int, task: int, report: int) -> None:
+    """The life of a process that was forked."""
+    import numpy as np
+
+    end_with_parent(server)
+    np.random.seed()  # as in a process of its own; Python's `random` does so by itself
+    with os.fdopen(task, "rb") as file:
+        file.seek(0)
+        function, args = pickle.load(file)
+    function(Connection(report, readable=False), *args)
+    os._exit(0)
