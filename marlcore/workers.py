@@ -24,6 +24,7 @@ from .params import ParameterStore
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
 from .rundir import write_atomically
+from .save import Stateful
 from .shm import SegmentHandle
 from .spec import Field, TransitionSpec
 from .telemetry import Metric, Telemetry
@@ -236,6 +237,7 @@ class LearnerWorker(Worker):
         if state:
             trainer.load_state_dict(state["trainer"])
             torch.set_rng_state(state["torch"])
+            self._sampler.load_state_dict({name: tensor.numpy() for name, tensor in state["sampler"].items()})
         return Learner(
             self._sampler,
             trainer,
@@ -244,7 +246,7 @@ class LearnerWorker(Worker):
             config.exploration,
             device,
             report=partial(self.report, plan.name),
-            save=partial(_save, plan, network, replay),
+            save=partial(_save, plan, network, replay, self._sampler),
             updates=updates,
             epsilon=epsilon,
         )
@@ -346,10 +348,14 @@ def _load(path: Path) -> dict[str, Any]:
     return state
 
 
-def _save(plan: AgentPlan, network: torch.nn.Module, replay: ReplayBuffer, state: Mapping[str, Any]) -> None:
+def _save(
+    plan: AgentPlan, network: torch.nn.Module, replay: ReplayBuffer, sampler: Stateful, state: Mapping[str, Any]
+) -> None:
     """A checkpoint, and first the replay: one that is newer than its checkpoint does no harm."""
     if plan.saved_replay is not None:
         replay.save(plan.saved_replay)
     data = io.BytesIO()
-    torch.save({**state, "network": network.state_dict(), "torch": torch.get_rng_state()}, data)
+    drawing = {name: torch.from_numpy(array) for name, array in sampler.state_dict().items()}
+    random = {"torch": torch.get_rng_state(), "sampler": drawing}
+    torch.save({**state, "network": network.state_dict(), **random}, data)
     write_atomically(plan.checkpoint, data.getvalue())

@@ -82,6 +82,7 @@ def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) ->
     for old, new in zip(before, checkpoints(more.run_dir), strict=True):
         assert all(torch.equal(old["network"][name], tensor) for name, tensor in new["network"].items())
         assert torch.equal(old["torch"], new["torch"]) and old["epsilon"] == new["epsilon"]
+        assert torch.equal(old["sampler"]["generator"], new["sampler"]["generator"])
 
 
 @pytest.mark.parametrize("save", [True, False])
