@@ -1,0 +1,34 @@
+"""A small treasure hunt, and how well it is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from marlcore.envs import TreasureHunt
+
+HUNT = partial(TreasureHunt, agents=2, size=6, horizon=25, gems=3, food=1, bones=3)
+
+
+def mean_returns(choose: Callable[[str, Any], int], episodes: int = 200) -> dict[str, float]:
+    """By agent; `choose` is asked for an action with the agent and what it observes."""
+    env = HUNT()
+    env.reset(0)
+    totals = dict.fromkeys(env.agents, 0.0)
+    for _ in range(episodes):
+        while (agent := env.agent) is not None:
+            obs, reward, terminated, truncated = env.last()
+            totals[agent] += reward
+            env.step(None if terminated or truncated else choose(agent, obs))
+        env.reset()
+    return {agent: total / episodes for agent, total in totals.items()}
+
+
+def bar() -> float:
+    """A return that only who has learned reaches: three times that of random play, and at least ten more."""
+    rng = np.random.default_rng(0)
+    random = float(np.mean(list(mean_returns(lambda agent, obs: int(rng.integers(4))).values())))
+    return max(3 * random, random + 10)
