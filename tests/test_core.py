@@ -1,10 +1,16 @@
-"""The C core without Python: its own tests, and threads that race for a lane."""
+"""The C core without Python: its own tests, and threads that race for a lane.
+
+The race over many reads that the lane calls whole, then its controls: python tests/test_core.py 1000000000
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,11 +53,6 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mutants.build_stress(CORE, tmp_path_factory.mktemp("stress") / "stress_lane")
 
 
-def counts(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
-    words = done.stdout.split()
-    return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
-
-
 STRESSES = {
     "small_rows": "--reads 10000000 --row 40 --capacity 4",
     "rows_of_words": "--reads 2000000 --row 248 --capacity 2",
@@ -61,24 +62,54 @@ STRESSES = {
     "double_buffer": "--reads 5000 --row 262144 --capacity 2 --newest",
     "triple_buffer": "--reads 5000 --row 262144 --capacity 3 --newest",
 }
+UNVALIDATED = ["small_rows", "frames", "double_buffer", "triple_buffer"]
+BROKEN = [mutant for mutant in mutants.MUTANTS if "stress" in mutant.checks]
 
 
-@pytest.mark.parametrize("arguments", STRESSES.values(), ids=STRESSES.keys())
-def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, arguments: str) -> None:
+def raced(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """What readers found, by name; a race that broke off is a failure."""
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    words = done.stdout.split()
+    found = Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+    assert found["accepted"] + found["lapped"] == found["reads"]
+    assert done.returncode == (found["torn"] > 0)
+    return found
+
+
+def race(stress: Path, name: str) -> Counter[str]:
     """Two readers take every row that the lane calls whole, while its writer overwrites them."""
-    done = run([stress, *arguments.split()])
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = counts(done)
+    return raced(run([stress, *STRESSES[name].split()]))
+
+
+def race_unvalidated(stress: Path, name: str) -> Counter[str]:
+    """The same until a torn row was seen, by readers that take every row."""
+    patient = re.sub(r"--reads (\d+)", r"--reads \g<1>000", STRESSES[name])
+    return raced(run([stress, *patient.split(), "--no-validation", "--until-torn"]))
+
+
+def race_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
+    """The same until a torn row was accepted, in a core that breaks a rule."""
+    stress = mutants.build_stress(mutants.mutate(mutant, folder), folder / f"{mutant.name}.stress")
+    return raced(run([stress, *mutants.STRESS]))
+
+
+@pytest.mark.parametrize("name", STRESSES)
+def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, name: str) -> None:
+    found = race(stress, name)
     assert found["torn"] == 0 and found["accepted"] > 0
-    assert found["accepted"] + found["lapped"] == found["reads"] >= int(arguments.split()[1]) * 0.99
+    assert found["reads"] >= int(STRESSES[name].split()[1]) * 0.99
 
 
-@pytest.mark.parametrize("name", ["small_rows", "frames", "double_buffer", "triple_buffer"])
+@pytest.mark.parametrize("name", UNVALIDATED)
 def test_readers_that_do_not_validate_accept_torn_rows(stress: Path, name: str) -> None:
     """The positive control: without validation the same race is seen, also with two and three slots."""
-    patient = re.sub(r"--reads (\d+)", r"--reads \g<1>000", STRESSES[name])
-    done = run([stress, *patient.split(), "--no-validation", "--until-torn"])
-    assert done.returncode == 1 and counts(done)["torn"] > 0, done.stdout + done.stderr
+    assert race_unvalidated(stress, name)["torn"] > 0
+
+
+@pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.name)
+def test_readers_of_a_lane_that_breaks_a_rule_accept_torn_rows(tmp_path: Path, mutant: mutants.Mutant) -> None:
+    """The positive control of the validation itself."""
+    assert race_broken(mutant, tmp_path)["torn"] > 0
 
 
 RACES = {
@@ -93,7 +124,7 @@ def test_a_thread_sanitizer_finds_no_race_between_a_writer_and_its_readers(tmp_p
     """Every word that both touch is atomic, and what readers check after copying is ordered by more than luck."""
     done = run([mutants.build_stress(CORE, tmp_path / "stress", THREADS), *arguments.split()])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert counts(done)["torn"] == 0
+    assert raced(done)["torn"] == 0
 
 
 def test_a_thread_sanitizer_that_is_not_told_of_the_opaque_copy_finds_it(tmp_path: Path) -> None:
@@ -107,3 +138,25 @@ def test_stress_refuses_arguments_that_it_does_not_know(stress: Path) -> None:
     """A misspelt option would otherwise weaken the test in silence."""
     assert run([stress, "--read", "1"]).returncode == 2
     assert run([stress, "--append", "5", "--capacity", "4"]).returncode == 2
+
+
+def main(accepted: int) -> int:
+    """Races of every kind, again and again until so many reads were accepted, then the controls; 1 when one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        stress = mutants.build_stress(CORE, Path(folder) / "stress_lane")
+        found = {name: Counter[str]() for name in STRESSES}
+        while sum(one["accepted"] for one in found.values()) < accepted:
+            for name, one in found.items():
+                one += race(stress, name)
+        found["all"] = sum(found.values(), Counter())
+        controls = {f"{name}, not validated": race_unvalidated(stress, name) for name in UNVALIDATED}
+        controls |= {mutant.name: race_broken(mutant, Path(folder)) for mutant in BROKEN}
+    columns = ("appended", "reads", "accepted", "lapped", "torn")
+    print(f"{'rows':<34}" + "".join(f"{column:>15}" for column in columns))
+    for name, one in (found | controls).items():
+        print(f"{name:<34}" + "".join(f"{one[column]:>15,}" for column in columns))
+    return int(found["all"]["torn"] > 0 or any(one["torn"] == 0 for one in controls.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
