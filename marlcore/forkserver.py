@@ -187,7 +187,8 @@ def _import_what_workers_need() -> None:
 
     # Before anything is computed: threads of OpenMP would not be there in what is forked, and be waited for.
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports torch's compiler
+    if not torch.cuda.is_available():  # with a GPU, torch's compiler might open the driver when it is imported
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports it
 
 
 class _Server:
