@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_executable
 from typing import Any, NamedTuple
 
-__all__ = ["ForkServer", "Forked", "end_with_parent", "read_status", "serve"]
+__all__ = ["ForkServer", "Forked", "end_with_parent", "read_status", "readable", "serve"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # at most, for the imports
@@ -107,7 +107,7 @@ class ForkServer:
     ) -> tuple[int, list[int]]:
         """Raises OSError: no answer came in time, the server is gone, or whoever waits is in a hurry."""
         end = time.monotonic() + seconds
-        while not select.select([channel], [], [], LOOK_S)[0]:
+        while not readable(channel.fileno(), LOOK_S):
             if hurry():
                 raise InterruptedError("told to stop while the process that forks workers was starting")
             if time.monotonic() > end:
@@ -120,25 +120,13 @@ class ForkServer:
     def _start(self) -> socket.socket:
         """Starts the server, and waits until it can be asked."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches
-        # the whole process group is the parent's to handle, and it stays pending here until the server has started.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             with theirs:
-                arguments = [json.dumps(sys.path, default=str), str(theirs.fileno()), str(os.getpid())]
-                self._process = subprocess.Popen(
-                    [get_executable(), "-c", _PROGRAM, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    # A look for GPUs must not open their driver, which nothing that is forked later could use.
-                    env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-                )
+                self._process = _start_program(theirs.fileno())
             self._answer(self._channel, START_S, self._hurry)
         except BaseException:
             self.close()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         return self._channel
 
     @property
@@ -154,6 +142,29 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._channel = self._process = None
+
+
+def _start_program(channel: int) -> subprocess.Popen[bytes]:
+    # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches the
+    # whole process group is the parent's to handle, and it stays pending here until the program has started.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        return subprocess.Popen(
+            [get_executable(), "-c", _PROGRAM, json.dumps(sys.path, default=str), str(channel), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[channel],
+            # A look for GPUs must not open their driver, which nothing that is forked later could use.
+            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def readable(fd: int, seconds: float | None) -> bool:
+    """Whether something can be read there, or its other end is closed; after waiting for it for so long."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def read_status(pipe: int) -> int | None:

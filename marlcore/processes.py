@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import EnvironmentFailed
-from .forkserver import ForkServer, read_status
+from .forkserver import ForkServer, read_status, readable
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
@@ -77,13 +77,13 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        return not _readable(self.pidfd, 0.0)
+        return not readable(self.pidfd, 0.0)
 
     def failure(self) -> Failure | None:
         """Why the worker raised, or how it died; None while it runs or when it ended well."""
         if self.running:
             return None
-        code = read_status(self._process.status) if _readable(self._process.status, STATUS_S) else None
+        code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
         if code == 0:
             return None
         try:
@@ -102,7 +102,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Ends the process if it still runs, and gives back what it held here."""
         self.kill()
-        _readable(self.pidfd, None)
+        readable(self.pidfd, None)
         self._errors.close()
         os.close(self._process.pidfd)
         os.close(self._process.status)
@@ -169,13 +169,6 @@ def _surroundings(name: str) -> dict[str, Any]:
     found = spawn.get_preparation_data(name)
     found["authkey"] = bytes(found["authkey"])  # its own class is pickled by multiprocessing alone
     return found
-
-
-def _readable(fd: int, seconds: float | None) -> bool:
-    """Whether something can be read there, or its other end is closed; after waiting for it for so long."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def _describe(exitcode: int | None) -> str:

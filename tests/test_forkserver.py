@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -141,10 +142,16 @@ def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.Mo
 
 
 def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_to_start() -> None:
-    with closing(ForkServer(hurry=lambda: True)) as server:
-        with pytest.raises(InterruptedError, match="told to stop"):
-            Child(server, tell, "environment")
-        assert server.pid is None
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        with closing(ForkServer(hurry=lambda: bool(came))) as server:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(InterruptedError, match="told to stop"):
+                Child(server, tell, "environment")
+            assert server.pid is None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("python", "error"), [("/bin/false", ConnectionError), ("/nowhere/python", FileNotFoundError)])
