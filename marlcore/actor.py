@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 Report = Callable[[str, str, float], None]
 
-FIRST_PULL_S = 10.0
+FIRST_PULL_S = 0.1
 
 
 class Subscriber(Protocol):
@@ -67,13 +67,11 @@ class Policy:
         return self._subscriber.version
 
     def pull(self) -> bool:
-        """Takes over newer weights, if there are any; waits for none but the first."""
+        """Takes over newer weights, if there are any; tries for long only while there are no older ones."""
         try:
             return self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimeoutError:
-            if not self.version:
-                raise
-            return False  # they are being overwritten right now: the old ones act on until the next pull
+            return False  # they are being overwritten right now, or their learner died in it: the next pull has them
 
     def act(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """Actions [B] for observations [B, ...]."""
@@ -159,7 +157,7 @@ class Actor:
 
     Args:
         envs: the copies.
-        policies: by agent.
+        policies: by agent, each with the weights that act first.
         writers: by agent, one for each copy.
         stack, pad: how observations are stacked; as the learners' samplers do it.
         sync_interval: rounds between pulls.
@@ -234,6 +232,6 @@ class Actor:
 
     def _pull(self) -> None:
         for agent, policy in self._policies.items():
-            if policy.pull():
-                for players in self._players:
-                    players[agent].writer.policy_version = policy.version
+            policy.pull()
+            for players in self._players:
+                players[agent].writer.policy_version = policy.version

@@ -179,11 +179,13 @@ class ActorWorker(Worker):
         network = build_network(self._blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         store = self.hold(ParameterStore.attach(plan.weights))
         subscriber = store.subscriber(network)
-        while not self.control.stopping and not subscriber.wait(newer_than=0, timeout=WAIT_S):
-            self.beat()
         use = self._index * len(self._blueprint.agents) + index
         rng = np.random.default_rng(_seed(config, "actor", use, self._steps))
-        return Policy(self._blueprint.algorithm, network, subscriber, rng, device)
+        policy = Policy(self._blueprint.algorithm, network, subscriber, rng, device)
+        # However long it takes: a learner that starts slowly, or died while it published, is the parent's to judge.
+        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and policy.pull()):
+            self.beat()
+        return policy
 
     @property
     def done(self) -> bool:
