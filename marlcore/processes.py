@@ -28,6 +28,7 @@ __all__ = ["Failure", "Interrupts", "WorkerProcess", "reason_of", "wait_any"]
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STATUS_S = 1.0  # for the kernel's word on a dead process to come through
 MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
+KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ class WorkerProcess:
     def close(self) -> None:
         """Ends the process if it still runs, and gives back what it held here."""
         self.kill()
-        readable(self.pidfd, None)
+        if not readable(self.pidfd, KILL_S):  # it waits in a driver, or for a file system that never answers
+            text = "%s: process %d did not end within %g s of SIGKILL and is left alone"
+            logging.getLogger(__name__).error(text, self.name, self.pid, KILL_S)
         self._errors.close()
         os.close(self._process.pidfd)
         os.close(self._process.status)
@@ -138,11 +141,10 @@ class Interrupts:
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
-    """Sleeps until one of the processes that still run ends or the time is up."""
+    """Sleeps until one of the processes has ended or the time is up."""
     poll = select.poll()
     for process in processes:
-        if process.running:
-            poll.register(process.pidfd, select.POLLIN)
+        poll.register(process.pidfd, select.POLLIN)
     poll.poll(seconds * 1000)
 
 

@@ -72,6 +72,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Ends every process that still runs."""
+        for process in [worker.process for worker in self.running if worker.process]:
+            process.kill()  # all of them, before the first is waited for
         for worker in self.running:
             worker.end()
 
