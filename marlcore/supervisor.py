@@ -176,8 +176,10 @@ class Supervised:
         self.end()
         if failure is None:
             self.done = True
-        else:
-            self._failed(self._hang or failure, now)
+        elif self._hang is None:
+            self._failed(failure, now)
+        else:  # it may have raised at last, just before it was killed
+            self._failed(Failure(self._hang.reason, f"{failure.text}\n{self._hang.text}"), now)
 
     def _failed(self, failure: Failure, now: float) -> None:
         """Has the worker started again, after a while, if that may help.

@@ -185,6 +185,16 @@ def test_a_silent_worker_is_killed_and_its_successor_waits_until_it_is_dead(scen
     assert scene.worker.failure.reason == "hang"
 
 
+def test_what_a_worker_raised_before_it_was_killed_as_hung_is_kept(scene: Scene) -> None:
+    scene.watch_until(TIMEOUT + 0.5)
+    scene.process.end(Failure("environment", "Traceback: the server does not answer"))
+    scene.supervisor.watch(0.0)
+    failure = scene.worker.failure
+    assert failure is not None and failure.reason == "hang"
+    assert "the server does not answer" in failure.traceback
+    assert "no sign of life for 10 s" in failure.traceback.splitlines()[-1]
+
+
 def test_a_worker_that_starts_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     with Control.create(["actor-0"]) as control:
         scene = Scene(control, monkeypatch, CONFIG)
