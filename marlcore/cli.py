@@ -77,7 +77,7 @@ def _settings(given: ResumeOptions) -> tuple[str, Algorithm, Config]:
         made: Any = algos.ALGORITHMS[plain["algorithm"].lower()]
         algorithm = made(**hyperparameters)
         env = str(plain["env"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"resume: expected a run of `marlcore train`, got {given.resume!r} ({error!r})") from None
     if given.total_steps is not None:
         config = dataclasses.replace(config, total_steps=given.total_steps)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ._native import try_lock
 from .errors import ClosedError
 from .telemetry import Metric
+from .values import came
 
 __all__ = ["RunDirectory", "agent_order", "read_config", "read_metrics", "setup_logging", "write_atomically"]
 
@@ -38,7 +39,7 @@ class RunDirectory:
         path: the directory, absolute.
     """
 
-    def __init__(self, path: Path, mode: Literal["x", "a"]) -> None:
+    def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
         """Open a laid-out directory's metrics, new ones or those of before; callers use `create` or `resume`."""
         self.path = path
         self._csv = open(path / "metrics.csv", mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
@@ -49,9 +50,11 @@ class RunDirectory:
             if mode == "x":
                 self._rows.writerow(_HEADER)
                 self._csv.flush()
-            else:
+            elapsed_s = float(self.progress.get("time_s", 0.0))  # before anything is changed
+            if mode == "r+":
                 _cut_off_half_a_line(path / "metrics.csv")
-            self._events = _EventFile(path / "tensorboard", float(self.progress.get("time_s", 0.0)))
+                self._csv.seek(0, os.SEEK_END)
+            self._events = _EventFile(path / "tensorboard", elapsed_s)
         except BaseException:
             self._csv.close()
             raise
@@ -89,11 +92,14 @@ class RunDirectory:
         """Open a run's directory to go on with it; what a killed run left of a line is cut off.
 
         Raises:
-            ValueError: there is no run, it has not ended, or its metrics are none.
+            ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
         """
         root = Path(path).absolute()
         read_config(root)
-        return cls(root, "a")
+        try:
+            return cls(root, "r+")
+        except OSError as error:
+            raise _no_run(path, error) from error
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes what the run goes on with."""
@@ -105,9 +111,13 @@ class RunDirectory:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What was last saved of how far the run is; empty when nothing was."""
+        """What was last saved of how far the run is; empty when nothing was. Raises ValueError: it is damaged."""
         path = self.path / "checkpoints" / "run.json"
-        saved: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        saved = _read_object(path) if path.exists() else {}
+        time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
+        if not (_is_number(time_s, float, int) and isinstance(steps, dict)
+                and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
+            raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
         return saved
 
     def record(self, metric: Metric) -> None:
@@ -156,12 +166,10 @@ class RunDirectory:
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """A run's config.json. Raises ValueError: there is no run."""
-    path = Path(run_dir) / "config.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return _read_object(Path(run_dir) / "config.json")
     except (OSError, ValueError) as error:
-        raise ValueError(f"resume: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
-    return found
+        raise _no_run(run_dir, error) from None
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
@@ -170,14 +178,23 @@ def read_metrics(path: str | Path) -> list[Metric]:
     A last line without its newline, as a killed run leaves it, is dropped: its number may be cut short.
 
     Raises:
-        ValueError: the file is no metrics.csv.
+        ValueError: the file is no metrics.csv, or a line of it is none of a metric.
     """
     text = Path(path).read_bytes().decode("utf-8", errors="replace")
-    rows = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    header = next(rows, [])
-    if header != _HEADER:
-        raise ValueError(f"{str(path)!r}: expected the header {','.join(_HEADER)}, got {','.join(header)!r}")
-    return [Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows]
+    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
+    header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
+    if header != expected:
+        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {came(header)}")
+    rows = csv.reader(lines[1:])
+    try:
+        return [
+            Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
+        ]
+    except (ValueError, csv.Error) as error:
+        line = 1 + rows.line_num
+        raise ValueError(
+            f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
+        ) from None
 
 
 def agent_order(agent: str) -> tuple[int, str]:
@@ -192,7 +209,7 @@ def setup_logging(path: str | Path) -> None:
         encoding="utf-8",
         level=logging.INFO,
         format="%(asctime)s %(processName)s %(levelname)s %(message)s",
-        force=True,  # a forked worker inherits its parent's handlers
+        force=True,  # what a worker imports for its environment may have set up others
     )
     logging.captureWarnings(True)
 
@@ -208,6 +225,26 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError: it holds something else; OSError: it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got what is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(found)}")
+    return found
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    """Whether a number of JSON is one that a run counts, and fits a word of the control block."""
+    return type(value) in kinds and 0 <= value < 2**63  # type: ignore[operator]
+
+
+def _no_run(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
 
 
 def _as_json(config: Mapping[str, Any]) -> bytes:
@@ -241,8 +278,8 @@ def _file_name(name: str) -> str:
 class _EventFile:
     """TensorBoard's event file, written from this thread.
 
-    tensorboard's EventFileWriter would start a thread, which a parent that forks workers must not have, and
-    torch's SummaryWriter would import torch.
+    tensorboard's EventFileWriter would start a thread, for work that takes this one microseconds, and torch's
+    SummaryWriter would import torch.
     """
 
     def __init__(self, directory: Path, elapsed_s: float) -> None:

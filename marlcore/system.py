@@ -249,7 +249,8 @@ def _check_resumed(run: RunDirectory, described: dict[str, Any]) -> None:
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
     for part, label in (("actor", "processes"), ("actor", "envs"), ("replay", "capacity"), ("replay", "stack")):
-        had = before.get(part, {}).get(label)
+        section = before.get(part)
+        had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
 

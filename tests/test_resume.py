@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,17 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", ["[1]", '{"actor": 5}', '{"env": "treasure_hunt", "total_steps": "many"}'])
+def test_a_damaged_configuration_is_one_line_and_exit_code_2(tmp_path: Path, config: str) -> None:
+    RunDirectory.create(tmp_path / "run", {}).close()
+    (tmp_path / "run" / "config.json").write_text(config)
+    done = subprocess.run(
+        [sys.executable, "-m", "marlcore", "train", "--resume", "run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert re.match(r"marlcore: resume: expected .*, got 'run' \(", done.stderr)
 
 
 def test_settings_that_do_not_fit_the_saved_replay_are_refused(tmp_path: Path) -> None:

@@ -155,6 +155,94 @@ def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
     assert read_metrics(path) == [Metric(1.0, 1, "a", "loss", 2.0)]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("2.0,2,a", r"got '2.0,2,a\n' (not enough values"),
+        ("2.0,2,a,loss,1.0,9", "(too many values"),
+        ("soon,2,a,loss,1.0", "(could not convert string to float: 'soon')"),
+        ("2.0,2.5,a,loss,1.0", "(invalid literal for int()"),
+        ("\0" * 300, "..."),
+        ("2.0,2,a,loss," + "1" * 200_000, "field larger than field limit"),
+    ],
+)
+def test_a_damaged_line_of_metrics_is_named_with_its_file(tmp_path, line, words):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"time_s,step,agent,name,value\n1.0,1,a,loss,2.0\n{line}\n3.0,3,a,loss,2.0\n")
+    with pytest.raises(ValueError, match="expected time_s,step,agent,name,value in line 3, got") as caught:
+        read_metrics(path)
+    message = str(caught.value)
+    assert message.startswith(repr(str(path))) and words in message and "\n" not in message and len(message) < 600
+
+
+def damage_metrics(run: Path) -> str:
+    (run / "metrics.csv").write_text("time_s,step,agent,name,value\n1.0,1,a,loss\n1.0,2,a,lo")
+    return "metrics.csv': expected time_s,step,agent,name,value in line 2"
+
+
+def damage_config(run: Path) -> str:
+    (run / "config.json").write_text('{"seed": ')
+    return "config.json': expected a JSON object, got what is no JSON (Expecting value"
+
+
+def replace_config(run: Path) -> str:
+    (run / "config.json").write_text("[1, 2]")
+    return "config.json': expected a JSON object, got [1, 2]"
+
+
+def damage_progress(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_bytes(b"\xff\0")
+    return "run.json': expected a JSON object, got what is no JSON"
+
+
+def replace_progress(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_text('{"time_s": 1.5, "steps": {"actor-0": -3}}')
+    return "run.json': expected time_s and steps, a number for each worker, got {'time_s': 1.5, 'steps'"
+
+
+def replace_time(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_text('{"time_s": NaN, "steps": {}}')
+    return "run.json': expected time_s and steps"
+
+
+def remove_metrics(run: Path) -> str:
+    (run / "metrics.csv").unlink()
+    return "metrics.csv'"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_metrics,
+        damage_config,
+        replace_config,
+        damage_progress,
+        replace_progress,
+        replace_time,
+        remove_metrics,
+    ],
+)
+def test_a_run_with_a_damaged_file_is_refused_in_one_line_that_names_it_and_left_as_it_is(tmp_path, damage):
+    RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
+    words = damage(tmp_path / "run")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="expected") as caught:
+        RunDirectory.resume(tmp_path / "run")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_resumed_run_goes_on_behind_its_last_whole_metric(tmp_path):
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.record(Metric(1.0, 1, "a", "loss", 2.0))
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("2.0,2,a,loss,12")
+    with RunDirectory.resume(tmp_path / "run") as run:
+        run.record(Metric(3.0, 3, "a", "loss", 4.0))
+    found = read_metrics(tmp_path / "run" / "metrics.csv")
+    assert found == [Metric(1.0, 1, "a", "loss", 2.0), Metric(3.0, 3, "a", "loss", 4.0)]
+
+
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match="expected the header time_s,step,agent,name,value, got 'x,y'"):
