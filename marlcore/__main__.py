@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from importlib import import_module
@@ -32,8 +33,23 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line.
 
-    Returns: 0, or 1 when a worker failed or the doctor found a problem, 2 for bad input, 130 after Ctrl-C.
+    Returns: 0, or 1 when a worker failed, the doctor found a problem or nobody read all that was printed, 2 for bad
+    input, 130 after Ctrl-C.
     """
+    try:
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it, such as `head -1`, has ended. Python flushes once more at exit: let that succeed.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return 1
+
+
+def _main(argv: list[str] | None) -> int:
     command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if command in COMMANDS:
         return _run(command, arguments)
@@ -67,11 +83,20 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise
         sys.stderr.write(f"marlcore: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("marlcore: stopped\n")
         return 130
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe whose reader has ended."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":
