@@ -65,6 +65,15 @@ def test_a_next_observation_of_another_episode_is_a_fault(batch: Any, tmp_path: 
     assert any("another episode" in fault for fault in looked(batch, tmp_path))
 
 
+def test_what_a_learner_counted_stays_when_its_successor_begins(batch: Any, tmp_path: Path) -> None:
+    for count in (1, 2):  # of the same process number, too
+        trainer = CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network())
+        assert read_rows(tmp_path) == 512 * (count - 1)
+        for _ in range(2):
+            trainer.update(batch)
+    assert read_rows(tmp_path) == 1024
+
+
 def test_weights_that_are_torn_or_older_than_before_are_faults(tmp_path: Path) -> None:
     algorithm, network, rng = CheckedAlgorithm(str(tmp_path)), checked._Network(), np.random.default_rng()
     with torch.no_grad():

@@ -2,12 +2,11 @@
 
 An observation names its episode and step, and holds a number that follows from both; the reward follows from them too.
 The network's weights are all the same number, one more with each update. Whatever does not fit is written down, one
-line a fault, in the file `faults` of the directory that both are given.
+line a fault, in the file `faults` of the directory that the algorithm is given; `rows` says how many were looked at.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +30,22 @@ AGENTS = ("agent_0", "agent_1")
 
 def read_faults(folder: Path) -> list[str]:
     """The faults that were noted."""
-    path = folder / "faults"
-    return path.read_text().splitlines() if path.exists() else []
+    return _lines(folder / "faults")
 
 
 def read_rows(folder: Path) -> int:
     """Rows that learners have checked."""
-    return sum(int(path.read_text() or 0) for path in folder.glob("rows-*"))
+    return sum(map(int, _lines(folder / "rows")))
 
 
-def _note(folder: Path, fault: str) -> None:
-    with (folder / "faults").open("a") as file:
-        file.write(fault + "\n")
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _note(path: Path, line: str) -> None:
+    """Appends a line, whole or not at all: a process that is killed takes nothing back that it noted before."""
+    with path.open("a") as file:
+        file.write(line + "\n")
 
 
 class CheckedEnvironment:
@@ -103,6 +106,8 @@ def reward_of(key: Any, step: Any) -> Any:
 
 
 class _Network(torch.nn.Module):
+    """Many weights, which are all the same number wherever they are whole."""
+
     weights: torch.Tensor
 
     def __init__(self) -> None:
@@ -115,7 +120,7 @@ class CheckedAlgorithm:
     """Learns nothing; looks at whatever actors pull and learners draw.
 
     Attributes:
-        folder: where faults are noted.
+        folder: where faults are noted, and rows counted.
     """
 
     folder: str
@@ -130,10 +135,10 @@ class CheckedAlgorithm:
         weights = network.weights.detach()
         low, high = float(weights.min()), float(weights.max())
         if low != high:
-            _note(Path(self.folder), f"torn weights: from {low:g} to {high:g}")
+            _note(Path(self.folder) / "faults", f"torn weights: from {low:g} to {high:g}")
         before = network.__dict__.setdefault("newest", low)
         if low < before:
-            _note(Path(self.folder), f"older weights: {low:g} after {before:g}")
+            _note(Path(self.folder) / "faults", f"older weights: {low:g} after {before:g}")
         network.__dict__["newest"] = low
         return rng.integers(4, size=len(obs))
 
@@ -143,20 +148,19 @@ class CheckedAlgorithm:
 
 
 class _Checker:
+    """A trainer that looks at each row of its batches and adds one to all weights."""
+
     def __init__(self, network: _Network, folder: Path) -> None:
         self._weights = network.weights
         self._folder = folder
-        self._rows = 0
-        self._file = folder / f"rows-{os.getpid()}"
 
     def update(self, batch: Any) -> dict[str, torch.Tensor]:
         for name, good in self._look(batch).items():
             if not bool(good.all()):
                 row = int((~good).nonzero()[0])
-                _note(self._folder, f"{name}: obs {batch.obs[row].tolist()}, next_obs {batch.next_obs[row].tolist()}, "
-                                    f"reward {float(batch.reward[row])}")  # fmt: skip
-        self._rows += len(batch.reward)
-        self._file.write_text(str(self._rows))
+                obs, after, reward = batch.obs[row].tolist(), batch.next_obs[row].tolist(), float(batch.reward[row])
+                _note(self._folder / "faults", f"{name}: obs {obs}, next_obs {after}, reward {reward}")
+        _note(self._folder / "rows", str(len(batch.reward)))
         with torch.no_grad():
             self._weights += 1.0
         return {"loss": torch.zeros(())}
