@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._native import LINE, Words
-from .shared import Shared
+from .shared import Shared, described_workers
 from .shm import Segment
 
 __all__ = ["BEATS", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
@@ -22,6 +22,10 @@ STEPS, UPDATES, READY, BEATS = range(4)
 PID, RESTARTS = range(2)
 
 _WORDS = LINE // 8
+
+
+def _nbytes(workers: list[str]) -> int:
+    return LINE * (1 + 2 * len(workers))
 
 
 class Counters:
@@ -52,9 +56,12 @@ class Control(Shared):
     kind = "control block"
 
     def _understand(self, segment: Segment) -> None:
-        self._words = Words(segment.body)
-        names: list[str] = segment.description["workers"]
-        self.about: dict[str, Any] = segment.description["about"]
+        names = described_workers(segment)
+        nbytes = _nbytes(names)
+        if nbytes > len(segment.body):
+            raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
+        self._words = Words(segment.body[:nbytes])
+        self.about: dict[str, Any] = {**segment.description["about"]}
         self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
         self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
 
@@ -62,7 +69,7 @@ class Control(Shared):
     def create(cls, workers: list[str], **about: Any) -> Control:
         """A block for workers of these names, all zero; `about` is anything that JSON holds."""
         description = {"kind": cls.kind, "workers": workers, "about": about}
-        return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers))))
+        return cls(Segment.create("control", description, _nbytes(workers)))
 
     @property
     def stopping(self) -> bool:

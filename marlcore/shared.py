@@ -8,10 +8,19 @@ from typing import Any, TypeVar
 
 from .errors import SegmentCorrupt
 from .shm import Segment, SegmentHandle
+from .values import came
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "described_workers"]
 
 S = TypeVar("S", bound="Shared")
+
+
+def described_workers(segment: Segment) -> list[str]:
+    """The names of a run's workers, each with a part of the segment. Raises ValueError: they are no such names."""
+    names: Any = segment.description["workers"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise ValueError(f"workers: expected names that differ, got {came(names)}")
+    return names
 
 
 class Shared:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .lane import LaneGeometry, claim
-from .shared import Shared
+from .shared import Shared, described_workers
 from .shm import Segment
 
 __all__ = ["Metric", "Reporter", "Telemetry"]
@@ -47,7 +47,7 @@ class Telemetry(Shared):
     kind = "telemetry lane"
 
     def _understand(self, segment: Segment) -> None:
-        self._workers: list[str] = segment.description["workers"]
+        self._workers = described_workers(segment)
         geometry = LaneGeometry(len(self._workers), ROWS, (_ROW.itemsize,))
         self._lanes = geometry.bind(segment.body)
         self._read = [0] * len(self._workers)

@@ -10,7 +10,8 @@ from marlcore._native import LINE
 from marlcore.control import STEPS, UPDATES, Control
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.lane import LaneGeometry
-from marlcore.shm import SegmentHandle
+from marlcore.shared import Shared
+from marlcore.shm import Segment, SegmentHandle
 from marlcore.telemetry import ROWS, Metric, Telemetry
 
 
@@ -27,6 +28,32 @@ def test_workers_count_and_everybody_reads() -> None:
     assert other.stopping
     other.close()
     control.close()
+
+
+FOREIGN = [None, 3, "ab", {"a": 0}, ["a", 1], ["a", None], [["a"]], ["a", "a"], [str(i) for i in range(1000)]]
+
+
+@pytest.mark.parametrize("workers", FOREIGN, ids=lambda workers: repr(workers)[:20])
+@pytest.mark.parametrize(
+    ("kind", "room_for_two"), [(Control, LINE * 5), (Telemetry, LaneGeometry(2, ROWS, (88,)).nbytes)]
+)
+def test_a_segment_whose_workers_are_none_or_do_not_fit_it_is_refused(
+    kind: type[Shared], room_for_two: int, workers: object
+) -> None:
+    description = {"kind": kind.kind, "workers": workers, "about": {}}
+    segment = Segment.create("foreign", description, room_for_two)
+    for attach in (kind.attach, kind.watch):
+        with pytest.raises(SegmentCorrupt, match=f"expected a {kind.kind}, got another kind of segment"):
+            attach(segment.handle)
+    segment.close()
+
+
+def test_a_control_block_that_says_nothing_of_its_run_is_refused() -> None:
+    for about in (None, 3, "run", [1]):
+        segment = Segment.create("foreign", {"kind": Control.kind, "workers": ["a"], "about": about}, LINE * 3)
+        with pytest.raises(SegmentCorrupt, match="expected a control block"):
+            Control.attach(segment.handle)
+        segment.close()
 
 
 def test_metrics_arrive_in_order_and_once() -> None:
