@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,28 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     with pytest.raises(ValueError, match=r"input_file: expected one with \['actions', .*\], got \['a'\]"):
         Buffer.load(tmp_path / "other.npz")
+
+
+def damaged(tmp_path: Path) -> bytes:
+    np.savez(tmp_path / "whole.npz", states=np.zeros(300))
+    return (tmp_path / "whole.npz").read_bytes().replace(bytes(800), bytes(799) + b"\1")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: np.save(path / "file", np.zeros((3, 2))), "it holds one array of shape"),
+        (lambda path: (path / "file.npy").write_bytes(b""), "No data left in file"),
+        (lambda path: (path / "file.npy").write_text("states"), "pickled"),
+        (lambda path: (path / "file.npy").write_bytes(damaged(path)), "Bad CRC-32"),
+        (lambda path: (path / "file.npy").write_bytes(damaged(path)[:500]), "File is not a zip file"),
+    ],
+)
+def test_a_file_that_is_no_npz_is_refused_in_one_line(tmp_path: Path, make: Any, words: str) -> None:
+    make(tmp_path)
+    with pytest.raises(ValueError, match=r"input_file: expected an \.npz file, got '.*/file\.npy' \(") as caught:
+        Buffer.load(tmp_path / "file.npy")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_saved_buffer_is_loaded_with_each_row_at_its_position(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ What differs from sorrel.buffers.Buffer (sorrel itself is not needed):
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from ..errors import NotEnoughData
@@ -248,10 +251,12 @@ class Buffer:
 
         Raises: ValueError: it is another file. OSError: it cannot be read.
         """
-        with np.load(Path(input_file)) as data:
-            if not {*data.files} >= _SAVED:
-                raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(data.files)}")
-            columns = {name: data[name] for name in data.files}
+        try:
+            columns = _read(Path(input_file))
+        except (ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise ValueError(f"input_file: expected an .npz file, got {str(input_file)!r} ({came(error)})") from None
+        if not {*columns} >= _SAVED:
+            raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(columns)}")
         n_frames, idx = int(columns.pop("n_frames")), int(columns.pop("idx"))
         rows = {"obs": columns.pop("states"), **{name: columns.pop(f"{name}s") for name in _ONE}, **columns}
         capacity = len(rows["obs"])
@@ -332,3 +337,13 @@ class Buffer:
             array[positions[ok]] = rows[name][ok]
             array.flags.writeable = False
         return found
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file by name. Raises what NumPy does for another file; ValueError: it is one array."""
+    with path.open("rb") as file:  # NumPy leaves one open that it cannot read
+        found = np.load(file)
+        if not isinstance(found, NpzFile):
+            raise ValueError(f"it holds one array of shape {found.shape}")
+        with found:
+            return {name: found[name] for name in found.files}
