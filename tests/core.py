@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,23 @@ spin_models = _load("spin_models")
 
 def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+def call_names(compiler: str = "gcc") -> dict[int, str]:
+    """System calls by number, as the C library's headers have them for what the compiler makes programs for.
+
+    Those that only newer machines lack have the name that the others have.
+    """
+    done = run([compiler, "-dM", "-E", "-include", "sys/syscall.h", "-x", "c", os.devnull])
+    assert done.returncode == 0, done.stderr
+    defined = {words[1]: words[2] for words in map(str.split, done.stdout.splitlines()) if len(words) == 3}
+    names = {}
+    for macro in (macro for macro in defined if macro.startswith("__NR_")):
+        number = defined.get(defined[macro], defined[macro])  # some are aliases
+        name = macro.removeprefix("__NR_")
+        if number.isdecimal():
+            names[int(number)] = {"unlinkat": "unlink", "renameat": "rename"}.get(name, name)
+    return names
 
 
 def build_crash_points(core: Path, folder: Path) -> Path:

@@ -18,7 +18,6 @@ import json
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections import Counter
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from core import call_names
 
 
 def _load_core(path: str) -> ctypes.CDLL:
@@ -514,15 +514,7 @@ SABOTAGE = {one.__name__: one for one in (named_at_once, removed_before_it_is_re
 # ---- victims ----
 
 
-def _call_names() -> dict[int, str]:
-    """System calls by number, as the C library's headers have them."""
-    command = ["gcc", "-dM", "-E", "-include", "sys/syscall.h", "-x", "c", os.devnull]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    defined = (line.split() for line in lines if line.startswith("#define __NR_"))
-    return {int(words[2]): words[1].removeprefix("__NR_") for words in defined if words[2].isdecimal()}
-
-
-KINDS = {-1: "store", -2: "copy", **_call_names()}
+KINDS = {-1: "store", -2: "copy", **call_names()}
 report = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # shared with victims
 
 
