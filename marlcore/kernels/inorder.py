@@ -71,7 +71,7 @@ def _is_cut(words, table, windows, lane, ticket):
 def _settle(words, floats, table, gamma, windows, lane, cursor, chosen, out, floats_out, successors, row):
     """Moves past what no batch can hold; SAMPLEABLE, with the row's steps in slot `row`, or PENDING."""
     # Below a window lies memory of another lane, or none: writers may lap a lane while its window is read, which is
-    # empty then and begins behind the cursor. Validation says so.
+    # empty then and begins behind the cursor. Damaged counters look the same, but stay so.
     while windows[LO, lane] <= cursor[POSITION, lane] < windows[HI, lane]:
         ticket = cursor[POSITION, lane]
         if not flags_of(words, head_of(table, windows, lane, ticket)) & BOUNDARY:
@@ -131,7 +131,7 @@ def read(
     for lane in range(table[LANES]):
         _copy(settled, cursor, lane)
         _enter(words, table, windows, lane, margin[lane], settled)
-        behind = windows[HI, lane] <= settled[POSITION, lane]
+        behind = windows[HI, lane] <= max(settled[POSITION, lane], windows[LO, lane])
         lowest[lane] = NOT_LOOKED_AT if behind else settled[POSITION, lane]
         ready[lane] = 0
         found = _settle(
