@@ -98,7 +98,7 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags);
  * boundaries is set, or as above. */
 int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
                            const uint8_t *ends, int boundaries);
-/* Any process. Transitions that the lane holds, boundary rows not counted. */
+/* Any process. Transitions that the lane holds, boundary rows not counted. -EUCLEAN, -ESTALE as below. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
 /* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
  * 2^32 boundary rows a lane. -EUCLEAN, -ESTALE when a lane was lapped again and again meanwhile. */

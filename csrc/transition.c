@@ -6,6 +6,7 @@
 #include "core.h"
 
 enum { MC_AGE_LIMIT = 1 << 24, MC_FLAGS_SHIFT = 24 };
+enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane that is lapped meanwhile each time */
 
 static int mc_row_flags(const struct mc_row *row) { return (int)(row->place >> MC_FLAGS_SHIFT); }
 
@@ -184,7 +185,7 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
 }
 
 int64_t mc_lane_transitions(const struct mc_lane *lane) {
-    for (;;) {
+    for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
         struct mc_row oldest, newest;
         int64_t lo, hi, which = 0;
         uint8_t ok;
@@ -195,14 +196,17 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
         mc_row_load(lane, (uint64_t)lo, &oldest);
         mc_row_load(lane, (uint64_t)hi - 1, &newest);
         mc_lanes_validate(lane, 1, &which, &lo, &ok);
-        if (ok)
-            return (uint32_t)(newest.ordinal + !(mc_row_flags(&newest) & MC_BOUNDARY) - oldest.ordinal);
+        if (!ok)
+            continue;
+        int64_t held = (uint32_t)(newest.ordinal + !(mc_row_flags(&newest) & MC_BOUNDARY) - oldest.ordinal);
+        return held <= hi - lo ? held : -EUCLEAN;
     }
+    return -ESTALE;
 }
 
 /* Boundary rows are what the newest row's ordinal is behind its ticket. */
 static int64_t mc_lane_inserted(const struct mc_lane *lane) {
-    for (int attempt = 0; attempt < 1000; attempt++) {
+    for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
         struct mc_row newest;
         int64_t lo, c, ticket, which = 0;
         uint8_t ok;

@@ -54,6 +54,15 @@ def _error(code: int) -> Exception:
     return MarlcoreError(os.strerror(-code))
 
 
+def _counted(count: int) -> int:
+    """A count of transitions, unless it is a code."""
+    if count == -errno.ESTALE:
+        raise MarlcoreError("writers overwrote each row that tells the count while it was read; use a larger capacity")
+    if count < 0:
+        raise _error(count)
+    return count
+
+
 def _pointer(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
     """The address of a C-contiguous array, which the result keeps alive."""
     return _ffi.from_buffer(ctype, array)
@@ -109,10 +118,7 @@ class NativeLanes:
 
     def transitions(self, lane: int) -> int:
         """Transitions that a replay lane holds, boundary rows not counted."""
-        count = int(_lib.mc_lane_transitions(self._each[lane]))
-        if count < 0:
-            raise _error(count)
-        return count
+        return _counted(_lib.mc_lane_transitions(self._each[lane]))
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
         """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
@@ -120,19 +126,11 @@ class NativeLanes:
 
     def inserted(self) -> int:
         """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
-        return self._count_written(self.raw, self.count)
+        return _counted(_lib.mc_lanes_inserted(self.raw, self.count))
 
     def written(self, lane: int) -> int:
         """Transitions ever written to a lane of which no append fills the whole, boundary rows not counted."""
-        return self._count_written(self._each[lane], 1)
-
-    def _count_written(self, lanes: Any, count: int) -> int:
-        count = int(_lib.mc_lanes_inserted(lanes, count))
-        if count == -errno.ESTALE:
-            raise MarlcoreError("writers overwrote each newest row while it was read; use a larger capacity")
-        if count < 0:
-            raise _error(count)
-        return count
+        return _counted(_lib.mc_lanes_inserted(self._each[lane], 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
         """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""

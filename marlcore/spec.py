@@ -16,6 +16,7 @@ RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
 )
 _KINDS = "biufc"
+MAX_EVERY = 2**23  # so that the rows of an episode, counted up to 2^24, can go on at about half of it
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Field:
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
         dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
-        every: 1; of an extra more, to store it only with each row whose number in its episode is a multiple of
-            `every`, and never with an episode's first: the recurrent state, which sequences then begin with.
+        every: 1; of an extra more, up to 2^23, to store it only with each row whose number in its episode is a
+            multiple of `every`, and never with an episode's first: the recurrent state, which sequences then begin
+            with.
     """
 
     shape: tuple[int, ...] = ()
@@ -47,8 +49,9 @@ class Field:
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
         if dtype.kind not in _KINDS or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
-        if not isinstance(self.every, (int, np.integer)) or isinstance(self.every, bool) or self.every < 1:
-            raise ValueError(f"Field every: expected an integer of at least 1, got {self.every!r}")
+        whole = isinstance(self.every, (int, np.integer)) and not isinstance(self.every, bool)
+        if not whole or not 1 <= self.every <= MAX_EVERY:
+            raise ValueError(f"Field every: expected an integer from 1 to {MAX_EVERY}, got {self.every!r}")
         object.__setattr__(self, "every", int(self.every))
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "dtype", dtype.name)

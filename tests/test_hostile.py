@@ -136,7 +136,7 @@ class Replay(Case):
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
 
     def uses(self) -> dict[str, Use]:
-        uses: dict[str, Use] = {"len": lambda: len(self.shared), "save": self.save, "load": self.load}
+        uses: dict[str, Use] = {"len": self.count, "save": self.save, "load": self.load}
         for i, sampler in enumerate(self.samplers):
             uses[f"sample {i}"] = partial(self.sample, sampler)
             uses[f"can_sample {i}"] = sampler.can_sample
@@ -148,6 +148,9 @@ class Replay(Case):
             uses[f"add {lane}"] = partial(writer.add, **row_of(self.spec), truncated=False)
             uses[f"replace writer {lane}"] = partial(self.replace_writer, lane)
         return uses
+
+    def count(self) -> None:
+        assert 0 <= len(self.shared) <= self.shared.capacity
 
     def sample(self, sampler: Any) -> object:
         batch = sampler.sample()

@@ -652,6 +652,16 @@ def test_a_forked_childs_replay_is_stale_and_attaches_again_by_its_handle(progra
     assert program(FORKED).finish().split() == ["0", "4"]
 
 
+def test_rows_that_count_more_transitions_than_there_are_rows_are_told():
+    with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
+        for _ in range(3):
+            writer.add(0.0, 0.0, 0.0)
+        assert len(replay) == 3
+        replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint32)[0] = 7  # the oldest one's ordinal
+        with pytest.raises(SegmentCorrupt, match="contradict one another"):
+            len(replay)
+
+
 LARGE = TransitionSpec(Field((1 << 19,), "float64"), Field((), "int64"))
 
 WRITE_LARGE = """

@@ -36,6 +36,15 @@ def test_a_shape_of_anything_but_positive_integers_is_refused(shape):
         Field(shape)
 
 
+@pytest.mark.parametrize("every", [0, -4, 2.0, True, 2**23 + 1])
+def test_an_interval_that_an_episode_cannot_be_counted_in_is_refused(every):
+    """Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one."""
+    assert Field((), every=2**23).every == 2**23
+    with pytest.raises(ValueError) as caught:
+        Field((), every=every)
+    assert str(caught.value) == f"Field every: expected an integer from 1 to 8388608, got {every!r}"
+
+
 @pytest.mark.parametrize("dtype", ["object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4", ",nt16"])
 def test_a_dtype_that_is_no_native_number_is_refused(dtype):
     with pytest.raises(TypeError, match=r"^Field dtype: expected .*, got "):

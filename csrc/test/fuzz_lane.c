@@ -131,7 +131,7 @@ static void count(const struct world *world, const struct mc_lane *lane) {
     int64_t committed = mc_lane_committed(lane), transitions = mc_lane_transitions(lane);
     int64_t inserted = mc_lanes_inserted(world->lanes, world->count);
     CHECK(committed >= 0 || committed == -EUCLEAN);
-    CHECK((0 <= transitions && transitions <= UINT32_MAX) || transitions == -EUCLEAN);
+    CHECK((0 <= transitions && transitions <= (int64_t)lane->capacity) || transitions == -EUCLEAN);
     CHECK(inserted >= 0 || inserted == -EUCLEAN || inserted == -ESTALE);
 }
 

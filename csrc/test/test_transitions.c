@@ -273,6 +273,19 @@ static void the_transitions_held_are_counted_across_the_wrap_without_boundary_ro
     }
 }
 
+static void a_count_of_transitions_that_is_more_than_the_rows_is_damage(void) {
+    struct mc_lane lane = make_replay(8);
+    struct fixture f;
+    open_writer(&f, lane);
+    CHECK(add(&f, 0, 0) == 0 && add(&f, 0, 0) == 1 && mc_lane_transitions(&lane) == 2);
+    struct mc_row *oldest = (struct mc_row *)(void *)lane.column[0].base;
+    oldest->ordinal = UINT32_MAX;
+    CHECK(mc_lane_transitions(&lane) == -EUCLEAN);
+    oldest->ordinal = 3;
+    CHECK(mc_lane_transitions(&lane) == -EUCLEAN);
+    free_lane(&lane);
+}
+
 static void the_count_of_transitions_survives_the_wrap_of_ordinals(void) {
     struct mc_lane lane = make_replay(8);
     struct fixture f;
@@ -420,6 +433,7 @@ int main(void) {
         TEST(rows_added_together_have_the_heads_of_rows_added_one_by_one),
         TEST(a_truncated_row_without_its_boundary_row_changes_nothing),
         TEST(the_transitions_held_are_counted_across_the_wrap_without_boundary_rows),
+        TEST(a_count_of_transitions_that_is_more_than_the_rows_is_damage),
         TEST(the_count_of_transitions_survives_the_wrap_of_ordinals),
         TEST(writers_of_a_shared_lane_take_turns),
         TEST(a_shared_lane_that_another_writer_holds_is_left_alone),
