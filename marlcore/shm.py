@@ -129,6 +129,7 @@ class Segment:
         Raises:
             SharedMemoryFull: the file system or the memory limit has no room; nothing was created.
             ValueError: the name has other characters than letters, digits, "_" and ".", or path exists.
+            MarlcoreError: another process locked the file before it had a name.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
@@ -141,7 +142,7 @@ class Segment:
         try:
             with _noticing_full(target.parent, header.segment_bytes):  # as in replace_file
                 _write(fd, header, fill)
-            try_lock(fd, 0, exclusive=False)
+            _hold(fd, target)
             segment = cls(fd, target, header, owner=path is None)
         except BaseException:
             os.close(fd)
@@ -149,7 +150,10 @@ class Segment:
         try:
             _give_name(fd, target)
         except BaseException:
-            segment.close()
+            try:
+                segment.unlink()  # it may have its name already
+            finally:
+                segment.close()
             raise
         return segment
 
@@ -269,7 +273,8 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
 
     Raises:
         SharedMemoryFull: the file system has no room. ValueError: the target is no ordinary file, or in no directory.
-        OSError: the file system failed. In each case what was there stays.
+        OSError: the file system failed. MarlcoreError: another process locked the file before it had a name. In each
+        case what was there stays.
     """
     if _lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
@@ -280,7 +285,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         with _noticing_full(target.parent, header.segment_bytes):  # some file systems allocate when they are written to
             _write(fd, header, fill)
             os.fsync(fd)
-        try_lock(fd, 0, exclusive=False)  # so that nobody else takes it for left behind
+        _hold(fd, target)  # so that nobody else takes it for left behind
         aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
         try:
             _give_name(fd, aside)
@@ -349,7 +354,7 @@ class _Header:
 
 def _write(fd: int, header: _Header, fill: Callable[[Put], None] | None) -> None:
     """The header, and what `fill` puts behind it."""
-    os.pwrite(fd, header.raw, 0)
+    _put(fd, 0, 0, np.frombuffer(header.raw, np.uint8))
     if fill is not None:
         fill(partial(_put, fd, header.header_bytes))
 
@@ -377,6 +382,12 @@ def _open_nameless(target: Path, nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _hold(fd: int, target: Path) -> None:
+    """Takes the shared lock of a file without a name. Raises MarlcoreError: somebody got at it through /proc."""
+    if not try_lock(fd, 0, exclusive=False):
+        raise MarlcoreError(f"{target}: another process has locked the segment before it has a name")
 
 
 def _lasting(target: Path) -> Path:

@@ -295,6 +295,29 @@ class Create(Add):
             super().close()
 
 
+class CreateFile(Create):
+    """A process makes a segment in an ordinary file, which stays when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "file"
+
+    def act(self) -> None:
+        self.own = ReplayBuffer.create(self.spec, CAPACITY, path=self.target)
+
+    def release(self) -> None:
+        self.own.unlink()
+        Add.release(self)
+
+    def check(self, done: bool) -> None:
+        self.seams, self.boundaries, self.other = set(), set(), None
+        if self.target.exists():
+            self.replay = ReplayBuffer.attach(self.target)
+            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+            self.write([0, 1])
+            self.replay.unlink()
+        assert not self.target.exists()
+
+
 class Sweep(Add):
     """A process removes what a dead one left, beside what a living one has."""
 
@@ -474,6 +497,7 @@ SCENARIOS = {
     "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
     "add_boundary": AddBoundary, "add_batch": AddBatch, "add_shared": AddShared, "add_limited": AddLimited,
     "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
+    "create_file": CreateFile,
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ PROGRAM = Path(__file__).with_name("crash_points.py")
 # Each point of an operation is among these: the least that there are of each kind.
 POINTS = {
     "create": {"openat": 3, "fallocate": 1, "pwrite64": 1, "mmap": 1, "fcntl": 1, "linkat": 1},
+    "create_file": {"openat": 2, "fallocate": 1, "pwrite64": 1, "mmap": 1, "fcntl": 1, "linkat": 1},
     "attach": {"openat": 1, "fcntl": 1, "pread64": 2, "mmap": 1},
     "claim": {"openat": 1, "fcntl": 1},
     "add": {"store": 12, "futex": 1},  # reserved, 8 words, committed, waiters, event
@@ -43,6 +44,7 @@ POINTS = {
 FAILING = {
     "create": {"fallocate": "ENOSPC: SharedMemoryFull", "pwrite64": "ENOSPC: SharedMemoryFull",
                "openat": "EMFILE: OSError", "mmap": "ENOMEM: OSError", "linkat": "ENOSPC: OSError"},
+    "create_file": {"fallocate": "ENOSPC: SharedMemoryFull", "linkat": "ENOSPC: OSError", "close": "EIO: OSError"},
     "attach": {"openat": "EMFILE: OSError", "fcntl": "ENOLCK: OSError", "mmap": "ENOMEM: OSError",
                "pread64": "EIO: OSError"},
     "claim": {"openat": "EMFILE: OSError", "fcntl": "ENOLCK: OSError"},

@@ -8,6 +8,7 @@ import stat
 import struct
 import subprocess
 import zlib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore import shm as shm_module
+from marlcore._native import try_lock
 from marlcore.cgroup import MemoryLimit
-from marlcore.shm import Segment, SegmentHandle, sweep
+from marlcore.shm import Segment, SegmentHandle, replace_file, sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}
 
@@ -225,6 +227,35 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(step, monkeypatch):
         Segment.create("test", DESCRIPTION, 10)
     assert names() == before
     assert descriptors() == fds
+
+
+def test_a_segment_is_whole_where_the_kernel_writes_less_than_it_was_asked_to(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:50], at))
+    data = np.arange(5000).astype(np.uint8)
+    Segment.create("test", {"a": 1}, 5000, path=tmp_path / "file", fill=lambda put: put(0, data)).close()
+    with closing(Segment.attach(tmp_path / "file")) as found:
+        assert found.description == {"a": 1} and (found.body[:5000] == data).all()
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace_file"])
+def test_a_segment_that_another_locks_through_proc_before_it_has_a_name_is_none(tmp_path, replaces):
+    """Without its lock it would be taken for left behind."""
+    thief: list[int] = []
+
+    def steal(put: object) -> None:
+        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+        nameless = next(link for link in links if os.path.realpath(link).startswith(f"{tmp_path}/#"))
+        thief.append(os.open(nameless, os.O_RDWR))
+        assert try_lock(thief[0], 0, exclusive=True)
+
+    with pytest.raises(MarlcoreError, match="another process has locked the segment before it has a name"):
+        if replaces:
+            replace_file(tmp_path / "file", {}, 10, steal)
+        else:
+            Segment.create("test", {}, 10, path=tmp_path / "file", fill=steal)
+    os.close(thief[0])
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_than_shared_memory_holds_is_an_error_that_says_what_to_do():
