@@ -40,6 +40,9 @@ int mc_lock_wait(int fd, int64_t offset, int64_t timeout_ns) {
     }
 }
 
+/* The kernel refuses this to a descriptor that is none, or when a file system's server is gone: never for
+ * want of memory, since the lock is not part of a longer one. What it guarded is done, so there is nothing to
+ * undo; a lock that stays ends with the holder's next turn, or with the holder. */
 void mc_lock_drop(int fd, int64_t offset) { (void)mc_lock_set(fd, offset, F_UNLCK); }
 
 int mc_lock_held(int fd, int64_t offset) {

@@ -7,6 +7,7 @@ import pytest
 from model import Model, add_batch, random_row
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.kernels.rows import TICKET
 
 EVERY = 4
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -233,6 +234,45 @@ def test_a_stored_state_goes_with_the_first_of_the_tickets_that_share_its_row(be
             assert sorted(set(index.tolist())) == sorted(expected)
             first = (index == before) | (index == 0)
             assert (state == np.where(first, 0, index)[:, None]).all()
+
+
+@pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
+def test_a_sequence_whose_state_is_overwritten_while_a_sampler_lives_is_drawn_no_more(prioritized):
+    """Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on."""
+    with ReplayBuffer.create(STATE, 12) as replay:
+        one_episode(replay, 12, before=3)
+        sequence = Sequence(3, period=4)
+        sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
+        assert set(sampler.sample().index.tolist()) == {3, 7, 11}
+        with replay.writer() as writer:
+            for lowest in range(4, 14):
+                writer.new_episode()  # nothing can be drawn of rows that nothing follows
+                writer.add(0.0, 0, 0.0, h=np.zeros(2))
+                expected = {7, 11} if lowest == 4 else {11} if lowest <= 8 else set()
+                assert sampler.can_sample() == bool(expected), lowest
+                assert not expected or set(sampler.sample().index.tolist()) == expected, lowest
+        assert sampler.stats.lapped == 0
+
+
+@pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
+def test_a_sequence_whose_state_is_overwritten_while_it_is_copied_is_drawn_again(prioritized, monkeypatch):
+    with ReplayBuffer.create(STATE, 12) as replay:
+        one_episode(replay, 12, before=3)
+        sequence = Sequence(3, period=4)
+        sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
+        validate, first = sampler._drawing.lapped, []
+
+        def overwrite_and_validate(filled: int):
+            if not first:
+                first.extend(sampler._drawing.chosen[TICKET, :filled].tolist())
+                one_episode(replay, 2)  # 3 and 4, and with 4 the state of 7
+            return validate(filled)
+
+        monkeypatch.setattr(sampler._drawing, "lapped", overwrite_and_validate)
+        batch = sampler.sample()
+        assert set(first) == {3, 7, 11}
+        assert set(batch.index.tolist()) == {11} and (batch.extras["h"] == 11).all()
+        assert sampler.stats.lapped == sum(ticket != 11 for ticket in first)
 
 
 def test_single_transitions_have_no_stored_state():
