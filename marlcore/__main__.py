@@ -9,6 +9,21 @@ import sys
 from importlib import import_module
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that were closed by whoever started this process lead to the null device.
+
+    Python has None in their place, and the next files to be opened would have their numbers.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(fd)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+_open_closed_streams()
+
+
 def _leave(signum: int, frame: object) -> None:
     os._exit(130)
 

@@ -166,6 +166,16 @@ def test_the_command_keeps_a_live_segment_of_shared_memory_and_removes_a_dead_on
     live.finish()  # it lets go of its segment
 
 
+@pytest.mark.parametrize("command", ["gc --dry-run", "doctor --json", "--version"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_standard_streams_are_closed_does_its_work(command, closed):
+    """Python has None in their place, and what opens a file next would get their numbers."""
+    run = f"exec {sys.executable} -W error -m marlcore {command} {closed}"
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
+    assert bool(done.stdout) == (closed == "2>&-")
+
+
 def test_the_command_imports_neither_torch_nor_numba():
     code = "import sys, marlcore.gc; print(sorted({'torch', 'numba'} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
