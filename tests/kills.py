@@ -33,10 +33,12 @@ import numpy as np
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.shm import survey, sweep
 
-LANES, ROWS, WORDS, BATCH = 3, 64, 256, 64
+LANES, ROWS, WORDS, BATCH = 3, 64, 512, 64
 PATIENCE_S = 60.0
 STARTING, ATTACHING, WORKING = range(3)
-PHASE, PROGRESS, REFUSED, TICKET, CLOCK, READ, TORN = range(7)  # a line of the board; the last two are never reset
+PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(
+    8
+)  # a line of the board; the last two are never reset
 FAULTS = ("torn", "fell", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
 
 
@@ -97,7 +99,7 @@ def working(line: np.ndarray) -> Iterator[None]:
     while os.getppid() == parent:
         yield
         line[PROGRESS] += 1
-        if random.random() < 0.2:
+        if not line[HURRY] and random.random() < 0.2:
             time.sleep(random.random() * 4e-3)
 
 
@@ -115,7 +117,7 @@ def add_batch(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
         writer.policy_version = birth
         ticket = replay._lanes.committed(lane)
         for _ in working(line):
-            tickets = ticket + np.arange(random.randint(1, ROWS // 2))
+            tickets = ticket + np.arange(random.randint(1, ROWS))
             assert writer.add_batch(observations(lane, tickets, birth), tickets, np.zeros(len(tickets))) == ticket
             ticket += len(tickets)
 
@@ -184,8 +186,8 @@ def inherit(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
             assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
 
 
-LIFE_S = {sample: 4.0, publish: 10.0, subscribe: 10.0}
-"""How long those work at most who import much before: others would not get on."""
+SLOW = sample, publish, subscribe
+"""They import so much that others would not get on if they were killed as soon as they work."""
 
 
 def spec() -> TransitionSpec:
@@ -265,8 +267,16 @@ class Nursery:
 
 def counters(shared: Any, lane: int) -> tuple[int, int]:
     """Committed and reserved."""
-    words = shared._segment.body[shared._geometry.counters_offset(lane) :][:16].view(np.int64)
-    return int(words[0]), int(words[1])
+    committed, reserved = shared._segment.body[shared._geometry.counters_offset(lane) :][:16].data.cast("q")
+    return committed, reserved
+
+
+def stop(pid: int, shared: Any, lane: int) -> tuple[int, int]:
+    """The lane's counters once its writer stands still, or is dead."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+        time.sleep(1e-5)
+    return counters(shared, lane)
 
 
 class Kills:
@@ -286,6 +296,7 @@ class Kills:
             self.store = ParameterStore.create(self.model, extras={"version": ()}, name=name)
             self.subscriber = self.store.subscriber(self.model)
             self.roles += [(publish, self.store, 0), (subscribe, self.store, None)]
+        self.trust = trust
         if trust:
             self.sampler._drawing._validate = lambda n: 0
         self.births = Births(LANES)
@@ -308,7 +319,7 @@ class Kills:
         life, now = self.lives[slot], time.monotonic()
         if life.doom is None and self.nursery.board.lines[slot, PROGRESS]:
             self.startup[slot] = now - life.began
-            life.doom = now + LIFE_S.get(self.roles[slot][0], 0.03) * random.random()
+            life.doom = now + random.random() * (4 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
         elif life.doom is None and now > life.began + PATIENCE_S:
             self.counts["hung"] += 1
             life.doom = now
@@ -316,10 +327,24 @@ class Kills:
 
     def kill(self, slots: list[int]) -> None:
         for slot in slots:
+            if self.lives[slot].late and self.roles[slot][2] is not None and random.random() < 0.3:
+                self.stop_inside(slot)
             self.lives[slot].process.kill()
         for slot in slots:
             self.nursery.bury(self.lives[slot].process)
             self.examine(slot)
+
+    def stop_inside(self, slot: int) -> None:
+        """Tries to have a writer stand still between its two counters, where a kill at random seldom finds it."""
+        _, shared, lane = self.roles[slot]
+        pid = self.lives[slot].process.pid
+        self.nursery.board.lines[slot, HURRY] = 1
+        for _ in range(50):
+            committed, reserved = stop(pid, shared, lane)
+            if reserved > committed:
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(1e-3 * random.random())
 
     def examine(self, slot: int) -> None:
         """What the dead one left."""
@@ -329,7 +354,7 @@ class Kills:
             before, after = self.lives[slot].counters, counters(shared, lane)
             self.counts["fell"] += after[0] < before[0] or after[1] < before[1]
             self.counts["kept"] += shared._segment.is_locked(1 + lane)
-            if after[1] > after[0] and after != before:
+            if after[1] > max(after[0], before[1]):  # else its predecessor may have reserved that
                 phase = "inside"
             if shared is self.replay:
                 self.births.ends[lane].append(after[0])
@@ -349,8 +374,8 @@ class Kills:
         except TimeoutError:
             self.counts["hung"] += 1
 
-    def run(self, cycles: int, until_torn: bool) -> None:
-        while self.counts["kills"] < cycles and not (until_torn and self.counts["torn"]) and not self.counts["hung"]:
+    def run(self, cycles: int) -> None:
+        while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]) and not self.counts["hung"]:
             self.survive()
             slots = [slot for slot in range(len(self.roles)) if self.due(slot)]
             if slots and random.random() < 0.02:
@@ -378,59 +403,66 @@ class Kills:
 # ---- zombies ----
 
 
-def stop_and_kill(rounds: int, folder: Path) -> Counter[str]:
-    """In each round a writer is stopped; the successor that stands ready is refused until it is killed."""
-    with ReplayBuffer.create(spec(), ROWS, name=f"kills{os.getpid()}") as replay:
-        nursery, births, times = Nursery("fork", folder, 2), Births(1), []
-        sampler, lines, counts = replay.sampler(BATCH, seed=0), nursery.board.lines, nursery.counts
-        holder = nursery.start(0, inherit, replay.handle, 0, 0)
+class Zombies:
+    """A writer that is stopped, and a successor that stands ready: it is refused until the writer is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.replay = ReplayBuffer.create(spec(), ROWS, name=f"kills{os.getpid()}")
+        self.sampler = self.replay.sampler(BATCH, seed=0)
+        self.births = Births(1)
+        self.nursery = Nursery("fork", folder, 2)
+        self.counts = self.nursery.counts
+        self.takeovers: list[float] = []  # milliseconds
+        self.holder = self.start(0)
+
+    def start(self, birth: int) -> Any:
+        return self.nursery.start(birth % 2, inherit, self.replay.handle, 0, birth)
+
+    def run(self, rounds: int) -> None:
         for birth in range(1, rounds + 1):
-            mine, theirs = lines[birth % 2], lines[(birth - 1) % 2]
-            heir = nursery.start(birth % 2, inherit, replay.handle, 0, birth)
-            nursery.wait(lambda theirs=theirs, mine=mine: theirs[PROGRESS] and mine[REFUSED])
-            time.sleep(random.random() * 1e-3)
-            stopped = stop(holder.pid, replay)
-            watch_refusals(nursery, replay, mine, stopped)
-            if birth % 2:
-                os.kill(holder.pid, signal.SIGCONT)
-                counts["continued"] += nursery.wait(lambda past=stopped[0] + 20: counters(replay, 0)[0] > past)
-                stopped = stop(holder.pid, replay)
-                watch_refusals(nursery, replay, mine, stopped)
-            counts["inside"] += stopped[1] > stopped[0]
-            killed = time.monotonic_ns()
-            holder.kill()
-            births.ends[0].append(stopped[0])
-            nursery.bury(holder)
-            if not nursery.wait(lambda mine=mine: mine[TICKET] >= 0):
+            if self.counts["hung"]:
                 break
-            times.append((int(mine[CLOCK]) - killed) / 1e6)
-            counts["beside"] += mine[TICKET] != stopped[0]
-            counts["refused"] += int(mine[REFUSED])
-            counts["torn"] += births.torn_rows(sampler.sample(PATIENCE_S))
-            counts["rows"] += BATCH
-            holder = heir
-            if not nursery.wait(lambda mine=mine: mine[PROGRESS] > ROWS):
-                break
-        holder.kill()
-        nursery.bury(holder)
-        counts["rounds"] = len(times)
-        for name, value in zip(("p50", "p99", "max"), np.percentile(times, [50, 99, 100]), strict=True):
-            counts[f"takeover_{name}_ms"] = round(float(value), 3)
-        return counts
+            self.round(birth)
+        self.holder.kill()
+        self.nursery.bury(self.holder)
+        self.counts["rounds"] = len(self.takeovers)
+        for name, value in zip(("p50", "p99", "max"), np.percentile(self.takeovers, [50, 99, 100]), strict=True):
+            self.counts[f"takeover_{name}_ms"] = round(float(value), 3)
 
+    def round(self, birth: int) -> None:
+        """One writer's end; every second one goes on in between."""
+        heir, wait = self.start(birth), self.nursery.wait
+        mine, theirs = self.nursery.board.lines[birth % 2], self.nursery.board.lines[(birth - 1) % 2]
+        wait(lambda: theirs[PROGRESS] > ROWS and mine[REFUSED])
+        theirs[HURRY] = 1
+        committed, reserved = self.stop(mine)
+        if birth % 2:
+            os.kill(self.holder.pid, signal.SIGCONT)
+            self.counts["continued"] += wait(lambda: counters(self.replay, 0)[0] > committed + 20)
+            committed, reserved = self.stop(mine)
+        self.counts["inside"] += reserved > committed
+        self.births.ends[0].append(committed)
+        killed = time.monotonic_ns()
+        self.holder.kill()
+        self.nursery.bury(self.holder)
+        self.holder = heir
+        if wait(lambda: mine[TICKET] >= 0):
+            self.takeovers.append((int(mine[CLOCK]) - killed) / 1e6)
+        self.counts["beside"] += mine[TICKET] != committed
+        self.counts["refused"] += int(mine[REFUSED])
+        self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
+        self.counts["rows"] += BATCH
 
-def stop(pid: int, replay: ReplayBuffer) -> tuple[int, int]:
-    """Its lane's counters, once it stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED)
-    return counters(replay, 0)
+    def stop(self, heir: np.ndarray) -> tuple[int, int]:
+        """The lane's counters with the writer stopped, while the heir asks for longer than thousands of adds take."""
+        time.sleep(random.random() * 1e-3)
+        stopped, asked = stop(self.holder.pid, self.replay, 0), int(heir[REFUSED])
+        self.nursery.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
+        self.counts["beside"] += counters(self.replay, 0) != stopped or heir[TICKET] >= 0
+        return stopped
 
-
-def watch_refusals(nursery: Nursery, replay: ReplayBuffer, heir: np.ndarray, stopped: tuple[int, int]) -> None:
-    """The heir asks again and again, for longer than thousands of adds take, and nobody writes."""
-    asked = int(heir[REFUSED])
-    nursery.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
-    nursery.counts["beside"] += counters(replay, 0) != stopped or heir[TICKET] >= 0
+    def close(self) -> None:
+        self.replay.close()
 
 
 # ---- what is left behind ----
@@ -472,17 +504,14 @@ def main(method: str, cycles: int, trust: bool) -> bool:
     """Whether there was a fault."""
     began = time.monotonic()
     with helpers(method) as pids, tempfile.TemporaryDirectory() as folder:
-        if method != "fork" and method != "zombie":
-            make_model()
+        if method in ("spawn", "forkserver"):
+            make_model()  # what torch opens once for good is no leak
         before = left(pids)
-        if method == "zombie":
-            counts = stop_and_kill(cycles, Path(folder))
-        else:
-            kills = Kills(method, Path(folder), trust)
-            kills.run(cycles, until_torn=trust)
-            kills.close()
-            counts = kills.counts
-            del kills
+        deaths = Zombies(Path(folder)) if method == "zombie" else Kills(method, Path(folder), trust)
+        deaths.run(cycles)
+        deaths.close()
+        counts = deaths.counts
+        del deaths
         for kind, number in left(pids).items():
             counts[kind] = number - before[kind]
     faults = {name: counts.pop(name, 0) for name in FAULTS}

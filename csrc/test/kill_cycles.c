@@ -252,14 +252,14 @@ static void start(uint64_t role, uint64_t *random) {
         read_rows(&lives[role], seed);
 }
 
-/* A dead writer's lock is free, its counters did not fall. A successor that dies before it adds leaves them
- * as they were: that kill was not inside an append. */
+/* A dead writer's lock is free, its counters did not fall. What it reserved last and did not commit, it was
+ * inside of; what its predecessor had reserved beyond that does not count. */
 static void examine(uint64_t lane) {
     uint64_t c = mc_load_committed(mc_counters_of(&lanes[lane]));
     uint64_t r = mc_load_reserved(mc_counters_of(&lanes[lane]));
     counts.refused += (uint64_t)(mc_lock_held(segment, 1 + (int64_t)lane) != 0);
     counts.fell += (uint64_t)(c < born[lane][0] || (r < born[lane][1] && !options.lower_reserved));
-    counts.inside += (uint64_t)(r > c && (c != born[lane][0] || r != born[lane][1]));
+    counts.inside += (uint64_t)(r > c && r > born[lane][1]);
 }
 
 static void bury(uint64_t role) {
