@@ -6,6 +6,10 @@
  * ticket and a sum over its words. Every ROLL_CALL cycles all who live must do something; one who does not
  * within PATIENCE_S is hung.
  *
+ * It prints what it counted: kills, and those of them while a child started, was inside an append or waited
+ * for a row; what readers accepted and the witness of it; waits, and those that ran into their time limit,
+ * since the writer that took the announcement was killed before it woke them. The rest are faults.
+ *
  * Usage: kill_cycles [--cycles N] [--seed S] [--lower-reserved] [--no-validation] [--until-torn]
  * Positive controls: --lower-reserved has successors take back what their predecessors reserved beyond what
  * they committed; --no-validation takes every copy for whole. --until-torn ends with the cycle that finds a
