@@ -34,7 +34,7 @@ from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.shm import survey, sweep
 
 LANES, ROWS, WORDS, BATCH = 3, 64, 512, 64
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 STARTING, ATTACHING, WORKING = range(3)
 PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(
     8
@@ -94,7 +94,8 @@ def torn_weights(model: Any, subscriber: Any) -> int:
 
 def working(line: np.ndarray) -> Iterator[None]:
     """As long as the process lives that started this one; with pauses, in which others get on."""
-    parent = os.getppid()
+    parent = os.getppid()  # or the fork server, which ends with it
+    assert multiprocessing.parent_process().is_alive()
     line[PHASE] = WORKING
     while os.getppid() == parent:
         yield
@@ -322,6 +323,7 @@ class Kills:
             life.doom = now + random.random() * (4 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
         elif life.doom is None and now > life.began + PATIENCE_S:
             self.counts["hung"] += 1
+            self.counts[f"{self.roles[slot][0].__name__}_hung"] += 1
             life.doom = now
         return life.doom is not None and now >= life.doom
 

@@ -33,7 +33,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-W", "error", PROGRAM, *arguments])
+    return run([sys.executable, "-W", "error", PROGRAM, *arguments], timeout=900)
 
 
 def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> dict[str, float]:
