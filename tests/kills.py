@@ -311,7 +311,7 @@ class Kills:
         before = None if lane is None else counters(shared, lane)
         birth = len(self.births.ends[lane]) if shared is self.replay and lane is not None else 0
         process = self.nursery.start(slot, role, shared.handle, lane or 0, birth)
-        now, late = time.monotonic(), random.random() < 0.5
+        now, late = time.monotonic(), random.random() < (0.8 if role in SLOW else 0.5)
         doom = None if late else now + 1.2 * random.random() * self.startup[slot]
         return Life(process, now, late, doom, before)
 
@@ -320,7 +320,7 @@ class Kills:
         life, now = self.lives[slot], time.monotonic()
         if life.doom is None and self.nursery.board.lines[slot, PROGRESS]:
             self.startup[slot] = now - life.began
-            life.doom = now + random.random() * (4 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
+            life.doom = now + random.random() * (9 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
         elif life.doom is None and now > life.began + PATIENCE_S:
             self.counts["hung"] += 1
             self.counts[f"{self.roles[slot][0].__name__}_hung"] += 1
@@ -385,7 +385,7 @@ class Kills:
             self.kill(slots)
             for slot in slots:
                 self.lives[slot] = self.start(slot)
-            time.sleep(3e-3)
+            time.sleep(0.01)
         lines = self.nursery.board.lines
         before = lines[:, PROGRESS].copy()
         self.nursery.wait(lambda: (lines[:, PROGRESS] > before).all())
