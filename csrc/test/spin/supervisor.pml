@@ -1,75 +1,98 @@
-/* The parent's decision to restart a worker: what it may conclude from a pidfd, from a heartbeat, and when.
+/* What the parent decides of its workers, from a pidfd, a heartbeat and what a worker said before it ended:
+ * marlcore/supervisor.py, and the two loops of system.py around it, by hand, rule for rule.
  *
- * Two workers that write a lane each, none of which asks for its lane's lock here: the parent alone keeps a second
- * writer away. A worker may end well, fail, or freeze at any moment; frozen, it may wake up again. Time is not
- * modelled: a frozen worker's heartbeat is stale sooner or later, and a back-off ends sooner or later.
+ * An actor, which ends well when it has taken its steps, and a learner, which does when it is told to stop. Each
+ * writes a lane, and none asks for its lane's lock here: the parent alone keeps a second writer away. A worker may
+ * end well, raise, die, or freeze at any moment; frozen, it may wake up again.
  *
- * Design only, by hand: it says what a supervisor has to do, whatever its code looks like. */
+ * Left out, and why:
+ * - Time: a frozen worker's heartbeat is stale sooner or later, which covers the longer patience with one that starts
+ *   and the parent that was stopped itself; a back-off, however long, ends sooner or later; the time for last
+ *   checkpoints may be up at once, which covers a second signal and the quick end of workers that still start.
+ * - The window in which failures count: it is as long as the run. A worker that fails only now and then is started
+ *   again for ever, on purpose.
+ * - A first start that the system refuses: the work is done in this process then, and nobody is supervised.
+ * - A process that SIGKILL does not end: it is the kernel's, and the parent leaves it alone in the end. */
 
 #define WORKERS 2
+#define ACTOR 0
+#define LEARNER 1
 #ifndef MOST_RESTARTS
 #define MOST_RESTARTS 1 /* of a worker */
 #endif
 
-mtype = { RUNNING, FROZEN, ENDED_WELL, FAILED };
-mtype = { WATCHED, KILLED, BACKING_OFF, FINISHED };
+mtype = { NONE, RUNNING, FROZEN, ENDED_WELL, RAISED, DIED };
+mtype = { WATCHED, KILLED, BACKING_OFF, FINISHED, GONE };
 
-mtype process[WORKERS];       /* the kernel's: how its newest process is; ENDED_WELL and FAILED: its pidfd says so */
-byte alive[WORKERS];          /* processes of the worker that live */
-bool doomed[WORKERS];         /* SIGKILL was sent to the newest one, and takes its time */
-bool stale[WORKERS];          /* its heartbeat was silent for long, as far as the parent knows */
-bool froze[WORKERS];          /* its newest process froze at least once */
-mtype seen[WORKERS];          /* what the parent is about with it */
-byte restarts[WORKERS];       /* as the parent counts */
-byte starts[WORKERS];         /* as they were */
-bool asked;                   /* SIGINT or SIGTERM came */
-bool missed;                  /* it had come when the parent last slept */
-bool stopping, failed, ended; /* the parent told everybody to stop; for that reason; train() returns */
+mtype process[WORKERS] = NONE; /* the kernel's: how its newest process is; an end: its pidfd says so */
+bool ready[WORKERS];           /* one of its processes came as far as its first round */
+bool doomed[WORKERS];          /* SIGKILL was sent to the newest one, and takes its time */
+bool stale[WORKERS];           /* its heartbeat was silent for long, as far as the parent knows */
+bool hopeless[WORKERS];        /* it raised unprompted before it was ever ready, and would raise again */
+mtype seen[WORKERS] = GONE;    /* what the parent is about with it; GONE: nothing any more */
+byte restarts[WORKERS];        /* as the parent counts, those that the system refused too */
+bool asked;                    /* SIGINT or SIGTERM came */
+bool missed;                   /* it had come when the parent last slept */
+bool stopping;                 /* the parent told everybody to stop */
+bool standing_down;            /* nobody is started again */
+bool failed, ended;            /* a worker failed for good; train() returns */
 
+#define lives(w) (process[w] == RUNNING || process[w] == FROZEN)
+#define dead(w) (process[w] == ENDED_WELL || process[w] == RAISED || process[w] == DIED)
+#define unfinished(w) (seen[w] != FINISHED && seen[w] != GONE)
+
+/* A worker's processes, of which there is one at a time. SIGKILL takes its time: until then it goes on. */
 proctype worker(byte me) {
     bool woke;
-    {
-        do
-        :: atomic { process[me] == RUNNING -> process[me] = ENDED_WELL; alive[me]--; break }  /* done, or told to */
-        :: atomic { process[me] == RUNNING -> process[me] = FAILED; alive[me]--; break }
-        :: atomic {
-            process[me] == RUNNING && !woke ->
-            process[me] = FROZEN;
-            froze[me] = true;
-            if
-            :: woke = true  /* which it never will */
-            :: true
-            fi
-        }
-        :: d_step { process[me] == FROZEN && !stale[me] -> stale[me] = true }
-        :: d_step { process[me] == FROZEN && !woke -> process[me] = RUNNING; stale[me] = false; woke = true }
-        od
-    } unless { doomed[me] && (process[me] == RUNNING || process[me] == FROZEN) };
-    atomic {
+end:
+    do
+    :: d_step { process[me] == RUNNING && !ready[me] -> ready[me] = true }
+    :: d_step {  /* done, or told to */
+        process[me] == RUNNING && ready[me] && (me == ACTOR || stopping) -> process[me] = ENDED_WELL; woke = false }
+    :: d_step {
+        process[me] == RUNNING ->
+        process[me] = RAISED;
+        hopeless[me] = !ready[me] && seen[me] == WATCHED;
+        woke = false }
+    :: d_step { process[me] == RUNNING || lives(me) && doomed[me] -> process[me] = DIED; woke = false }
+    :: atomic {
+        process[me] == RUNNING && !woke ->
+        process[me] = FROZEN;
         if
-        :: process[me] == RUNNING || process[me] == FROZEN -> process[me] = FAILED; alive[me]--
-        :: else
-        fi;
-        woke = false
+        :: woke = true  /* which it never will */
+        :: true
+        fi
     }
+    :: d_step { process[me] == FROZEN && !stale[me] -> stale[me] = true }
+    :: d_step { process[me] == FROZEN && !woke -> process[me] = RUNNING; stale[me] = false; woke = true }
+    od
 }
 
 inline start(w) {
     atomic {
-        assert(alive[w] == 0);  /* never two writers on a lane */
-        assert(!stopping && !missed && !failed);
-        starts[w]++;
-        assert(starts[w] <= 1 + MOST_RESTARTS);
+        assert(!lives(w));  /* never two writers on a lane */
+        assert(!missed && !failed && !standing_down && (!stopping || w == LEARNER));
+        assert(!hopeless[w]);
         process[w] = RUNNING;
-        alive[w]++;
         doomed[w] = false;
-        froze[w] = false;
 #ifndef JUDGED_BY_ITS_PREDECESSORS_HEARTBEAT
         stale[w] = false;
 #endif
-        seen[w] = WATCHED;
-        run worker(w)
+        seen[w] = WATCHED
     }
+}
+
+/* It is started again, if it may be. */
+inline fell(w) {
+    if
+    :: standing_down -> seen[w] = GONE
+#ifdef RESTARTED_FOR_EVER
+    :: !standing_down -> seen[w] = BACKING_OFF
+#else
+    :: !standing_down && restarts[w] == MOST_RESTARTS -> failed = true; seen[w] = GONE
+    :: !standing_down && restarts[w] < MOST_RESTARTS -> restarts[w]++; seen[w] = BACKING_OFF
+#endif
+    fi
 }
 
 inline died(w) {
@@ -80,89 +103,127 @@ inline died(w) {
 #else
         seen[w] = FINISHED
 #endif
-#ifdef RESTARTED_FOR_EVER
-    :: process[w] == FAILED -> seen[w] = BACKING_OFF
+#ifdef TRIED_AGAIN_THOUGH_HOPELESS
+    :: process[w] == RAISED || process[w] == DIED -> fell(w)
 #else
-    :: process[w] == FAILED && restarts[w] == MOST_RESTARTS -> failed = true
-    :: process[w] == FAILED && restarts[w] < MOST_RESTARTS -> restarts[w]++; seen[w] = BACKING_OFF
+    :: process[w] == RAISED && seen[w] == WATCHED && !ready[w] -> failed = true; seen[w] = GONE
+    :: process[w] == RAISED && !(seen[w] == WATCHED && !ready[w]) || process[w] == DIED -> fell(w)
 #endif
     fi
 }
 
-#define dead(w) (process[w] == ENDED_WELL || process[w] == FAILED)
+/* When its back-off is over. The system may refuse to start a process, and that is a failure of the worker. */
+inline start_again(w) {
+#ifdef SLEEPS_THROUGH_THE_BACK_OFF
+    missed = asked;
+#endif
+    if
+    :: start(w)
+#ifdef REFUSALS_DO_NOT_COUNT
+    :: true
+#else
+    :: d_step { fell(w) }
+#endif
+    fi
+}
 
-/* The worker's part in a round. */
+/* The worker's part in a look. */
 inline attend(w) {
     if
-    :: seen[w] == WATCHED && dead(w) -> d_step { died(w) }
-#ifndef NOBODY_KILLS_THE_FROZEN
-    :: seen[w] == WATCHED && stale[w] && !dead(w) ->
+    :: (seen[w] == WATCHED || seen[w] == KILLED) && dead(w) -> d_step { died(w) }
 #ifdef REPLACED_WHEN_STALE
-        if
-        :: restarts[w] < MOST_RESTARTS -> restarts[w]++; start(w)
-        :: else -> failed = true
-        fi
+    :: seen[w] == WATCHED && stale[w] && !dead(w) && !stopping && restarts[w] < MOST_RESTARTS -> restarts[w]++; start(w)
 #else
-        d_step {
-            assert(froze[w]);  /* no predecessor's silence is held against it */
-            doomed[w] = true;
-            seen[w] = KILLED
-        }
+#ifndef NOBODY_KILLS_THE_FROZEN
+#ifdef WAITS_FOR_THE_FROZEN
+    :: d_step { seen[w] == WATCHED && stale[w] && !dead(w) && !stopping ->
+#else
+    :: d_step { seen[w] == WATCHED && stale[w] && !dead(w) ->
+#endif
+        assert(process[w] == FROZEN);  /* no predecessor's silence is held against it */
+        doomed[w] = true;
+        seen[w] = KILLED }
+#endif
+#endif
 #ifdef REPLACED_WHEN_KILLED
-        if
-        :: restarts[w] < MOST_RESTARTS -> restarts[w]++; start(w)
-        :: else -> failed = true
-        fi
+    :: seen[w] == KILLED && !stopping && restarts[w] < MOST_RESTARTS -> restarts[w]++; start(w)
 #endif
-#endif
-#endif
-    :: seen[w] == KILLED && dead(w) -> d_step { died(w) }
-    :: seen[w] == BACKING_OFF ->
-#ifdef SLEEPS_THROUGH_THE_BACK_OFF
-        missed = asked;
-#endif
-        start(w)
+    :: seen[w] == BACKING_OFF -> start_again(w)
     fi
 }
 
-#define to_do(w) (dead(w) && seen[w] != FINISHED || seen[w] == WATCHED && stale[w])
+inline stand_down() {
+    standing_down = true;
+#ifndef RESTARTS_AFTER_STANDING_DOWN
+    if
+    :: seen[ACTOR] == BACKING_OFF -> seen[ACTOR] = GONE
+    :: else
+    fi;
+    if
+    :: seen[LEARNER] == BACKING_OFF -> seen[LEARNER] = GONE
+    :: else
+    fi
+#endif
+}
 
 proctype parent() {
-    start(0);
-    start(1);
-    do
+    start(ACTOR);
+    if
+    :: atomic { asked -> missed = true }
+    :: start(LEARNER)
+    fi;
+    do  /* until the actor has taken its steps */
     :: atomic {
         missed = asked;
         if
-        :: asked || failed -> break
-        :: !asked && !failed && seen[0] == FINISHED && seen[1] == FINISHED -> break
+        :: asked || failed || seen[ACTOR] == FINISHED -> break
         :: else
         fi };
         if
-        :: to_do(0) || seen[0] == BACKING_OFF -> attend(0)
-        :: to_do(1) || seen[1] == BACKING_OFF -> attend(1)
-        :: asked
+        :: attend(ACTOR)
+        :: attend(LEARNER)
+        :: asked && !missed
         fi
     od;
-    atomic { stopping = true; missed = false };
-#ifdef RESTARTS_AFTER_STOP
-    if
-    :: process[0] == FAILED && restarts[0] < MOST_RESTARTS -> start(0)
-    :: else
-    fi;
+    stopping = true;
+    do  /* until everybody has ended: a learner that dies in its last checkpoint is started again */
+    :: atomic {
+        missed = asked;
+        if
+        :: !unfinished(ACTOR) && !unfinished(LEARNER) -> break
+        :: else
+        fi;
+        if
+#ifdef GIVES_THE_LAST_CHECKPOINT_UP
+        :: !standing_down -> stand_down()
+        :: standing_down
+#else
+        :: (asked || failed) && !standing_down -> stand_down()
+        :: !((asked || failed) && !standing_down)
 #endif
-#ifndef FAILS_AND_LEAVES_THE_REST
+        fi };
+#ifdef FAILS_AND_LEAVES_THE_REST
+        if
+        :: failed -> goto over
+        :: else
+        fi;
+#endif
+        if
+        :: attend(ACTOR)
+        :: attend(LEARNER)
+        :: asked && !missed
+        :: !unfinished(ACTOR) && !unfinished(LEARNER)
 #ifndef WAITS_FOR_THE_FROZEN
-    if
-    :: atomic { alive[0] == 0 && alive[1] == 0 }
-    :: d_step { doomed[0] = true; doomed[1] = true }  /* the time to end by themselves is up */
-    fi;
+        :: failed = true; break  /* the time for it is up */
 #endif
-    alive[0] == 0 && alive[1] == 0;
-#endif
+        fi
+    od;
+    atomic { doomed[ACTOR] = true; doomed[LEARNER] = true };
+    !lives(ACTOR) && !lives(LEARNER);
+over:
     atomic {
-        assert(alive[0] == 0 && alive[1] == 0);  /* nobody is left behind */
-        assert(failed || asked || seen[0] == FINISHED && seen[1] == FINISHED);
+        assert(!lives(ACTOR) && !lives(LEARNER));  /* nobody is left behind */
+        assert(failed || asked || seen[ACTOR] == FINISHED && seen[LEARNER] == FINISHED);
         ended = true
     }
 }
@@ -170,6 +231,8 @@ proctype parent() {
 init {
     atomic {
         run parent();
+        run worker(ACTOR);
+        run worker(LEARNER);
         if
         :: run user()
         :: true
