@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ import sys
 from importlib import import_module
 
 
-def _open_closed_streams() -> None:
+def _prepare_streams() -> None:
     """Standard streams that were closed by whoever started this process lead to the null device.
 
     Python has None in their place, and the next files to be opened would have their numbers.
@@ -19,9 +20,12 @@ def _open_closed_streams() -> None:
     os.close(fd)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A run's directory may be named by any bytes, and a terminal may know few characters.
+        sys.stdout.reconfigure(errors="replace")
 
 
-_open_closed_streams()
+_prepare_streams()
 
 
 def _leave(signum: int, frame: object) -> None:
