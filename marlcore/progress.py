@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,12 +45,38 @@ class _Agent:
         return cells
 
 
+class _Watched:
+    """A stream for as long as somebody can see it: a run outlives its terminal, and `tee`, which Ctrl-C ends first."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._gone = False
+
+    def write(self, text: str) -> int:
+        self._unless_gone(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_gone(self._stream.flush)
+
+    def _unless_gone(self, act: Callable[[], object]) -> None:
+        try:
+            if not self._gone:
+                act()
+        except OSError:  # metrics.csv has what cannot be seen any more
+            self._gone = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Progress:
     """Shows how a run goes; a context manager that leaves the last table on the screen.
 
     It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick`
     draws, at most four times a second on a terminal and once per `interval` elsewhere. While it is entered,
-    what this process prints to the same terminal stands above the table.
+    what this process prints to the same terminal stands above the table. When nobody can see it any more, as the
+    terminal was closed or the disk is full, it is silent from then on.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
@@ -57,7 +84,7 @@ class Progress:
         console: where to draw; standard error if None.
         interval: seconds between lines where the console is no terminal.
         """
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, _Agent] = {}
         self._step, self._total, self._rate = 0, 0, 0.0
         self._began = self._drawn = monotonic()

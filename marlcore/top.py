@@ -91,6 +91,7 @@ class Run:
     def __init__(self, control: Control) -> None:
         self.about = control.about
         self._control = control
+        self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
         self._before = self._count()
@@ -102,7 +103,7 @@ class Run:
     @property
     def alive(self) -> bool:
         """Whether its parent lives and has not told everybody to stop."""
-        return Path(f"/proc/{self.about['pid']}").exists() and not self._control.stopping
+        return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
         """Of the run and of each worker; rates since the last call."""

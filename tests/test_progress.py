@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import threading
 
 import pytest
@@ -49,6 +50,32 @@ def feed(shown: Progress) -> None:
         shown.update(metric("episode_return", value))
     shown.update(metric("episode_return", 7.0, agent="[b]x"))
     shown.update(metric("something_else", 55.5, agent="unseen"))
+
+
+class Gone(io.StringIO):
+    """A place to write to that is not there any more."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error, self.attempts = error, 0
+
+    def write(self, text: str) -> int:
+        self.attempts += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "broken pipe"), OSError(5, "input/output error")], ids=repr)
+def test_when_nobody_can_see_it_any_more_it_is_silent_and_the_run_goes_on(clock, monkeypatch, terminal, error):
+    gone = Gone(error)
+    gone.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", gone)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(interval=10.0) as shown:
+        for _ in range(25):
+            clock.now += 1.0
+            shown.tick(500, 2000, 100.0)
+    assert gone.attempts == 1
 
 
 def test_elsewhere_a_line_comes_once_an_interval_and_at_the_end(clock):
