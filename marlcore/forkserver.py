@@ -1,6 +1,6 @@
 """A process that has imported what workers need, and forks itself into them: a start takes milliseconds, not seconds.
 
-It runs nobody's code before it forks, has no threads of Python and never touches a GPU, so that what it forks is as
+It runs nobody's code before it forks, has no threads of Python and never asks for a GPU, so that what it forks is as
 good as new. The kernel ends it with the process that started it, and those that it forked with it.
 """
 
@@ -153,8 +153,6 @@ def _start_program(channel: int) -> subprocess.Popen[bytes]:
             [get_executable(), "-c", _PROGRAM, json.dumps(sys.path, default=str), str(channel), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[channel],
-            # A look for GPUs must not open their driver, which nothing that is forked later could use.
-            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
@@ -198,8 +196,7 @@ def _import_what_workers_need() -> None:
 
     # Before anything is computed: threads of OpenMP would not be there in what is forked, and be waited for.
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():  # with a GPU, torch's compiler might open the driver when it is imported
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports it
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports torch's compiler
 
 
 class _Server:

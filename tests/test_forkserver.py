@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from marlcore.forkserver import Forked, ForkServer, read_status
 
@@ -27,6 +28,10 @@ def tell(report: Connection, what: str) -> None:
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
     }
     report.send(found[what]())
+
+
+def tell_of_gpus(report: Connection) -> None:
+    report.send(torch.cuda._is_in_bad_fork())  # what keeps torch from opening the driver of NVIDIA's GPUs
 
 
 def is_open(fd: int) -> bool:
@@ -94,6 +99,12 @@ def test_what_is_forked_has_the_environment_and_the_signals_of_whoever_asked(
     assert told(server, "environment") == "here"
     assert told(server, "blocked") >= {signal.SIGINT, signal.SIGTERM}
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}
+
+
+def test_what_is_forked_may_open_a_gpu(lasting: ForkServer) -> None:
+    """Only where torch was built for one is this more than a word: counting GPUs before the fork is enough to fail."""
+    with closing(Child(lasting, tell_of_gpus)) as child:
+        assert child.receive() is False
 
 
 def test_each_process_has_random_numbers_of_its_own(lasting: ForkServer) -> None:
