@@ -190,13 +190,16 @@ def serve(channel: int, parent: int) -> None:
 
 
 def _import_what_workers_need() -> None:
+    import numpy as np
     import torch
 
     from . import sampler, workers  # noqa: F401
+    from .kernels.random import next_random
 
     # Before anything is computed: threads of OpenMP would not be there in what is forked, and be waited for.
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports torch's compiler
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
+    next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
 
 
 class _Server:
