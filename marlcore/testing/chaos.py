@@ -177,9 +177,9 @@ class _Chaos:
 
     def _kill_parent(self) -> None:
         self.report.blows["parent kill"] += 1
-        began, control = time.monotonic(), self.victim.control
+        began = time.monotonic()
         self.victim.parent.kill()
-        steps = control.steps
+        steps = self.victim.control.steps
         self.victim.kill()
         noted = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
         self.report.repeated += max(steps - sum(noted.values()), 0)

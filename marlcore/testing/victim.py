@@ -29,17 +29,13 @@ class Victim:
     Args:
         command: starts it, in a process group of its own; after its parent was killed, again.
         log: where its output goes.
-
-    Attributes:
-        control: its control block, once it was started.
     """
-
-    control: Control
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._command = command
         self._log = log
         self._parent: subprocess.Popen[bytes] | None = None
+        self._control: Control | None = None
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
@@ -55,7 +51,7 @@ class Victim:
             except MarlcoreError:  # gone meanwhile
                 continue
             if control.about.get("pid") == self.parent.pid:
-                self.control = control
+                self._control = control
                 return True
             control.close()
         return False
@@ -65,6 +61,12 @@ class Victim:
         """The process that trains, and watches the others."""
         assert self._parent is not None
         return self._parent
+
+    @property
+    def control(self) -> Control:
+        """Its control block."""
+        assert self._control is not None
+        return self._control
 
     @property
     def workers(self) -> list[str]:
@@ -116,7 +118,7 @@ class Victim:
         # Not reaped yet, so that its group is still nobody else's.
         self.wait(lambda: not self._living(), alone=True)
         self.parent.wait()
-        self.control.close()
+        self._let_go()
 
     def interrupt(self) -> int:
         """Ends it as Ctrl-C does; its exit code. Raises: Lost."""
@@ -126,11 +128,15 @@ class Victim:
 
     def close(self) -> None:
         """Ends all that is left of it."""
-        if hasattr(self, "control"):
-            self.control.close()
+        self._let_go()
         if self._parent is not None and self._parent.returncode is None:  # not reaped, so that the group is its still
             os.killpg(self._parent.pid, signal.SIGKILL)
             self._parent.wait()
+
+    def _let_go(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = None  # whoever has a view of a segment holds it
 
     def _living(self) -> list[int]:
         """The processes of its group, but for those that ended and wait for somebody to take note."""
