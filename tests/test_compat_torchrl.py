@@ -191,18 +191,21 @@ def test_a_state_that_does_not_fit_takes_no_row_away(tmp_path):
     assert found(ours) == held
 
 
-def write_rows(buffer, first, count):
-    """In another process: rows one by one and in batches."""
+def write_rows(buffer, first, count, all_write):
+    """In another process: rows one by one and in batches; the first ones take it a lane."""
     for at in range(first, first + count, 10):
         buffer.extend(rows(9, at))
         buffer.add(rows(1, at + 9)[0])
+        if at == first:
+            all_write.wait()  # a lane of who has ended already would be free again
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_write_side_by_side_and_what_is_drawn_is_whole(method):
     context = multiprocessing.get_context(method)
     ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
-    writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000)) for k in range(2)]
+    all_write = context.Barrier(2)
+    writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000, all_write)) for k in range(2)]
     for writer in writers:
         writer.start()
 

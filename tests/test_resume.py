@@ -9,20 +9,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hunt import HUNT
 
 import marlcore as mc
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
-from marlcore.envs import TreasureHunt
 from marlcore.rundir import RunDirectory, read_config, read_metrics
 from marlcore.shm import sweep
 
-HUNT = partial(TreasureHunt, agents=2, size=6, horizon=25, gems=3, food=1, bones=3)
 RUN = mc.Config(
     total_steps=3000,
     mode="serial",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hunt import HUNT
 
 import marlcore as mc
 from marlcore import supervisor as supervision
@@ -276,7 +277,6 @@ def test_a_restart_that_was_due_does_not_happen_after_standing_down(scene: Scene
 
 # Whole runs
 
-HUNT: dict[str, Any] = {"agents": 2, "size": 6, "horizon": 25, "gems": 3, "food": 1, "bones": 3}
 RUN = mc.Config(
     total_steps=12_000,
     actor=ActorConfig(envs=2, sync_interval=10),
@@ -347,7 +347,7 @@ def laid(tmp_path: Path, count: int) -> Path:
 
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
 def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
-    hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT)
+    hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
     result = mc.train(hunt, "dqn", config, progress=False)
     assert result.restarts == {"actor-0": 1, "learner-agent_0": 0, "learner-agent_1": 0}
@@ -360,7 +360,7 @@ def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_pa
     algorithm = TrappedDQN()
     object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=200_000)  # it outlives a restart
-    result = mc.train(partial(TreasureHunt, **HUNT), algorithm, config, progress=False)
+    result = mc.train(HUNT, algorithm, config, progress=False)
     assert sum(result.restarts.values()) == 1
     (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)
     epsilons = [
@@ -375,7 +375,7 @@ def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_pa
 
 
 def test_an_actor_that_fails_too_often_ends_the_run_with_every_traceback(tmp_path: Path) -> None:
-    hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT)
+    hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, max_restarts=1))
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
         mc.train(hunt, "dqn", config, progress=False)
@@ -398,6 +398,6 @@ def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_
 
     monkeypatch.setattr(system, "WorkerProcess", start_one)
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=3000)
-    result = mc.train(partial(TreasureHunt, **HUNT), "dqn", config, progress=False)
+    result = mc.train(HUNT, "dqn", config, progress=False)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())

@@ -21,6 +21,7 @@ from marlcore.config import ActorConfig, LearnerConfig, ReplayConfig, Supervisio
 from marlcore.envs import TreasureHunt
 from marlcore.rundir import read_metrics
 from marlcore.telemetry import Metric
+from marlcore.testing.victim import living
 
 SMALL = mc.Config(
     total_steps=20_000,
@@ -177,24 +178,10 @@ def stop_with(signum: int, after_s: float, cwd: Path) -> tuple[int, str, float]:
     os.killpg(process.pid, signum)  # as the terminal does it: everybody gets it
     began = time.monotonic()
     output, _ = process.communicate(timeout=60)
-    while living(process.pid):  # multiprocessing's own tracker ends when it notices that the parent has
+    while living(process.pid):  # the kernel ends the workers when the parent has ended
         assert time.monotonic() - began < 30
         time.sleep(0.01)
     return process.returncode, output, time.monotonic() - began
-
-
-def living(group: int) -> list[str]:
-    """The processes of a group, but for those that ended and wait for init to take note."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, fields = status.read_text().split("(", 1)[1].rsplit(")", 1)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, _, process_group = fields.split()[:3]
-        if int(process_group) == group and state != "Z":
-            found.append(f"{name} {state}")
-    return found
 
 
 @pytest.mark.parametrize("after_s", [0.3, 1.5, 3.0, 9.0])

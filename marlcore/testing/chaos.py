@@ -56,8 +56,8 @@ class Report:
         restarts: of workers and, by resuming, of the run.
         rows: that learners drew and checked. faults: torn or mixed ones, and weights; a line each.
         hung: recoveries that took longer than two minutes.
-        repeated: steps that were taken again because their parent was killed before it had noted them.
-        leaked: segments and processes that were left at the end.
+        lost: steps that were taken again because their parent was killed before it had noted them.
+        leaked: segments that were left at the end.
         recoveries: seconds from each death to the successor's first round.
     """
 
@@ -66,7 +66,7 @@ class Report:
     rows: int = 0
     faults: list[str] = field(default_factory=list)
     hung: int = 0
-    repeated: int = 0
+    lost: int = 0
     leaked: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Report:
             f"blows: {blows or 'none'}",
             f"restarts: {self.restarts}; recovery p50 {p50:.2f} s, p99 {p99:.2f} s",
             f"rows checked: {self.rows:,}; torn or mixed rows and weights: {len(self.faults)}",
-            f"hung: {self.hung}; steps taken again: {self.repeated:,}; left behind: {len(self.leaked)}",
+            f"hung: {self.hung}; lost steps, taken again: {self.lost:,}; left behind: {len(self.leaked)}",
         ]
         return "\n".join([*lines, *self.faults[:10], *self.leaked])
 
@@ -182,7 +182,7 @@ class _Chaos:
         steps = self.victim.control.steps
         self.victim.kill()
         noted = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
-        self.report.repeated += max(steps - sum(noted.values()), 0)
+        self.report.lost += max(steps - sum(noted.values()), 0)
         self.victim.start()
         self._recovered(began)
 

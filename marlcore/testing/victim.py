@@ -13,7 +13,7 @@ from ..control import BEATS, PID, READY, RESTARTS, Control
 from ..errors import MarlcoreError
 from ..shm import SHM_DIR
 
-__all__ = ["Lost", "Victim", "parent_of"]
+__all__ = ["Lost", "Victim", "living", "parent_of"]
 
 HUNG_S = 120.0  # without which something will not happen any more
 LOOK_S = 0.02
@@ -116,14 +116,14 @@ class Victim:
         """Kills its parent, and waits until all its processes are gone. Raises: Lost."""
         self.parent.kill()
         # Not reaped yet, so that its group is still nobody else's.
-        self.wait(lambda: not self._living(), alone=True)
+        self.wait(lambda: not living(self.parent.pid), alone=True)
         self.parent.wait()
         self._let_go()
 
     def interrupt(self) -> int:
         """Ends it as Ctrl-C does; its exit code. Raises: Lost."""
         self.parent.send_signal(signal.SIGINT)
-        self.wait(lambda: not self._living(), alone=True)
+        self.wait(lambda: not living(self.parent.pid), alone=True)
         return self.parent.wait()
 
     def close(self) -> None:
@@ -138,17 +138,18 @@ class Victim:
             self._control.close()
         self._control = None  # whoever has a view of a segment holds it
 
-    def _living(self) -> list[int]:
-        """The processes of its group, but for those that ended and wait for somebody to take note."""
-        found = []
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, group = status.read_text().rpartition(")")[2].split()[:3]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(group) == self.parent.pid and state != "Z":
-                found.append(int(status.parent.name))
-        return found
+
+def living(group: int) -> list[int]:
+    """The processes of a group, but for those that ended and wait for somebody to take note."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = status.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(of_group) == group and state != "Z":
+            found.append(int(status.parent.name))
+    return found
 
 
 def parent_of(pid: int) -> int:
