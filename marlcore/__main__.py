@@ -16,7 +16,7 @@ def _prepare_streams() -> None:
     Python has None in their place, and the next files to be opened would have their numbers.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        continue
+        os.set_inheritable(fd, True)
     os.close(fd)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

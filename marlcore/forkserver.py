@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
-import json
+import logging
 import os
 import pickle
 import select
@@ -18,28 +18,38 @@ import socket
 import struct
 import subprocess
 import sys
-import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_executable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-__all__ = ["ForkServer", "Forked", "end_with_parent", "read_status", "readable", "serve"]
+import numpy as np
+
+__all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # at most, for the imports
-REPLY_S = 30.0  # at most, without which the server is taken for stopped, and ended
+REPLY_S = 10.0  # at most, without which the server is taken for stopped, and ended
+KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
 LOOK_S = 0.05
+log = logging.getLogger(__name__)
+
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
+import sys
+sys.path[:] = sys.argv[3:]
 from marlcore.forkserver import serve
-serve(int(sys.argv[2]), int(sys.argv[3]))
+serve(int(sys.argv[1]), int(sys.argv[2]))
 """
+
+
+class _Gone(Exception):
+    """The server ended, or does not answer."""
 
 
 class Forked(NamedTuple):
@@ -80,9 +90,14 @@ class ForkServer:
         try:
             with os.fdopen(os.dup(task), "wb") as file:
                 pickle.dump((function, args), file)
-            number, fds = self._ask([task, report, status])
+            # What a worker shares by multiprocessing's means is tracked where its parent's is, as if it were spawned.
+            tracker = resource_tracker.getfd()
+            assert tracker is not None
+            number, fds = self._ask([task, report, status, tracker])
             if number < 0:
                 raise OSError(-number, os.strerror(-number))
+            if not fds:
+                raise OSError(errno.EMFILE, "no descriptor is left for a worker's process")
             return Forked(number, fds[0], ended)
         except BaseException:
             os.close(ended)
@@ -94,39 +109,38 @@ class ForkServer:
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """What the server answers, from a new server if the old one is gone."""
         for _ in range(2):
-            channel = self._channel or self._start()
             try:
+                channel = self._channel or self._start()
                 socket.send_fds(channel, [_FORK], fds)
                 return self._answer(channel, REPLY_S)
-            except (ConnectionError, TimeoutError):
+            except (_Gone, ConnectionError) as error:
                 self.close()
-        raise ConnectionError("the process that forks workers dies whenever it is asked for one")
+                reason = error
+            except BaseException:
+                self.close()  # what it would answer now is nobody's
+                raise
+        raise OSError(f"the process that forks workers ends whenever it is started: {reason}")
 
     def _answer(
         self, channel: socket.socket, seconds: float, hurry: Callable[[], bool] = lambda: False
     ) -> tuple[int, list[int]]:
-        """Raises OSError: no answer came in time, the server is gone, or whoever waits is in a hurry."""
-        end = time.monotonic() + seconds
-        while not readable(channel.fileno(), LOOK_S):
+        """Raises: _Gone, or InterruptedError: whoever waits is in a hurry."""
+        for _ in range(round(seconds / LOOK_S)):  # not by the clock: this process may have been stopped itself
+            if readable(channel.fileno(), LOOK_S):
+                answer, fds = _receive(channel, _NUMBER.size, 1)
+                if not answer:
+                    raise _Gone("it ended")
+                return _NUMBER.unpack(answer)[0], fds
             if hurry():
                 raise InterruptedError("told to stop while the process that forks workers was starting")
-            if time.monotonic() > end:
-                raise TimeoutError(f"the process that forks workers did not answer within {seconds:g} s")
-        answer, fds, _, _ = socket.recv_fds(channel, _NUMBER.size, 1)
-        if not answer:
-            raise ConnectionResetError("the process that forks workers is gone")
-        return _NUMBER.unpack(answer)[0], fds
+        raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _start(self) -> socket.socket:
         """Starts the server, and waits until it can be asked."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._process = _start_program(theirs.fileno())
-            self._answer(self._channel, START_S, self._hurry)
-        except BaseException:
-            self.close()
-            raise
+        with theirs:
+            self._process = _start_program(theirs.fileno())
+        self._answer(self._channel, START_S, self._hurry)
         return self._channel
 
     @property
@@ -140,7 +154,10 @@ class ForkServer:
             self._channel.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(KILL_S)
+            except subprocess.TimeoutExpired:
+                log.error("process %d did not end within %g s of SIGKILL and is left alone", self._process.pid, KILL_S)
         self._channel = self._process = None
 
 
@@ -148,14 +165,34 @@ def _start_program(channel: int) -> subprocess.Popen[bytes]:
     # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches the
     # whole process group is the parent's to handle, and it stays pending here until the program has started.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
-            [get_executable(), "-c", _PROGRAM, json.dumps(sys.path, default=str), str(channel), str(os.getpid())],
+            [get_executable(), *flags, "-c", _PROGRAM, str(channel), str(os.getpid())]
+            + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
+            # The numbers of streams that were closed would be given to what is opened there.
+            stdout=None if _is_inherited(1) else subprocess.DEVNULL,
+            stderr=None if _is_inherited(2) else subprocess.DEVNULL,
             pass_fds=[channel],
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _is_inherited(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def _receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
+    """A message and the descriptors that came with it, which no program that is run from here inherits."""
+    message, fds, _, _ = socket.recv_fds(channel, nbytes, count)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return message, fds
 
 
 def readable(fd: int, seconds: float | None) -> bool:
@@ -181,6 +218,7 @@ def end_with_parent(parent: int) -> None:
 def serve(channel: int, parent: int) -> None:
     """The server's life."""
     end_with_parent(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody would learn how a child ended
     _import_what_workers_need()
     gc.freeze()  # a collection would write to pages that all processes share
     server = _Server(socket.socket(fileno=channel))
@@ -190,7 +228,6 @@ def serve(channel: int, parent: int) -> None:
 
 
 def _import_what_workers_need() -> None:
-    import numpy as np
     import torch
 
     from . import sampler, workers  # noqa: F401
@@ -222,27 +259,38 @@ class _Server:
                 self._reap(fd)
 
     def _fork(self) -> None:
-        request, fds, _, _ = socket.recv_fds(self._channel, len(_FORK), 3)
+        request, fds = _receive(self._channel, len(_FORK), 4)
         if not request:  # whoever asked has closed its end
             os._exit(0)
-        task, report, status = fds
-        server = os.getpid()
         try:
-            pid = os.fork()
+            if len(fds) < 4:
+                raise OSError(errno.EMFILE, "descriptors were lost")
+            self._start(*fds)
         except OSError as error:
-            os.close(status)
             self.answer(-(error.errno or errno.EAGAIN))
-        else:
+        for fd in fds:
+            os.close(fd)
+
+    def _start(self, task: int, report: int, status: int, tracker: int) -> None:
+        """Raises OSError: the system starts no process, or gives no descriptor of it."""
+        server, kept = os.getpid(), os.dup(status)
+        try:
+            with warnings.catch_warnings():  # of threads: those of a library for arrays, which are ready for it
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
             if pid == 0:
+                end_with_parent(server)
                 os.close(status)
+                os.close(kept)
                 self._forget()
-                _run(server, task, report)
-            pidfd = os.pidfd_open(pid)
-            self._children[pidfd] = pid, status
-            self._poll.register(pidfd, select.POLLIN)
-            self.answer(pid, pidfd)
-        os.close(task)
-        os.close(report)
+                _run(task, report, tracker)
+            pidfd = _open_child(pid)
+        except OSError:
+            os.close(kept)
+            raise
+        self._children[pidfd] = pid, kept
+        self._poll.register(pidfd, select.POLLIN)
+        self.answer(pid, pidfd)
 
     def _forget(self) -> None:
         """In what was forked: closes what is the server's."""
@@ -261,14 +309,36 @@ class _Server:
         os.close(status)
 
 
-def _run(server: int, task: int, report: int) -> None:
-    """The life of a process that was forked."""
-    import numpy as np
+def _open_child(pid: int) -> int:
+    """A pidfd of a process that was forked. Raises OSError: there is none to be had, and the process is gone."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
-    end_with_parent(server)
-    np.random.seed()  # as in a process of its own; Python's `random` does so by itself
-    with os.fdopen(task, "rb") as file:
-        file.seek(0)
-        function, args = pickle.load(file)
-    function(Connection(report, readable=False), *args)
-    os._exit(0)
+
+def _run(task: int, report: int, tracker: int) -> None:
+    """The life of a process that was forked."""
+    code = 1
+    try:
+        np.random.seed()  # as in a process of its own; Python's `random` does so by itself
+        resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+        with os.fdopen(task, "rb") as file:
+            file.seek(0)
+            function, args = pickle.load(file)
+        function(Connection(report, readable=False), *args)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once: everything is closed, and taking torch down in order would cost a second."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError):
+                stream.flush()
+    os._exit(code)

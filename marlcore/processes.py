@@ -10,7 +10,8 @@ import select
 import signal
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -19,16 +20,17 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import EnvironmentFailed
-from .forkserver import ForkServer, read_status, readable
+from .forkserver import KILL_S, ForkServer, leave, read_status, readable
 from .rundir import setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["Failure", "Interrupts", "WorkerProcess", "reason_of", "wait_any"]
+__all__ = ["Failure", "Interrupts", "WorkerProcess", "check_not_importing", "reason_of", "wait_any"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STATUS_S = 1.0  # for the kernel's word on a dead process to come through
-MESSAGE_LIMIT = 12_000  # characters that fit a pipe nobody reads yet; the log has all of a traceback
-KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
+MESSAGE_LIMIT = 12_000  # bytes that go into a pipe whole or not at all; the log has all of a traceback
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,14 @@ class WorkerProcess:
         """Why the worker raised, or how it died; None while it runs or when it ended well."""
         if self.running:
             return None
-        code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
-        if code == 0:
-            return None
         try:
             if self._errors.poll():
-                return Failure(*self._errors.recv())
+                said = self._errors.recv()
+                return Failure(*said) if said else None
         except (EOFError, OSError):
             pass  # it died before or in the middle of sending
-        reason = "worker" if code is not None and code > 0 else "death"
+        code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
+        reason = "worker" if code is not None and code >= 0 else "death"
         return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
     def kill(self) -> None:
@@ -104,8 +105,9 @@ class WorkerProcess:
         """Ends the process if it still runs, and gives back what it held here."""
         self.kill()
         if not readable(self.pidfd, KILL_S):  # it waits in a driver, or for a file system that never answers
-            text = "%s: process %d did not end within %g s of SIGKILL and is left alone"
-            logging.getLogger(__name__).error(text, self.name, self.pid, KILL_S)
+            log.error(
+                "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
+            )
         self._errors.close()
         os.close(self._process.pidfd)
         os.close(self._process.status)
@@ -152,18 +154,40 @@ def _work(
     errors: Connection, surroundings: dict[str, Any], name: str, log: Path, attempt: int, blueprint: bytes
 ) -> None:
     """A worker's life, in its process."""
-    status = 0
     try:
         setup_logging(log)
-        spawn.prepare(surroundings)
-        run_worker(name, pickle.loads(blueprint), attempt)
+        with _importing():
+            spawn.prepare(surroundings)
+            given = pickle.loads(blueprint)
+        run_worker(name, given, attempt)
+        errors.send(None)  # all is done: what it does not say itself is told by how it ended
     except BaseException as error:
         text = traceback.format_exc()
         logging.getLogger(__name__).error("%s failed:\n%s", name, text)
-        errors.send((reason_of(error), text[-MESSAGE_LIMIT:]))
-        status = 1
+        errors.send((reason_of(error), text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
+        logging.shutdown()
+        leave(1)
     logging.shutdown()
-    os._exit(status)  # everything is closed, and taking torch down in order would cost a second
+    leave(0)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """While entered, this process imports what the run's user wrote, as multiprocessing's own children say it."""
+    process: Any = multiprocessing.current_process()
+    process._inheriting = True
+    try:
+        yield
+    finally:
+        del process._inheriting
+
+
+def check_not_importing() -> None:
+    """Raises RuntimeError: this is a worker that imports the user's program, which starts a run when imported."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            'a program that starts runs is imported by their workers: start it below `if __name__ == "__main__":`'
+        )
 
 
 def _surroundings(name: str) -> dict[str, Any]:

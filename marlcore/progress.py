@@ -48,16 +48,16 @@ class _Agent:
 class _Watched:
     """A stream for as long as somebody can see it: a run outlives its terminal, and `tee`, which Ctrl-C ends first."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._gone = False
+    def __init__(self, stream: TextIO | None) -> None:
+        self._gone = stream is None  # as in a process that was started without
+        self._stream: Any = stream
 
     def write(self, text: str) -> int:
         self._unless_gone(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        self._unless_gone(self._stream.flush)
+        self._unless_gone(lambda: self._stream.flush())
 
     def _unless_gone(self, act: Callable[[], object]) -> None:
         try:

@@ -194,7 +194,10 @@ class ReplayBuffer(TransitionLanes):
         return Sampler(Lanes(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
 
     def __len__(self) -> int:
-        """Transitions held, boundary rows not counted. Raises SegmentCorrupt: more than there are rows."""
+        """Transitions held, boundary rows not counted.
+
+        Raises: SegmentCorrupt: more than there are rows. MarlcoreError: writers lapped each look at them.
+        """
         self._segment.check_open()
         return sum(self._lanes.transitions(lane) for lane in range(self.lanes))
 

@@ -28,7 +28,7 @@ from .errors import WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, reason_of
+from .processes import Interrupts, WorkerProcess, check_not_importing, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
@@ -104,8 +104,10 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
+        RuntimeError: a worker imports the program that called this, and calls it too.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; everything was stopped and written first.
     """
+    check_not_importing()
     config = config or Config()
     chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
     make_env = AdaptedEnv(env_fn)

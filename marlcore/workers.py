@@ -238,6 +238,7 @@ class LearnerWorker(Worker):
         trainer = blueprint.algorithm.make_trainer(network)  # after the publisher moved the weights into place
         if state:
             trainer.load_state_dict(state["trainer"])
+        if state and updates == state["updates"]:  # else what was drawn since the checkpoint would be drawn again
             torch.set_rng_state(state["torch"])
             self._sampler.load_state_dict({name: tensor.numpy() for name, tensor in state["sampler"].items()})
         return Learner(

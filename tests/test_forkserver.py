@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from marlcore import forkserver
 from marlcore.forkserver import Forked, ForkServer, read_status
 
 
@@ -114,8 +120,8 @@ def test_each_process_has_random_numbers_of_its_own(lasting: ForkServer) -> None
 def test_what_is_forked_holds_nothing_of_the_server_and_its_other_children(lasting: ForkServer) -> None:
     with closing(Child(lasting, linger)) as other:
         other.receive()
-        (pipe,) = told(lasting, "descriptors")  # but for what it reports through
-    assert pipe.startswith("pipe:")
+        held = told(lasting, "descriptors")
+    assert [kind.partition(":")[0] for kind in held] == ["pipe", "pipe"]  # to the tracker, and what it reports through
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
@@ -146,7 +152,14 @@ def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.Mo
     stopped = server.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    monkeypatch.setattr("marlcore.forkserver.REPLY_S", 0.2)
+    start = forkserver._start_program
+
+    def start_patiently(channel: int) -> Any:
+        monkeypatch.setattr(forkserver, "REPLY_S", 60.0)
+        return start(channel)
+
+    monkeypatch.setattr(forkserver, "REPLY_S", 0.2)
+    monkeypatch.setattr(forkserver, "_start_program", start_patiently)
     with closing(Child(server, linger)) as child:
         child.receive()
         assert server.pid != stopped
@@ -165,7 +178,7 @@ def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_to_start() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("python", "error"), [("/bin/false", ConnectionError), ("/nowhere/python", FileNotFoundError)])
+@pytest.mark.parametrize(("python", "error"), [("/bin/false", OSError), ("/nowhere/python", FileNotFoundError)])
 def test_a_server_that_cannot_start_is_an_error(python: str, error: type[OSError], server: ForkServer) -> None:
     before = spawn.get_executable()
     spawn.set_executable(python)
@@ -182,7 +195,8 @@ def test_a_process_that_is_killed_takes_its_server_and_what_that_forked_along(pr
         """
         import os, signal, sys
         from test_forkserver import Child, linger
-        from marlcore.forkserver import ForkServer
+        from marlcore import forkserver
+from marlcore.forkserver import ForkServer
 
         server = ForkServer()
         child = Child(server, linger)
@@ -200,3 +214,72 @@ def test_a_process_that_is_killed_takes_its_server_and_what_that_forked_along(pr
     finally:
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def in_a_program(code: str, *flags: str, path: Path) -> str:
+    """What a program wrote to `path`, which is its argument; the tests' functions are there."""
+    command = [sys.executable, *flags, "-c", textwrap.dedent(code), str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, check=True, env=environment)
+    return path.read_text()
+
+
+def test_how_a_process_ended_is_told_where_the_deaths_of_children_are_ignored(tmp_path: Path) -> None:
+    code = """
+        import signal, sys
+        from test_forkserver import Child, end
+        from marlcore.forkserver import ForkServer
+
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        server = ForkServer()
+        open(sys.argv[1], "w").write(str([Child(server, end, how).status() for how in (3, -9, 0)]))
+        server.close()
+    """
+    assert in_a_program(code, path=tmp_path / "told") == "[3, -9, 0]"
+
+
+def tell_flags(report: Connection) -> None:
+    report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
+
+
+def test_what_is_forked_has_the_interpreters_flags_and_all_standard_streams(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from test_forkserver import Child, tell_flags
+        from marlcore.forkserver import ForkServer
+
+        os.close(1)
+        os.close(2)
+        server = ForkServer()
+        child = Child(server, tell_flags)
+        open(sys.argv[1], "w").write(str(child.receive()))
+        server.close()
+    """
+    assert in_a_program(code, "-O", "-B", path=tmp_path / "told") == "(1, 1, [True, True, True])"
+
+
+def attach(report: Connection, name: str) -> None:
+    memory = SharedMemory(name)
+    report.send(bytes(memory.buf[:4]))
+    memory.close()
+
+
+def test_memory_that_pythons_own_means_share_outlives_who_is_forked(lasting: ForkServer) -> None:
+    """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
+    memory = SharedMemory(create=True, size=4)
+    try:
+        memory.buf[:4] = b"here"
+        for _ in range(2):
+            with closing(Child(lasting, attach, memory.name)) as child:
+                assert child.receive() == b"here"
+                assert child.status() == 0
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_what_raises_in_what_is_forked_ends_that_alone(lasting: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(Child(lasting, tell, "nothing that is known")) as child:
+        assert child.status() == 1
+    with closing(Child(lasting, end, 0)) as child:
+        assert child.status() == 0

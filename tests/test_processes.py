@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ def ends(*arguments: Any) -> None:
 def stays(*arguments: Any) -> None:
     """A worker's life that only a signal ends."""
     signal.pause()
+
+
+def does(errors: Connection, *arguments: Any) -> None:
+    """A worker's life that ends well, when its server is stopped."""
+    while " T " not in Path(f"/proc/{os.getppid()}/stat").read_text():
+        os.sched_yield()
+    errors.send(None)
+
+
+def leaves(errors: Connection, *arguments: Any) -> None:
+    """A worker's life that ends without a word, as if all were well."""
+    os._exit(0)
 
 
 Start = Callable[[Any], WorkerProcess]
@@ -56,6 +69,24 @@ def test_an_end_that_nobody_has_noted_yet_ends_every_later_wait_at_once(start: S
         assert not ended.running
         wait_any([living, ended], 3600.0)
         assert living.running
+
+
+def test_a_worker_that_said_that_it_is_done_needs_no_server_to_say_it(start: Start, server: ForkServer) -> None:
+    assert server.pid is not None
+    with closing(start(does)) as worker:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            wait_any([worker], 3600.0)
+            assert worker.failure() is None
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:
+    with closing(start(leaves)) as worker:
+        wait_any([worker], 3600.0)
+        failure = worker.failure()
+    assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.text
 
 
 def test_a_wait_for_processes_that_live_ends_when_the_time_is_up(start: Start) -> None:

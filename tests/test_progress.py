@@ -64,6 +64,13 @@ class Gone(io.StringIO):
         raise self.error
 
 
+def test_a_process_without_standard_error_is_silent(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(interval=10.0) as shown:
+        clock.now += 20.0
+        shown.tick(500, 2000, 100.0)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "broken pipe"), OSError(5, "input/output error")], ids=repr)
 def test_when_nobody_can_see_it_any_more_it_is_silent_and_the_run_goes_on(clock, monkeypatch, terminal, error):

@@ -148,6 +148,42 @@ def test_an_environment_that_cannot_be_sent_to_a_process_is_refused(tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+SCRIPT = """
+import sys
+import marlcore as mc
+from hunt import HUNT
+from marlcore.config import SupervisionConfig
+
+class Hunt(type(HUNT())):
+    pass
+
+def run():
+    config = mc.Config(total_steps=2000, run_dir=sys.argv[1], supervision=SupervisionConfig(max_restarts=0))
+    mc.train(Hunt, "dqn", config, progress=False)
+
+"""
+
+
+def run_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + how)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_what_a_script_defines_is_known_to_its_workers(tmp_path: Path) -> None:
+    done = run_script(tmp_path, 'if __name__ == "__main__":\n    run()\n')
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run" / "checkpoints").glob("*.pt"))) == 3
+
+
+def test_a_script_without_a_guard_is_told_so_and_does_not_train_in_its_workers(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "run()\n")
+    assert done.returncode == 1 and 'start it below `if __name__ == "__main__":`' in done.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
 def test_gymnasium_and_pettingzoo_environments_need_no_wrapping(tmp_path: Path) -> None:
     gymnasium = pytest.importorskip("gymnasium")
     config = small(tmp_path / "run", total_steps=500)

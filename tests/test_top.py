@@ -33,12 +33,14 @@ def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     process = subprocess.Popen(
         [*MARLCORE, "train", *options, "--run-dir", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while not (path / "metrics.csv").exists() or "policy_lag_p99" not in (path / "metrics.csv").read_text():
-        assert process.poll() is None
-        time.sleep(0.2)
-    yield path, process
-    process.send_signal(signal.SIGINT)
-    process.wait()
+    try:
+        while not (path / "metrics.csv").exists() or "policy_lag_p99" not in (path / "metrics.csv").read_text():
+            assert process.poll() is None
+            time.sleep(0.2)
+        yield path, process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
 def test_one_look_at_a_live_run(run):

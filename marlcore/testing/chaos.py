@@ -55,7 +55,7 @@ class Report:
         blows: by what was done, how often.
         restarts: of workers and, by resuming, of the run.
         rows: that learners drew and checked. faults: torn or mixed ones, and weights; a line each.
-        hung: recoveries that took longer than two minutes.
+        hung: recoveries that took longer than five minutes.
         lost: steps that were taken again because their parent was killed before it had noted them.
         leaked: segments that were left at the end.
         recoveries: seconds from each death to the successor's first round.

@@ -15,12 +15,12 @@ from ..shm import SHM_DIR
 
 __all__ = ["Lost", "Victim", "living", "parent_of"]
 
-HUNG_S = 120.0  # without which something will not happen any more
+HUNG_S = 300.0  # without which something will not happen any more; what starts is given 120 by its supervisor
 LOOK_S = 0.02
 
 
 class Lost(Exception):
-    """The run did not do within two minutes what it had to do, or ended instead."""
+    """The run did not do in time what it had to do, or ended instead."""
 
 
 class Victim:
@@ -39,13 +39,14 @@ class Victim:
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
+        self._others = {*SHM_DIR.glob("marlcore-control-*")}  # to look into one is to hold it
         with self._log.open("ab") as log:
             self._parent = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
         self.wait(lambda: all(self.works(name, 0) for name in self.workers))
 
     def _find_control(self) -> bool:
-        for path in SHM_DIR.glob("marlcore-control-*"):
+        for path in {*SHM_DIR.glob("marlcore-control-*")} - self._others:
             try:
                 control = Control.watch(path)
             except MarlcoreError:  # gone meanwhile
@@ -88,9 +89,11 @@ class Victim:
 
     def signal(self, pid: int, signum: int) -> bool:
         """Whether the process was there; one that has its number by now, but is none of the run's, is left alone."""
+        if not pid:
+            return False
         try:
             pidfd = os.pidfd_open(pid)
-        except (ProcessLookupError, ValueError):
+        except ProcessLookupError:
             return False
         try:
             if os.getpgid(pid) != self.parent.pid:
