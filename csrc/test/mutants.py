@@ -25,7 +25,7 @@ CFLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 MODELLED = ("copy.c", "futex.c", "lane.c", "words.c")
 MODEL_CFLAGS = [*CFLAGS, "-Dsyscall=model_futex"]
 WORLD_FLAGS = ["-std=gnu++17", "-O2", "-w", "-fpermissive"]  # Relacy's headers are older than today's compilers
-STRESS = ["--reads", "20000000", "--capacity", "2", "--row", "4096", "--until-torn"]
+STRESS = ["--reads", "1000000000", "--capacity", "2", "--row", "4096", "--until-torn"]
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def examine(mutant: Mutant, world: Path, folder: Path) -> dict[str, tuple[bool, 
         else:
             model = model or build_model(core, world, folder / f"{mutant.name}.model")
             command = [str(model), "--random", check]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode not in (0, 1):
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
         verdicts[check] = (done.returncode == 1, done.stdout.strip())
