@@ -279,11 +279,12 @@ class _Server:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                end_with_parent(server)
-                os.close(status)
-                os.close(kept)
-                self._forget()
-                _run(task, report, tracker)
+                try:
+                    end_with_parent(server)
+                    self._forget(status, kept)
+                    _run(task, report, tracker)
+                finally:
+                    os._exit(1)  # whatever happens, it must not go on as the server
             pidfd = _open_child(pid)
         except OSError:
             os.close(kept)
@@ -292,12 +293,13 @@ class _Server:
         self._poll.register(pidfd, select.POLLIN)
         self.answer(pid, pidfd)
 
-    def _forget(self) -> None:
-        """In what was forked: closes what is the server's."""
+    def _forget(self, *fds: int) -> None:
+        """In what was forked: closes what is the server's, and these."""
         self._channel.close()
         for pidfd, (_, status) in self._children.items():
-            os.close(pidfd)
-            os.close(status)
+            fds += (pidfd, status)
+        for fd in fds:
+            os.close(fd)
 
     def _reap(self, pidfd: int) -> None:
         pid, status = self._children.pop(pidfd)

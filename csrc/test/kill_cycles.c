@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "rows.h"
 
 enum {
     LANES = 4,
@@ -84,29 +85,7 @@ static void nap(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
-/* ---- rows: every word follows from the ticket ---- */
-
-/* ticket, ticket * odd + i for each further word, the sum of them all; the ticket's low bytes at the end. */
-static void fill(uint8_t *row, uint64_t size, uint64_t ticket) {
-    uint64_t words = size / 8, sum = 0;
-    for (uint64_t i = 0; i < words; i++) {
-        uint64_t word = i == 0 ? ticket : i + 1 < words ? ticket * UINT64_C(0x9E3779B97F4A7C15) + i : sum;
-        memcpy(row + 8 * i, &word, 8);
-        sum += word;
-    }
-    memcpy(row + 8 * words, &ticket, size % 8);
-}
-
-static int whole(const uint8_t *row, uint64_t size, uint64_t ticket) {
-    uint64_t words = size / 8, sum = 0, word = 0, first;
-    memcpy(&first, row, 8);
-    for (uint64_t i = 0; i + 1 < words; i++) {
-        memcpy(&word, row + 8 * i, 8);
-        sum += word;
-    }
-    memcpy(&word, row + 8 * (words - 1), 8);
-    return first == ticket && word == sum && !memcmp(row + 8 * words, &ticket, size % 8);
-}
+/* ---- rows ---- */
 
 /* The core writes the head of a transition's record. */
 static uint64_t head_of(const struct kind *kind) { return kind->most ? sizeof(struct mc_row) : 0; }

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "core.h"
+#include "rows.h"
 
 enum { BATCH = 16, MAX_READERS = 64 };
 
@@ -39,30 +40,6 @@ static void *allocate(uint64_t bytes) {
     if (!memory)
         abort();
     return memset(memory, 0, lines * MC_LINE);
-}
-
-/* ticket, ticket * odd + i for each further word, the sum of them all; the low bytes of the ticket at the
- * end. */
-static void fill(uint8_t *row, uint64_t size, uint64_t ticket) {
-    uint64_t words = size / 8, sum = 0;
-    for (uint64_t i = 0; i < words; i++) {
-        uint64_t word = i == 0 ? ticket : i + 1 < words ? ticket * UINT64_C(0x9E3779B97F4A7C15) + i : sum;
-        memcpy(row + 8 * i, &word, 8);
-        sum += word;
-    }
-    memcpy(row + 8 * words, &ticket, size % 8);
-}
-
-static int whole(const uint8_t *row, uint64_t size, uint64_t ticket) {
-    uint64_t words = size / 8, sum = 0, word = 0, first;
-    memcpy(&first, row, 8);
-    for (uint64_t i = 0; i + 1 < words; i++) {
-        memcpy(&word, row + 8 * i, 8);
-        sum += word;
-    }
-    memcpy(&word, row + 8 * (words - 1), 8);
-    return first == ticket && word == (words > 1 ? sum : ticket) &&
-           !memcmp(row + 8 * words, &ticket, size % 8);
 }
 
 static void *write_rows(void *unused) {
