@@ -42,11 +42,11 @@ AGENTS = HUNT().agents
 
 
 class Kills:
-    """SIGKILL to a worker at random every `pause` seconds, for so many seconds at least."""
+    """SIGKILL to a worker at random every `pause` seconds, for so many seconds at least, and `least` of each role."""
 
-    def __init__(self, pause: float, seconds: float = 0.0) -> None:
+    def __init__(self, pause: float, seconds: float = 0.0, least: int = 0) -> None:
         self.by_role = {"actor": 0, "learner": 0}
-        self._pause, self._seconds = pause, seconds
+        self._pause, self._seconds, self._least = pause, seconds, least
         self._dice = random.Random(0)
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class Kills:
 
     @property
     def over(self) -> bool:
-        return time.monotonic() > self._end
+        return time.monotonic() > self._end and min(self.by_role.values()) >= self._least
 
     def strike(self, victim: Victim) -> None:
         if time.monotonic() < self._next:
@@ -131,8 +131,8 @@ def returns(states: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def test_a_run_whose_workers_are_killed_every_two_seconds_learns(tmp_path: Path) -> None:
-    kills = Kills(PAUSE_S)
-    found = returns(learn(tmp_path, 5 * EVERY, kills))
+    kills = Kills(PAUSE_S, least=3)
+    found = returns(learn(tmp_path, 8 * EVERY, kills))
     assert min(found.values()) > bar(), found
     assert all(count >= 3 for count in kills.by_role.values())
 
