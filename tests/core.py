@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +30,13 @@ spin_models = _load("spin_models")
 
 def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+def print_counts(columns: Sequence[str], rows: Mapping[str, Mapping[str, int]]) -> None:
+    """A table of what the long forms counted, a line for each of them."""
+    print(f"{'':<42}" + "".join(f"{column:>15}" for column in columns))
+    for name, counts in rows.items():
+        print(f"{name:<42}" + "".join(f"{counts[column]:>15,}" for column in columns))
 
 
 def call_names(compiler: str = "gcc") -> dict[int, str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, mutants, run
+from core import CORE, mutants, print_counts, run
 
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
@@ -151,10 +151,7 @@ def main(accepted: int) -> int:
         found["all"] = sum(found.values(), Counter())
         controls = {f"{name}, not validated": race_unvalidated(stress, name) for name in UNVALIDATED}
         controls |= {mutant.name: race_broken(mutant, Path(folder)) for mutant in BROKEN}
-    columns = ("appended", "reads", "accepted", "lapped", "torn")
-    print(f"{'rows':<34}" + "".join(f"{column:>15}" for column in columns))
-    for name, one in (found | controls).items():
-        print(f"{name:<34}" + "".join(f"{one[column]:>15,}" for column in columns))
+    print_counts(("appended", "reads", "accepted", "lapped", "torn"), found | controls)
     return int(found["all"]["torn"] > 0 or any(one["torn"] == 0 for one in controls.values()))
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, mutants, run
+from core import CORE, mutants, print_counts, run
 
 FORMS = {
     "in turns": "",
@@ -106,10 +106,7 @@ def main(times: int) -> int:
         found = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}
         found["all"] = sum(found.values(), Counter())
         controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}
-    columns = ("rows", "handoffs", "sleeps", "spurious", "idle", "lost")
-    print(f"{'':<42}" + "".join(f"{column:>13}" for column in columns))
-    for name, one in (found | controls).items():
-        print(f"{name:<42}" + "".join(f"{one[column]:>13,}" for column in columns))
+    print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), found | controls)
     return int(found["all"]["lost"] > 0 or any(one["lost"] == 0 for one in controls.values()))
 
 

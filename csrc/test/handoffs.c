@@ -25,6 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "arguments.h"
 #include "core.h"
 
 enum { WRITER = 0, MAX_PARTIES = 9, CAPACITY = 64, ROWS = 0, ROOM = 1 };
@@ -208,25 +209,13 @@ static void make_lane(void) {
 }
 
 static int parse(int argc, char **argv) {
-    const struct {
-        const char *name;
-        uint64_t *value;
-    } numbers[] = {{"--handoffs", &options.handoffs},
-                   {"--readers", &options.readers},
-                   {"--ahead", &options.ahead},
-                   {"--pause", &options.pause}};
-    for (int i = 1; i < argc; i++) {
-        uint64_t *value = NULL;
-        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
-            if (!strcmp(argv[i], numbers[k].name))
-                value = numbers[k].value;
-        if (value && i + 1 < argc)
-            *value = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--until-lost"))
-            options.until_lost = 1;
-        else
-            return -EINVAL;
-    }
+    const struct argument known[] = {{.name = "--handoffs", .number = &options.handoffs},
+                                     {.name = "--readers", .number = &options.readers},
+                                     {.name = "--ahead", .number = &options.ahead},
+                                     {.name = "--pause", .number = &options.pause},
+                                     {.name = "--until-lost", .flag = &options.until_lost}};
+    if (read_arguments(argc, argv, known, sizeof known / sizeof *known))
+        return -EINVAL;
     int readers = options.readers >= 1 && options.readers < MAX_PARTIES;
     return readers && options.ahead >= 1 && options.ahead <= CAPACITY ? 0 : -EINVAL;
 }

@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "arguments.h"
 #include "core.h"
 #include "rows.h"
 
@@ -405,20 +406,13 @@ static int report(uint64_t cycles, uint64_t leaked, uint64_t left, double second
 }
 
 static int parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--cycles") && i + 1 < argc)
-            options.cycles = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--seed") && i + 1 < argc)
-            options.seed = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--lower-reserved"))
-            options.lower_reserved = 1;
-        else if (!strcmp(argv[i], "--no-validation"))
-            options.no_validation = 1;
-        else if (!strcmp(argv[i], "--until-torn"))
-            options.until_torn = 1;
-        else
-            return -EINVAL;
-    }
+    const struct argument known[] = {{.name = "--cycles", .number = &options.cycles},
+                                     {.name = "--seed", .number = &options.seed},
+                                     {.name = "--lower-reserved", .flag = &options.lower_reserved},
+                                     {.name = "--no-validation", .flag = &options.no_validation},
+                                     {.name = "--until-torn", .flag = &options.until_torn}};
+    if (read_arguments(argc, argv, known, sizeof known / sizeof *known))
+        return -EINVAL;
     return options.cycles >= 1 ? 0 : -EINVAL;
 }
 

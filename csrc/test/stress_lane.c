@@ -16,6 +16,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "arguments.h"
 #include "core.h"
 #include "rows.h"
 
@@ -160,29 +161,18 @@ static int report(const struct reader *readers, double seconds) {
 }
 
 static int parse(int argc, char **argv) {
-    const struct {
-        const char *name;
-        uint64_t *value;
-    } numbers[] = {{"--reads", &options.reads},     {"--seconds", &options.seconds},
-                   {"--readers", &options.readers}, {"--capacity", &options.capacity},
-                   {"--append", &options.append},   {"--row", &options.row},
-                   {"--frame", &options.frame}};
-    for (int i = 1; i < argc; i++) {
-        uint64_t *value = NULL;
-        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
-            if (!strcmp(argv[i], numbers[k].name))
-                value = numbers[k].value;
-        if (value && i + 1 < argc)
-            *value = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--newest"))
-            options.newest = 1;
-        else if (!strcmp(argv[i], "--no-validation"))
-            options.no_validation = 1;
-        else if (!strcmp(argv[i], "--until-torn"))
-            options.until_torn = 1;
-        else
-            return -EINVAL;
-    }
+    const struct argument known[] = {{.name = "--reads", .number = &options.reads},
+                                     {.name = "--seconds", .number = &options.seconds},
+                                     {.name = "--readers", .number = &options.readers},
+                                     {.name = "--capacity", .number = &options.capacity},
+                                     {.name = "--append", .number = &options.append},
+                                     {.name = "--row", .number = &options.row},
+                                     {.name = "--frame", .number = &options.frame},
+                                     {.name = "--newest", .flag = &options.newest},
+                                     {.name = "--no-validation", .flag = &options.no_validation},
+                                     {.name = "--until-torn", .flag = &options.until_torn}};
+    if (read_arguments(argc, argv, known, sizeof known / sizeof *known))
+        return -EINVAL;
     int sizes =
         options.row >= 8 && (options.frame == 0 || options.frame >= 8) && !(options.newest && options.frame);
     int counts = options.readers >= 1 && options.readers <= MAX_READERS && options.append >= 1 &&
