@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from ._native import LINE, Event, NativeLanes, Words
 from .errors import SegmentCorrupt
 from .lane import ROOM_OFFSET, LaneGeometry
-from .limiter import sleep_until
 from .shm import Segment
+from .waiting import sleep_until
 
 __all__ = ["CURSOR_ROWS", "CursorLines", "QueueGate", "ReadCursor"]
 

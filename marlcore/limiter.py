@@ -24,10 +24,10 @@ from ._native import LINE, Event, NativeLanes, Words
 from .errors import MarlcoreError, NotEnoughData
 from .lane import ROOM_OFFSET, LaneClaim, LaneGeometry
 from .shm import Segment
+from .waiting import sleep_until
 
-__all__ = ["SLOTS", "WAIT_SLICE_S", "Gate", "RateLimiter", "SampleGate", "WriteGate", "sleep_until"]
+__all__ = ["SLOTS", "Gate", "RateLimiter", "SampleGate", "WriteGate"]
 
-WAIT_SLICE_S = 0.1
 SLOTS = 16
 
 _SAMPLED, _STARVING = 0, 1
@@ -255,16 +255,3 @@ class SampleGate(_Side):
         needed = limiter.min_size + max(0, math.ceil(more))
         path, inserted = self._segment.path, self._lanes.inserted()
         return f"{path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
-
-
-def sleep_until(ready: Callable[[], int], event: Event, deadline: float | None, check_open: Callable[[], None]) -> bool:
-    """Whether `ready()` before the deadline; sleeps in slices, so that signals, closing and deaths are seen."""
-    while True:
-        check_open()
-        seen = event.prepare()
-        if ready():
-            return True
-        left = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
-        if not left > 0:
-            return False
-        event.wait(seen, left)

@@ -21,10 +21,10 @@ from ._native import Event, NativeLanes
 from .errors import ClosedError, NotEnoughData, SegmentCorrupt
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
 from .lane import LaneClaim, LaneGeometry, claim
-from .limiter import sleep_until
 from .shared import Shared
 from .shm import Segment
 from .spec import Field
+from .waiting import sleep_until
 
 __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 

@@ -16,7 +16,7 @@ from .drawing import Drawing, Lanes, Window, check_count
 from .errors import ClosedError, MarlcoreError, NotEnoughData
 from .kernels import inorder, rows
 from .lane import claim_reader
-from .limiter import sleep_until
+from .waiting import sleep_until
 
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
 

@@ -15,9 +15,10 @@ from .batch import Batch, BatchMemory
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
 from .kernels import uniform
-from .limiter import SampleGate, sleep_until
+from .limiter import SampleGate
 from .priorities import Prioritized, PriorityTree
 from .values import came
+from .waiting import sleep_until
 
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 

@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
 from .errors import StaleHandle
 from .lane import LaneClaim
-from .limiter import WAIT_SLICE_S, Gate
+from .limiter import Gate
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
 from .values import Put, as_field, came, names_error, rows_of, setter
+from .waiting import WAIT_SLICE_S
 
 __all__ = ["Writer"]
 

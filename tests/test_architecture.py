@@ -14,7 +14,7 @@ LAYERS = [
     {"protocols", "values"},
     {"_native"},
     {"shm"},
-    {"lane", "shared"},
+    {"lane", "shared", "waiting"},
     {"control", "kernels", "limiter", "record", "save"},
     {"batch", "telemetry", "writer", "flat", "cursor"},
     {"drawing", "transitions"},

@@ -294,7 +294,7 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
 @pytest.fixture
 def no_slices(monkeypatch):
     """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
-    monkeypatch.setattr("marlcore.limiter.WAIT_SLICE_S", 600.0)
+    monkeypatch.setattr("marlcore.waiting.WAIT_SLICE_S", 600.0)
 
 
 def test_a_waiting_writer_wakes_when_a_sampler_draws(no_slices):

@@ -576,7 +576,7 @@ def test_rows_before_the_next_stored_state_are_skipped_where_an_unroll_cannot_be
 @pytest.fixture
 def no_slices(monkeypatch):
     """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
-    monkeypatch.setattr("marlcore.limiter.WAIT_SLICE_S", 600.0)
+    monkeypatch.setattr("marlcore.waiting.WAIT_SLICE_S", 600.0)
 
 
 def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):

@@ -466,7 +466,7 @@ WRITE_LATER = """
 
 def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
     """The kernel's wake-up alone ends the sleep: its slice is made longer than the test's patience."""
-    monkeypatch.setattr("marlcore.limiter.WAIT_SLICE_S", 1e6)
+    monkeypatch.setattr("marlcore.waiting.WAIT_SLICE_S", 1e6)
     with ReplayBuffer.create(SCALAR, 100) as replay:
         writer = program(WRITE_LATER, args=[replay.handle.path, 5])
         assert writer.line() == "ready"
