@@ -12,9 +12,9 @@
  *   written by the lane's writer alone    written by the lane's writer alone
  *
  *   event, one 128-byte line: readers wait for rows on one of the segment, writers for room on another
- *   +---------+-------+---------+
- *   | waiters | event | padding |   waiters: who waits adds, who wakes takes; event: who wakes adds
- *   +---------+-------+---------+
+ *   +--------+-------+---------+   wanted: how much is to come before anybody is woken; waiters lower it to
+ *   | wanted | event | padding |   what they want, writers by what they deliver; 0 when nobody waits
+ *   +--------+-------+---------+   event: the writer that brings wanted to 0 adds 1
  */
 #ifndef MC_API_H
 #define MC_API_H
@@ -106,12 +106,14 @@ int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
 /* ---- events: waiting for a writer without spinning ---- */
 
-/* A waiter: announces itself; then check the condition, then mc_event_wait with the value returned. */
-uint32_t mc_event_prepare(uint8_t *event);
+/* A waiter: announces that it wants so much to come, at least 1. Then see how much is missing still: when
+ * less than was announced, announce again; when nothing, go on; else mc_event_wait with the value returned.
+ */
+uint32_t mc_event_prepare(uint8_t *event, uint32_t amount);
 /* A waiter: sleeps until the event moves on from seen or the time is up. 0, -ETIMEDOUT, -EINTR. */
 int mc_event_wait(uint8_t *event, uint32_t seen, int64_t timeout_ns);
-/* A writer, after it made the condition true. Costs a system call only when somebody waits. */
-void mc_event_notify(uint8_t *event);
+/* A writer, after so much has come. Costs a system call only when it is the last of what a waiter wants. */
+void mc_event_notify(uint8_t *event, uint32_t amount);
 
 /* ---- words: one 64-bit word, one writer, any number of readers ---- */
 

@@ -18,7 +18,7 @@ struct mc_counters {
 };
 
 struct mc_event {
-    mc_half waiters;
+    mc_half wanted;
     mc_half event;
 };
 
@@ -68,13 +68,28 @@ static inline uint32_t mc_load_half(mc_half *from) {
     return atomic_load_explicit(from, memory_order_relaxed);
 }
 static inline void mc_add_half(mc_half *to) { atomic_fetch_add_explicit(to, 1, memory_order_relaxed); }
-/* The release keeps the load of the event before the announcement; pairs with mc_take_announcements. */
-static inline void mc_announce(mc_half *waiters) {
-    atomic_fetch_add_explicit(waiters, 1, memory_order_release);
+/* wanted: how much is to come before anybody is woken, 0 when nobody waits. The least of several wishes
+ * stands. Stored in any case: the release keeps the load of the event before the announcement; pairs with
+ * mc_deliver. */
+static inline void mc_announce(mc_half *wanted, uint32_t amount) {
+    uint32_t before = atomic_load_explicit(wanted, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(wanted, &before,
+                                                  before && before < amount ? before : amount,
+                                                  memory_order_release, memory_order_relaxed))
+        ;
 }
-/* Pairs with mc_announce: what moves the event after this is not what its announcer saw. */
-static inline void mc_take_announcements(mc_half *waiters) {
-    atomic_exchange_explicit(waiters, 0, memory_order_acquire);
+/* Whether that fulfils what is wanted, and nobody has done so before. The acquire pairs with mc_announce:
+ * what moves the event after this is not what its announcer saw. */
+static inline int mc_deliver(mc_half *wanted, uint32_t amount) {
+    uint32_t before = atomic_load_explicit(wanted, memory_order_relaxed);
+    uint32_t after;
+    do {
+        if (before == 0)
+            return 0;
+        after = before > amount ? before - amount : 0;
+    } while (!atomic_compare_exchange_weak_explicit(wanted, &before, after, memory_order_acquire,
+                                                    memory_order_relaxed));
+    return after == 0;
 }
 
 /* control words: the release pairs with the acquire below. */

@@ -1,7 +1,8 @@
-/* Sleeping until a writer commits. A writer pays a system call only when a waiter has announced itself.
+/* Sleeping until writers have committed enough. A waiter announces how much it wants before each sleep; each
+ * writer takes what it delivers off that, and the one that brings it to 0 pays the system call that wakes.
  *
- * A waiter announces itself anew before each sleep and a writer takes all announcements when it wakes them,
- * so that a waiter killed in its sleep costs the writers one system call, not one at each commit. */
+ * The announcement ends with that call, so that a waiter killed in its sleep costs the writers one, not one
+ * at each commit. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -14,11 +15,11 @@
 
 static struct mc_event *mc_event_at(uint8_t *event) { return (struct mc_event *)(void *)event; }
 
-uint32_t mc_event_prepare(uint8_t *event) {
+uint32_t mc_event_prepare(uint8_t *event, uint32_t amount) {
     struct mc_event *e = mc_event_at(event);
-    /* In this order: a writer that takes the announcement moves the event on from what was seen. */
+    /* In this order: a writer that fulfils the announcement moves the event on from what was seen. */
     uint32_t seen = mc_load_half(&e->event);
-    mc_announce(&e->waiters);
+    mc_announce(&e->wanted, amount ? amount : 1);
     mc_fence_event(); /* announced before the caller checks its condition; pairs with mc_event_notify */
     return seen;
 }
@@ -31,12 +32,11 @@ int mc_event_wait(uint8_t *event, uint32_t seen, int64_t timeout_ns) {
     return -errno;
 }
 
-void mc_event_notify(uint8_t *event) {
+void mc_event_notify(uint8_t *event, uint32_t amount) {
     struct mc_event *e = mc_event_at(event);
-    mc_fence_event(); /* the condition is true before waiters is read; pairs with mc_event_prepare */
-    if (mc_load_half(&e->waiters) == 0)
+    mc_fence_event(); /* it is there before wanted is read; pairs with mc_event_prepare */
+    if (!mc_deliver(&e->wanted, amount))
         return;
-    mc_take_announcements(&e->waiters);
     mc_add_half(&e->event);
     syscall(SYS_futex, &e->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

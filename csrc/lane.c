@@ -79,7 +79,7 @@ void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket
 
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n) {
     mc_store_committed(mc_counters_of(lane), first + n);
-    mc_event_notify(lane->event);
+    mc_event_notify(lane->event, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
 }
 
 int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources) {

@@ -34,6 +34,7 @@ MAX_COLUMNS: int = _lib.MC_MAX_COLUMNS
 TERMINATED: int = _lib.MC_TERMINATED
 TRUNCATED: int = _lib.MC_TRUNCATED
 BOUNDARY: int = _lib.MC_BOUNDARY
+EVERYTHING = 2**32 - 1  # more than anybody waits for
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -300,25 +301,25 @@ class AddRows:
 
 
 class Event:
-    """A place to sleep until another process has made a condition true: committed a row, made room for one."""
+    """A place to sleep until other processes have committed enough rows, or made room for them."""
 
     def __init__(self, memory: Bytes, offset: int = 0) -> None:
         self._memory = _pointer(memory)
         self._event = self._memory + offset
 
-    def prepare(self) -> int:
-        """Announces a waiter; check the condition after this and before `wait`."""
-        return int(_lib.mc_event_prepare(self._event))
+    def prepare(self, amount: int) -> int:
+        """Announces a waiter that wants so much to come; look what is missing after this and before `wait`."""
+        return int(_lib.mc_event_prepare(self._event, min(amount, EVERYTHING)))
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleeps until somebody notified after `prepare` or the time is up."""
+        """Sleeps until what was wanted came after `prepare`, or the time is up."""
         code = _lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
             raise _error(code)
 
-    def notify(self) -> None:
-        """Wakes all who wait; call it after the condition became true."""
-        _lib.mc_event_notify(self._event)
+    def notify(self, amount: int = EVERYTHING) -> None:
+        """So much has come: wakes all who wait when it is the last of what one of them wants."""
+        _lib.mc_event_notify(self._event, min(amount, EVERYTHING))
 
 
 class Words:

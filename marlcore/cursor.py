@@ -106,6 +106,7 @@ class ReadCursor(CursorLines):
         if any((low > high).any() for words in in_order for low, high in pairwise(words)):
             raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
         self._words.store(_LONGEST, longest)
+        self._room.notify()  # a writer may wait with rows that are too long for this reader
 
     def move(self, cursor: Ints) -> None:
         """Makes this the cursor, with one store."""
@@ -121,10 +122,12 @@ class ReadCursor(CursorLines):
 
     def release(self, tickets: Ints) -> None:
         """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""
+        rows = 0
         for lane in np.flatnonzero(tickets > self._released).tolist():
             self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
+            rows += int(tickets[lane] - self._released[lane])
             self._released[lane] = tickets[lane]
-        self._room.notify()
+        self._room.notify(rows)
 
 
 class QueueGate:
@@ -154,21 +157,24 @@ class QueueGate:
             return True
         if self._when_full == "drop_oldest":
             return True
-        fits = partial(self._fits, rows)
-        if fits():
+        missing = partial(self._missing, rows)
+        if not missing():
             return True
         if self._when_full == "drop_newest":
             self._lines.refuse(self._lane, transitions)
             return False
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not sleep_until(fits, self._room, deadline, check_open):
+        if not sleep_until(missing, self._room, deadline, check_open):
             path = self._segment.path
             raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
                                f"in {timeout} seconds")  # fmt: skip
         return True
 
-    def _fits(self, rows: int) -> bool:
-        """Raises ValueError: the reader could not always make room for so many rows. SegmentCorrupt."""
+    def _missing(self, rows: int) -> int:
+        """Rows that the reader has to release before so many fit; takes the room when it is there.
+
+        Raises: ValueError: the reader could not always make room for so many rows. SegmentCorrupt.
+        """
         longest = self._lines.longest()
         released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
         left = released + self._capacity - committed
@@ -181,10 +187,9 @@ class QueueGate:
                 f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
                 f"reader needs of a lane's {self._capacity}, got {rows}"
             )
-        if rows > left:
-            return False
-        self._left = left - rows
-        return True
+        if rows <= left:
+            self._left = left - rows
+        return max(0, rows - left)
 
 
 def _lane_word(lane: int) -> int:

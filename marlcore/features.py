@@ -86,7 +86,7 @@ def try_waking(directory: Path, patience: float = 5.0) -> None:
     with tempfile.TemporaryFile(dir=directory) as file:
         file.truncate(LINE)
         sleeper, waker = (Event(np.frombuffer(mmap.mmap(file.fileno(), LINE), np.uint8)) for _ in range(2))
-        seen = sleeper.prepare()
+        seen = sleeper.prepare(1)
         with ThreadPoolExecutor(1) as pool:
             slept = pool.submit(sleeper.wait, seen, 2 * patience)
             waker.notify()

@@ -78,11 +78,23 @@ class RateLimiter:
 
     def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
         """Whether a sampler need not wait before it draws `batch` rows."""
-        return inserted >= self.min_size and self._balance(inserted, sampled + batch) >= -self.tolerance
+        return self.inserts_missing(inserted, sampled, batch) == 0
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
         """Whether a writer need not wait before it adds `rows` transitions."""
-        return inserted < self.min_size or self._balance(inserted + rows, sampled) <= self.tolerance
+        return self.samples_missing(inserted, sampled, rows) == 0
+
+    def inserts_missing(self, inserted: int, sampled: int, batch: int) -> int:
+        """Transitions that have to be inserted before a sampler may draw `batch` rows; 0 when it need not wait."""
+        if inserted < self.min_size:
+            return self.min_size - inserted
+        over = -self.tolerance - self._balance(inserted, sampled + batch)
+        return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
+
+    def samples_missing(self, inserted: int, sampled: int, rows: int) -> int:
+        """Rows that have to be sampled before a writer may add `rows` transitions; 0 when it need not wait."""
+        over = self._balance(inserted + rows, sampled) - self.tolerance
+        return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
 
     def _balance(self, inserted: int, sampled: int) -> float:
         return self.samples_per_insert * (inserted - self.min_size) - sampled
@@ -155,18 +167,20 @@ class WriteGate(_Side):
                 f"tolerance: expected a limiter with at least samples_per_insert * rows = "
                 f"{limiter.samples_per_insert * transitions:g} for an add of {transitions}, got {limiter.tolerance:g}"
             )
-        may_add = partial(self._may_add, transitions)
-        if may_add():
+        missing = partial(self._missing, transitions)
+        if not missing():
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not sleep_until(may_add, self._room, deadline, check_open):
+        if not sleep_until(missing, self._room, deadline, check_open):
             path = self._segment.path
             raise TimeoutError(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
         return True
 
-    def _may_add(self, rows: int) -> bool:
+    def _missing(self, rows: int) -> int:
+        """Rows that have to be sampled before so many may be added."""
         sampled = self._sampled()  # first: what others do between the two keeps this writer back, if anything
-        return self._limiter.may_insert(self._lanes.inserted(), sampled, rows) or self._any_starves()
+        missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
+        return 0 if missing and self._any_starves() else missing
 
     def _any_starves(self) -> bool:
         """Whether a living sampler has too little to draw from; what a dead one said counts no more."""
@@ -229,7 +243,7 @@ class SampleGate(_Side):
         if deadline is None:
             raise NotEnoughData(self._shortage())
         began = time.monotonic()
-        if not sleep_until(self.may_sample, self._rows, deadline, self._segment.check_open):
+        if not sleep_until(self._missing, self._rows, deadline, self._segment.check_open):
             raise TimeoutError(self._shortage())
         return time.monotonic() - began
 
@@ -242,16 +256,18 @@ class SampleGate(_Side):
         """So many rows were drawn: makes room for writers."""
         self._slots.add(self._at + _SAMPLED, rows)
         self._slots.store(self._at + _STARVING, 0)
-        self._room.notify()
+        self._room.notify(rows)
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
+        return self._missing() == 0
+
+    def _missing(self) -> int:
+        """Transitions that have to be inserted before a batch may be drawn."""
         inserted = self._lanes.inserted()  # first: what others do between the two keeps this sampler back, if anything
-        return self._limiter.may_sample(inserted, self._sampled(), self._batch)
+        return self._limiter.inserts_missing(inserted, self._sampled(), self._batch)
 
     def _shortage(self) -> str:
-        limiter = self._limiter
-        more = (self._sampled() + self._batch - limiter.tolerance) / limiter.samples_per_insert
-        needed = limiter.min_size + max(0, math.ceil(more))
-        path, inserted = self._segment.path, self._lanes.inserted()
-        return f"{path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
+        inserted = self._lanes.inserted()
+        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._batch)
+        return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"

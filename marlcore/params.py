@@ -310,7 +310,7 @@ class Subscriber:
     def wait(self, newer_than: int, timeout: float) -> bool:
         """Sleeps until the store's version is above `newer_than`, at most `timeout` seconds; whether it is."""
         store, deadline = self._store, monotonic() + timeout
-        return sleep_until(lambda: store.version > newer_than, self._event, deadline, store.check_open)
+        return sleep_until(lambda: max(0, newer_than + 1 - store.version), self._event, deadline, store.check_open)
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:

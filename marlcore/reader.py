@@ -21,7 +21,6 @@ from .waiting import sleep_until
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
 
 LAP_LIMIT_S = 10.0
-NAP_S = 5e-5
 
 
 @dataclass
@@ -233,12 +232,9 @@ class TrajectoryReader:
         began, committed = time.monotonic(), int(self._drawing.windows[rows.HI].sum())
         enough = committed + max(1, self._options.batch_size - ready - pending)
         try:
-            while (committed := self._committed()) < enough:
-                one_more = partial(self._reaches, committed + 1)
-                if not sleep_until(one_more, self._drawing.event, deadline, self.check_open):
-                    raise TimeoutError(self._shortage(ready))
-                if not self._reaches(enough):
-                    time.sleep(NAP_S)  # or a writer would make the system call that wakes us at every row
+            missing = partial(self._missing, enough)
+            if not sleep_until(missing, self._drawing.event, deadline, self.check_open):
+                raise TimeoutError(self._shortage(ready))
         finally:
             self.stats.waited += time.monotonic() - began
 
@@ -247,8 +243,8 @@ class TrajectoryReader:
         self._drawing.read_windows()
         return int(self._drawing.windows[rows.HI].sum())
 
-    def _reaches(self, committed: int) -> bool:
-        return self._committed() >= committed
+    def _missing(self, committed: int) -> int:
+        return max(0, committed - self._committed())
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"

@@ -209,12 +209,12 @@ class Sampler:
         """
         self._lanes.segment.check_open()
         if not self._enough and not self._has_enough():
-            self._wait(self._has_enough, deadline)
+            self._wait(self._missing, deadline)
         lapped_since = None
         while len(rows):
             filled = self._draw(out, rows)
             if filled == 0:
-                self._wait(partial(self._draw, out, rows[:1]), deadline)
+                self._wait(partial(self._none_drawn, out, rows[:1]), deadline)
                 continue
             lapped = self._drawing.lapped(filled)
             if filled == len(rows) and not len(lapped):
@@ -287,11 +287,15 @@ class Sampler:
         self._state[:] = generator
 
     def _has_enough(self) -> bool:
+        self._enough = self._missing() == 0
+        return self._enough
+
+    def _missing(self) -> int:
+        """Transitions that have to be written before enough are held."""
         held, geometry = self._lanes.transitions, self._lanes.geometry
         # Full lanes never hold more, and some of their rows may be boundary rows.
         full = all(self._lanes.native.committed(lane) >= geometry.capacity for lane in range(geometry.lanes))
-        self._enough = full or held >= (self._options.min_size or self._options.batch_size)
-        return self._enough
+        return 0 if full else max(0, (self._options.min_size or self._options.batch_size) - held)
 
     def _can_draw(self) -> bool:
         """Whether anything can be drawn; asking does not change what is drawn next, or was."""
@@ -307,6 +311,9 @@ class Sampler:
     def _draw(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
         """Chooses and copies for output rows; how many slots were filled, 0 when nothing can be drawn."""
         return self._draw_some(out, rows) or self._draw_from_list(out, rows)
+
+    def _none_drawn(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+        return int(self._draw(out, rows) == 0)
 
     def _draw_some(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
         """By priority; or by drawing any ticket, until too many in a row were refused."""
@@ -340,13 +347,13 @@ class Sampler:
         )  # fmt: skip
         return filled
 
-    def _wait(self, ready: Callable[[], int], deadline: float | None) -> None:
-        """Sleeps until `ready()`, woken by writers; without a deadline looks once more."""
+    def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
+        """Sleeps until nothing is missing, woken by writers; without a deadline looks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()
         until = began if deadline is None else deadline
-        found = sleep_until(ready, self._drawing.event, until, self._lanes.segment.check_open)
+        found = sleep_until(missing, self._drawing.event, until, self._lanes.segment.check_open)
         self.stats.waited += time.monotonic() - began
         if not found:
             error = NotEnoughData if deadline is None else TimeoutError

@@ -28,19 +28,32 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     return before
 
 
-def sleep_until(ready: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
-    """Whether `ready()` before the deadline of time.monotonic(); None waits for ever.
+def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
+    """Whether nothing is missing before the deadline of time.monotonic(); None waits for ever.
+
+    The event's notifiers wake this process once, when all that was missing has come, and not at every row.
+
+    Args:
+        missing: how much has yet to come, in the unit in which notifiers count, 0 when it is all there; 1 where
+            that is not known.
 
     Raises: what `check_open`, or the check of `interrupt_waits_with`, raises.
     """
     while True:
         check_open()
-        seen = event.prepare()
-        if ready():
+        wanted = missing()
+        while wanted:
+            seen = event.prepare(wanted)
+            left = missing()
+            if left >= wanted:
+                break
+            # What came between the two looks may not be taken off: announce less, by as much as may come again.
+            wanted = max(1, 2 * left - wanted) if left else 0
+        if not wanted:
             return True
         if _interruption is not None:
             _interruption()
-        left = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
-        if not left > 0:
+        seconds = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
+        if not seconds > 0:
             return False
-        event.wait(seen, left)
+        event.wait(seen, seconds)

@@ -97,7 +97,7 @@ class Add:
         self.write(range(BEFORE))
         self.sampler = self.replay.sampler(64, min_size=1, seed=0)
         self.look()
-        Event(self.replay._segment.body).prepare()
+        Event(self.replay._segment.body).prepare(1)
 
     # the victim
 
@@ -441,7 +441,7 @@ class Publish:
         for _ in range(3):
             self.publish(self.store)
         assert self.pulled() == 3
-        Event(self.store._segment.body).prepare()
+        Event(self.store._segment.body).prepare(1)
 
     def model(self):
         return self.torch.nn.Linear(30, 20)

@@ -20,10 +20,14 @@ FORMS = {
     "in turns, 2 readers": "--readers 2 --pause 256",
     "in bursts": "--ahead 8 --pause 4096",
     "in bursts, 2 readers": "--ahead 8 --readers 2 --pause 1024",
+    "in lumps": "--ahead 8 --lump 4 --pause 1024",
+    "in lumps, 2 readers": "--ahead 16 --lump 9 --readers 2 --pause 256",
 }
 """Arguments of csrc/test/handoffs.c."""
 CONTROL = "--pause 4096 --handoffs 1000000 --until-lost"
 
+COMMIT = "    mc_store_committed(mc_counters_of(lane), first + n);\n"
+NOTIFY = "    mc_event_notify(lane->event, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);\n"
 RACY = ["woken_but_the_event_stays", "the_event_is_read_again_before_the_sleep"]
 BROKEN = [
     mutants.Mutant(
@@ -36,8 +40,8 @@ BROKEN = [
         (
             (
                 "lane.c",
-                "    mc_store_committed(mc_counters_of(lane), first + n);\n    mc_event_notify(lane->event);\n",
-                "    mc_event_notify(lane->event);\n    mc_store_committed(mc_counters_of(lane), first + n);\n",
+                f"{COMMIT}{NOTIFY}",
+                f"{NOTIFY}{COMMIT}",
             ),
         ),
         ("handoffs",),
@@ -97,6 +101,7 @@ def test_hand_offs_refuse_arguments_that_they_do_not_know(handoffs: Path) -> Non
     """A misspelt option would otherwise weaken the test in silence."""
     assert run([handoffs, "--handoff", "1"]).returncode == 2
     assert run([handoffs, "--ahead", "65"]).returncode == 2
+    assert run([handoffs, "--ahead", "4", "--lump", "4"]).returncode == 2
 
 
 def main(times: int) -> int:

@@ -1,14 +1,15 @@
 /* Rows from one process to others, each of which waits for the other side: no wake-up may be lost.
  *
  * A writer is at most --ahead rows ahead of its slowest reader, and readers take every row in order. Who
- * cannot go on sleeps on an event as all waits of the package do: announce, check, wait. Random pauses
- * between these steps, and before each row, let the other side come at any point of them.
+ * cannot go on sleeps on an event as all waits of the package do: announce how much is missing, look again,
+ * wait. A writer that has to wait does so until its readers have taken --lump rows more. Random pauses between
+ * these steps, and before each row, let the other side come at any point of them.
  *
  * A wake-up is lost when a wait lasted until its time was up although all that it waited for had been done,
  * and its notification was over, before that time. A wait that lasts so long while others have yet to act is
  * idle.
  *
- * Usage: handoffs [--handoffs N] [--readers N] [--ahead ROWS] [--pause STEPS] [--until-lost]
+ * Usage: handoffs [--handoffs N] [--readers N] [--ahead ROWS] [--lump ROWS] [--pause STEPS] [--until-lost]
  * --handoffs is how often somebody waited and was let go on; --until-lost stops at the first lost wake-up.
  * The status is 1 when a wake-up was lost, 2 for wrong arguments. */
 #define _GNU_SOURCE
@@ -34,7 +35,7 @@ enum { WRITER = 0, MAX_PARTIES = 9, CAPACITY = 64, ROWS = 0, ROOM = 1 };
 #define LAST_ROW UINT64_MAX
 
 static struct {
-    uint64_t handoffs, readers, ahead, pause;
+    uint64_t handoffs, readers, ahead, lump, pause;
     int until_lost;
 } options = {.handoffs = 100000, .readers = 1, .ahead = 1};
 
@@ -89,11 +90,12 @@ static uint64_t rows_of(uint64_t party) {
     return party == WRITER ? (uint64_t)mc_lane_committed(&lane) : mc_load_word(&shared->parties[party].rows);
 }
 
-static int others_came_to(uint64_t row) {
+/* How many rows the slowest of the others has to come to a row. */
+static uint32_t missing_to(uint64_t row) {
+    uint64_t least = row;
     for (uint64_t i = first_other(); i <= last_other(); i++)
-        if (rows_of(i) < row)
-            return 0;
-    return 1;
+        least = rows_of(i) < least ? rows_of(i) : least;
+    return (uint32_t)(row - least);
 }
 
 /* Whether the others had come to a row and notified before a time, and are at no later row's notification,
@@ -112,11 +114,11 @@ static void wait_for(uint64_t row) {
     struct party *mine = &shared->parties[me];
     uint8_t *event = shared->events[me == WRITER ? ROOM : ROWS];
     int waited = 0;
-    while (!others_came_to(row)) {
-        uint32_t seen = mc_event_prepare(event);
+    for (uint32_t missing; (missing = missing_to(row)) > 0;) {
+        uint32_t seen = mc_event_prepare(event, missing);
         pause_a_while();
-        if (others_came_to(row))
-            break;
+        if (missing_to(row) < missing)
+            continue;
         pause_a_while();
         uint64_t end = now() + (uint64_t)SLICE_NS;
         int code = mc_event_wait(event, seen, SLICE_NS);
@@ -124,7 +126,7 @@ static void wait_for(uint64_t row) {
         if (code != 0 && code != -ETIMEDOUT)
             abort();
         if (code == 0)
-            count(&mine->spurious, !others_came_to(row));
+            count(&mine->spurious, missing_to(row) > 0);
         else
             count(others_had_notified(row, end) ? &mine->lost : &mine->idle, 1);
     }
@@ -142,8 +144,8 @@ static void write_rows(void) {
     uint64_t value = 0;
     const void *sources[] = {&value};
     for (uint64_t row = 0; value != LAST_ROW; row++) {
-        if (row >= options.ahead)
-            wait_for(row + 1 - options.ahead);
+        if (row >= options.ahead && missing_to(row + 1 - options.ahead))
+            wait_for(row + 1 - options.ahead + options.lump);
         pause_a_while();
         value = enough() ? LAST_ROW : row;
         if (mc_lane_append(&lane, 1, sources))
@@ -161,7 +163,7 @@ static void take_rows(void) {
             abort();
         pause_a_while();
         mc_store_word(&shared->parties[me].rows, row + 1);
-        mc_event_notify(shared->events[ROOM]);
+        mc_event_notify(shared->events[ROOM], 1);
         has_notified(row + 1);
     }
 }
@@ -212,12 +214,14 @@ static int parse(int argc, char **argv) {
     const struct argument known[] = {{.name = "--handoffs", .number = &options.handoffs},
                                      {.name = "--readers", .number = &options.readers},
                                      {.name = "--ahead", .number = &options.ahead},
+                                     {.name = "--lump", .number = &options.lump},
                                      {.name = "--pause", .number = &options.pause},
                                      {.name = "--until-lost", .flag = &options.until_lost}};
     if (read_arguments(argc, argv, known, sizeof known / sizeof *known))
         return -EINVAL;
     int readers = options.readers >= 1 && options.readers < MAX_PARTIES;
-    return readers && options.ahead >= 1 && options.ahead <= CAPACITY ? 0 : -EINVAL;
+    int rows = options.ahead >= 1 && options.ahead <= CAPACITY && options.lump < options.ahead;
+    return readers && rows ? 0 : -EINVAL;
 }
 
 int main(int argc, char **argv) {

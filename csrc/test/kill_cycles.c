@@ -192,7 +192,7 @@ static void read_newest(struct life *life, uint64_t lane) {
 static void wait_for_row(struct life *life, uint64_t lane) {
     int64_t committed = mc_lane_committed(&lanes[lane]);
     life->phase = WAITING;
-    uint32_t seen = mc_event_prepare(lanes[lane].event);
+    uint32_t seen = mc_event_prepare(lanes[lane].event, 1);
     if (mc_lane_committed(&lanes[lane]) == committed) {
         int error = mc_event_wait(lanes[lane].event, seen, 100000000);
         life->waits++;

@@ -115,8 +115,11 @@ uint64_t model_load(const void *from, int order) {
 uint64_t model_fetch_add(const void *to, uint64_t value, int order) {
     return cell(to)(RL_INFO).fetch_add(value, (rl::memory_order)order);
 }
-uint64_t model_exchange(const void *to, uint64_t value, int order) {
-    return cell(to)(RL_INFO).exchange(value, (rl::memory_order)order);
+int model_compare_exchange(const void *to, uint32_t *expected, uint64_t value, int order) {
+    uint64_t found = *expected;
+    bool exchanged = cell(to)(RL_INFO).compare_exchange_weak(found, value, (rl::memory_order)order, rl::mo_relaxed);
+    *expected = (uint32_t)found;
+    return exchanged;
 }
 void model_fence(int order) { (rl::atomic_thread_fence)((rl::memory_order)order, RL_INFO); }
 void model_plain_store(const void *to, uint64_t value) {
@@ -253,18 +256,23 @@ static void takeover(unsigned index) {
     append(&lane, 1);
 }
 
-/* Readers sleep until all rows are there; nobody wakes them but the writer. */
+/* As the package's waits do it: ask, look again, sleep. */
+template <typename count> static void sleep_until(uint8_t *event, int64_t enough, count have) {
+    for (int64_t missing; (missing = enough - (int64_t)have()) > 0;) {
+        uint32_t seen = mc_event_prepare(event, (uint32_t)missing);
+        if (enough - (int64_t)have() == missing)
+            mc_event_wait(event, seen, 0);
+    }
+}
+
+/* Readers sleep until so many rows are there, each one more than the next; nobody wakes them but the writer. */
 static void sleeper(unsigned index) {
     struct mc_lane lane = lane_of(now.capacity, now.columns);
     model_memory::current->sleeping = true;
     for (int i = 0; index == 0 && i < now.appends; i++)
         append(&lane, now.rows);
-    while (index > 0) {
-        uint32_t seen = mc_event_prepare(lane.event);
-        if (mc_lane_committed(&lane) >= now.appends)
-            return;
-        mc_event_wait(lane.event, seen, 0);
-    }
+    if (index > 0)
+        sleep_until(lane.event, now.appends + 1 - (int64_t)index, [&] { return mc_lane_committed(&lane); });
 }
 
 /* A writer sleeps until a sampler has counted in its slot. */
@@ -273,14 +281,10 @@ static void room(unsigned index) {
     model_memory::current->sleeping = true;
     for (int i = 0; index == 0 && i < now.appends; i++) {
         mc_word_store(slot, i + 1);
-        mc_event_notify(event);
+        mc_event_notify(event, 1);
     }
-    while (index > 0) {
-        uint32_t seen = mc_event_prepare(event);
-        if (mc_word_load(slot) >= now.appends)
-            return;
-        mc_event_wait(event, seen, 0);
-    }
+    if (index > 0)
+        sleep_until(event, now.appends, [&] { return mc_word_load(slot); });
 }
 
 template <int threads> struct world : rl::test_suite<world<threads>, threads> {

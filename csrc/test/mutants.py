@@ -4,7 +4,7 @@ Usage: python csrc/test/mutants.py [name ...]; the status is 1 when a mutant sur
 (Debian: relacy-dev).
 
 Relacy lets a load see an old value, but no load or store changes places with a later one. So the release of
-mc_announce and the acquire of mc_take_announcements can be left out unseen; the mutants that write the two steps in
+mc_announce and the acquire of mc_deliver can be left out unseen; the mutants that write the two steps in
 the other order show what they prevent.
 """
 
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_notifier_fence",
-        (("futex.c", "    mc_fence_event(); /* the condition", "    /* the condition"),),
+        (("futex.c", "    mc_fence_event(); /* it is there", "    /* it is there"),),
         ("sleep", "room"),
     ),
     Mutant(
@@ -158,21 +158,31 @@ MUTANTS = [
         (
             (
                 "futex.c",
-                "    uint32_t seen = mc_load_half(&e->event);\n    mc_announce(&e->waiters);\n",
-                "    mc_announce(&e->waiters);\n    uint32_t seen = mc_load_half(&e->event);\n",
+                "    uint32_t seen = mc_load_half(&e->event);\n    mc_announce(&e->wanted, amount ? amount : 1);\n",
+                "    mc_announce(&e->wanted, amount ? amount : 1);\n    uint32_t seen = mc_load_half(&e->event);\n",
             ),
         ),
         ("sleep",),
     ),
     Mutant(
-        "event_moved_before_the_announcements_are_taken",
+        "event_moved_before_the_announcement_is_taken",
         (
             (
                 "futex.c",
-                "    mc_take_announcements(&e->waiters);\n    mc_add_half(&e->event);\n",
-                "    mc_add_half(&e->event);\n    mc_take_announcements(&e->waiters);\n",
+                "    if (!mc_deliver(&e->wanted, amount))\n        return;\n    mc_add_half(&e->event);\n",
+                "    mc_add_half(&e->event);\n    if (!mc_deliver(&e->wanted, amount))\n        return;\n",
             ),
         ),
+        ("sleep", "room"),
+    ),
+    Mutant(
+        "the_larger_of_two_wishes_stands",
+        (("atomics.h", "before && before < amount ? before : amount", "before > amount ? before : amount"),),
+        ("sleep_two",),
+    ),
+    Mutant(
+        "less_is_taken_off_than_was_delivered",
+        (("atomics.h", "after = before > amount ? before - amount : 0;", "after = before > amount ? before : 0;"),),
         ("sleep", "room"),
     ),
     Mutant(

@@ -241,14 +241,30 @@ static void a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on(void) {
     uint32_t event[MC_LINE / 4] = {0};
     uint8_t *e = (uint8_t *)event;
     int64_t start = nanoseconds();
-    CHECK(mc_event_wait(e, mc_event_prepare(e), 20000000) == -ETIMEDOUT);
+    CHECK(mc_event_wait(e, mc_event_prepare(e, 1), 20000000) == -ETIMEDOUT);
     CHECK(nanoseconds() - start >= 20000000);
-    uint32_t seen = mc_event_prepare(e);
-    mc_event_notify(e);
+    uint32_t seen = mc_event_prepare(e, 1);
+    mc_event_notify(e, 1);
     CHECK(event[0] == 0 && event[1] == seen + 1);
     CHECK(mc_event_wait(e, seen, INT64_C(60000000000)) == 0);
-    mc_event_notify(e); /* nobody waits */
+    mc_event_notify(e, 1); /* nobody waits */
     CHECK(event[1] == seen + 1);
+}
+
+static void the_one_who_delivers_the_last_of_what_is_wanted_wakes(void) {
+    uint32_t event[MC_LINE / 4] = {0};
+    uint8_t *e = (uint8_t *)event;
+    uint32_t seen = mc_event_prepare(e, 10);
+    mc_event_notify(e, 4);
+    CHECK(event[0] == 6 && event[1] == seen);
+    mc_event_prepare(e, 20); /* the least of several wishes stands */
+    CHECK(event[0] == 6);
+    mc_event_prepare(e, 3);
+    CHECK(event[0] == 3);
+    mc_event_notify(e, 5);
+    CHECK(event[0] == 0 && event[1] == seen + 1);
+    mc_event_prepare(e, 0); /* taken for 1 */
+    CHECK(event[0] == 1);
 }
 
 enum { HANDS = 100000 };
@@ -261,10 +277,10 @@ static void *play(void *argument) {
     for (int64_t turn = 1; turn <= HANDS; turn++) {
         if (me == 0) {
             mc_word_store((uint8_t *)&ball[0], turn);
-            mc_event_notify(event_line);
+            mc_event_notify(event_line, 1);
         }
         for (;;) {
-            uint32_t seen = mc_event_prepare(event_line);
+            uint32_t seen = mc_event_prepare(event_line, 1);
             if (mc_word_load((uint8_t *)&ball[!me]) >= turn)
                 break;
             int code = mc_event_wait(event_line, seen, INT64_C(10000000000));
@@ -272,7 +288,7 @@ static void *play(void *argument) {
         }
         if (me == 1) {
             mc_word_store((uint8_t *)&ball[1], turn);
-            mc_event_notify(event_line);
+            mc_event_notify(event_line, 1);
         }
     }
     return NULL;
@@ -302,6 +318,7 @@ int main(void) {
         TEST(words_are_added_modulo_2_to_the_64),
         TEST(locks_belong_to_open_files_and_end_with_them),
         TEST(a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on),
+        TEST(the_one_who_delivers_the_last_of_what_is_wanted_wakes),
         TEST(no_wake_up_is_lost_between_two_threads),
     };
     run_tests(tests, sizeof tests / sizeof *tests);

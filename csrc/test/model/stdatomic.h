@@ -25,7 +25,7 @@ enum {
 void model_store(const void *to, uint64_t value, int order);
 uint64_t model_load(const void *from, int order);
 uint64_t model_fetch_add(const void *to, uint64_t value, int order);
-uint64_t model_exchange(const void *to, uint64_t value, int order);
+int model_compare_exchange(const void *to, uint32_t *expected, uint64_t value, int order);
 void model_fence(int order);
 /* What the mutant with plain rows calls. */
 void model_plain_store(const void *to, uint64_t value);
@@ -38,7 +38,8 @@ uint64_t model_plain_load(const void *from);
 #define atomic_store_explicit(to, value, order) model_store(to, value, order)
 #define atomic_load_explicit(from, order) ((__typeof__(*(from)))model_load(from, order))
 #define atomic_fetch_add_explicit(to, value, order) model_fetch_add(to, value, order)
-#define atomic_exchange_explicit(to, value, order) model_exchange(to, value, order)
+#define atomic_compare_exchange_weak_explicit(to, expected, value, order, failure) \
+    model_compare_exchange(to, expected, value, order)
 #define atomic_thread_fence(order) model_fence(order)
 
 #endif
