@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from .limiter import RateLimiter
+
 __all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig", "SupervisionConfig"]
 
 
@@ -148,8 +150,10 @@ class Config:
     """Decides everything random; in serial mode the same seed gives the same run."""
     mode: Literal["async", "serial"] = "async"
     """async: a process for each actor and each agent's learner. serial: the same work in turn in one process."""
-    updates_per_step: float = 0.1
-    """Serial mode: updates of each learner for each step of its agent."""
+    updates_per_step: float | None = 0.1
+    """Updates of each learner for each step of its agent after the warm-up; None lets actors and learners run free."""
+    updates_tolerance: int = 32
+    """Updates that a learner may be behind updates_per_step before its actors wait, or ahead before it waits itself."""
     run_dir: str | None = None
     """Where results go; must not hold anything yet. By default runs/<date and time>."""
     actor: ActorConfig = field(default_factory=ActorConfig)
@@ -161,9 +165,9 @@ class Config:
     def __post_init__(self) -> None:
         _require(self, "total_steps", 1)
         _require(self, "seed", 0, 2**63)
-        _require(self, "updates_per_step", 0.0, whole=False)
         if self.mode not in ("async", "serial"):
             raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
+        self._check_ratio()
         if self.replay.capacity < self.lanes:
             raise ValueError(
                 f"replay.capacity: expected at least one row for each of {self.lanes} lanes, got {self.replay.capacity}"
@@ -178,6 +182,24 @@ class Config:
             raise ValueError(
                 f"learner.warmup: expected at most the {rows * self.lanes} rows of a replay, got {self.learner.warmup}"
             )
+
+    def _check_ratio(self) -> None:
+        _require(self, "updates_tolerance", 1)
+        if self.updates_per_step is not None:
+            _require(self, "updates_per_step", 1e-6, 1e6, whole=False)
+        elif self.mode == "serial":
+            raise ValueError("updates_per_step: expected a number in serial mode, got None")
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """What keeps an agent's learner and its actors in step; None when they run free."""
+        if self.updates_per_step is None:
+            return None
+        samples_per_insert = self.updates_per_step * self.learner.batch_size
+        # In serial mode nobody samples before every environment copy has added its row.
+        round_of_rows = samples_per_insert * (self.lanes + 1) + self.learner.batch_size
+        tolerance = max(self.updates_tolerance * self.learner.batch_size, round_of_rows)
+        return RateLimiter(samples_per_insert, self.learner.warmup, tolerance)
 
     @property
     def lanes(self) -> int:

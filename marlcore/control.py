@@ -21,6 +21,9 @@ STEPS, UPDATES, READY, BEATS = range(4)
 # Words of the parent's line of a worker
 PID, RESTARTS = range(2)
 
+# The parent's word for all
+_STOP, _FINISH = 1, 2
+
 _WORDS = LINE // 8
 
 
@@ -76,9 +79,18 @@ class Control(Shared):
         """Whether the parent told everybody to stop."""
         return self._words.load(0) != 0
 
+    @property
+    def finishing(self) -> bool:
+        """Whether everybody is to stop because all is done, so that learners make the updates that are due."""
+        return self._words.load(0) == _FINISH
+
     def stop(self) -> None:
-        """For the parent alone: tells everybody to stop."""
-        self._words.store(0, 1)
+        """For the parent alone: tells everybody to stop at once."""
+        self._words.store(0, _STOP)
+
+    def finish(self) -> None:
+        """For the parent alone: tells everybody to stop when what is due is done."""
+        self._words.store(0, _FINISH)
 
     @property
     def steps(self) -> int:

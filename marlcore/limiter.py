@@ -88,15 +88,16 @@ class RateLimiter:
         """Transitions that have to be inserted before a sampler may draw `batch` rows; 0 when it need not wait."""
         if inserted < self.min_size:
             return self.min_size - inserted
-        over = -self.tolerance - self._balance(inserted, sampled + batch)
+        over = -self.tolerance - self.balance(inserted, sampled + batch)
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
     def samples_missing(self, inserted: int, sampled: int, rows: int) -> int:
         """Rows that have to be sampled before a writer may add `rows` transitions; 0 when it need not wait."""
-        over = self._balance(inserted + rows, sampled) - self.tolerance
+        over = self.balance(inserted + rows, sampled) - self.tolerance
         return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
 
-    def _balance(self, inserted: int, sampled: int) -> float:
+    def balance(self, inserted: int, sampled: int) -> float:
+        """Rows that samplers are behind, or ahead if it is below 0."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,6 +262,12 @@ class SampleGate(_Side):
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
         return self._missing() == 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a batch is due: as many as samples_per_insert says were not drawn yet, with no tolerance."""
+        inserted = self._lanes.inserted()
+        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._batch
 
     def _missing(self) -> int:
         """Transitions that have to be inserted before a batch may be drawn."""

@@ -196,6 +196,11 @@ class Sampler:
         """Whether the replay's limiter keeps it from drawing a batch now."""
         return self._gate is not None and not self._gate.may_sample()
 
+    @property
+    def due(self) -> bool:
+        """Whether the replay's limiter says that samplers are a batch behind; False without one."""
+        return self._gate is not None and self._gate.due
+
     def wait_for_limiter(self, deadline: float | None) -> None:
         """Waits while `limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
         if self._gate is not None:

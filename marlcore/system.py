@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
 from .rundir import RunDirectory, read_config, read_metrics
-from .spec import Field
+from .spec import Field, TransitionSpec
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
 from .workers import (
@@ -280,12 +279,21 @@ def _create_memory(
     spec, name = transition_spec(observation), f"replay.{index}"
     if run is not None and run.replay_path(agent).exists():
         replay = stack.enter_context(ReplayBuffer.load(run.replay_path(agent), spec, name=name))
+        if replay.limiter != config.limiter:
+            raise ValueError(
+                f"resume: expected a configuration that gives {agent} the limiter of its saved replay, "
+                f"{replay.limiter}, got {config.limiter}"
+            )
     else:
-        replay = stack.enter_context(ReplayBuffer.create(spec, config.replay.capacity, config.lanes, name=name))
+        replay = stack.enter_context(_new_replay(spec, config, name))
     network = build_network(algorithm, observation, actions, config, index)
     mode = config.learner.publish_mode
     store = ParameterStore.create(network, mode=mode, extras={"epsilon": (), "updates": ()}, name=f"weights.{index}")
     return replay, stack.enter_context(store)
+
+
+def _new_replay(spec: TransitionSpec, config: Config, name: str) -> ReplayBuffer:
+    return ReplayBuffer.create(spec, config.replay.capacity, config.lanes, limiter=config.limiter, name=name)
 
 
 def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
@@ -381,13 +389,13 @@ def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts)
         actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
         for worker in (*learners, *actors):
             worker.counters.store(READY, 1)
-        due, rounds = 0.0, 0
+        rounds = 0
         while interrupts.signum is None and not all(actor.done for actor in actors):
-            taken = sum(_guarded(actor, actor.step) for actor in actors if not actor.done)
-            due += config.updates_per_step * taken / len(learners)
-            while due >= 1.0:
-                updated = [_guarded(learner, partial(learner.step, wait_s=0.0)) for learner in learners]
-                due = due - 1.0 if any(updated) else 0.0
+            for actor in actors:
+                if not actor.done:
+                    _guarded(actor, actor.step)
+            for learner in learners:
+                _guarded(learner, learner.catch_up)
             rounds += 1
             if rounds % SERIAL_ROUNDS == 0:
                 monitor.tick()
@@ -395,10 +403,10 @@ def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts)
             learner.finish()
 
 
-def _guarded(worker: Worker, step: Callable[[], int]) -> int:
+def _guarded(worker: Worker, step: Callable[[], object]) -> None:
     """A worker's step, whose errors end the run as they would from a process."""
     try:
-        return step()
+        step()
     except Exception as error:
         raise WorkerFailed(worker.name, reason_of(error), traceback.format_exc()) from error
 
@@ -414,7 +422,10 @@ def _run_async(
             monitor.tick()
     except WorkerFailed as error:
         failed = error
-    control.stop()
+    if failed or interrupts.signum is not None:
+        control.stop()
+    else:
+        control.finish()
     failed = _await_end(supervisor, monitor, interrupts, grace, failed)
     if interrupts.signum is None and failed:
         raise failed

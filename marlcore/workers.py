@@ -18,7 +18,7 @@ import torch
 from .actor import Actor, Policy
 from .config import Config
 from .control import BEATS, READY, STEPS, UPDATES, Control
-from .errors import EnvironmentFailed
+from .errors import ClosedError, EnvironmentFailed
 from .learner import Learner, choose_device
 from .params import ParameterStore
 from .protocols import Algorithm, Environment
@@ -28,6 +28,7 @@ from .save import Stateful
 from .shm import SegmentHandle
 from .spec import Field, TransitionSpec
 from .telemetry import Metric, Telemetry
+from .waiting import interrupt_waits_with
 
 __all__ = [
     "AgentPlan",
@@ -123,6 +124,12 @@ class Worker:
         """Shows the parent that it does not hang."""
         self._beats += 1
         self.counters.store(BEATS, self._beats)
+
+    def show_patience(self) -> None:
+        """In a wait: as `beat`. Raises ClosedError: the run stops."""
+        self.beat()
+        if self.control.stopping:
+            raise ClosedError("the run was told to stop")
 
     def report(self, agent: str, name: str, value: float) -> None:
         now = time.monotonic() - self._began
@@ -291,6 +298,16 @@ class LearnerWorker(Worker):
         for name, value in {"lapped": stats.lapped, "redrawn": stats.redrawn, "waited_s": stats.waited}.items():
             self.report(self._agent, name, float(value))
 
+    @property
+    def due(self) -> bool:
+        """Whether an update is due, as `updates_per_step` says; never when the run is free."""
+        return bool(self._sampler.due)
+
+    def catch_up(self) -> None:
+        """Makes the updates that are due."""
+        while self.due and self.step(wait_s=0.0):
+            continue
+
     def finish(self) -> None:
         """Leaves the last weights behind: published, and in a checkpoint."""
         self.learner.publish()
@@ -319,9 +336,14 @@ def _run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:
     worker = ActorWorker(index, blueprint)
     try:
         worker.counters.store(READY, attempt)
+        interrupt_waits_with(worker.show_patience)
         while not worker.control.stopping and not worker.done:
             worker.step()
+    except ClosedError:
+        if not worker.control.stopping:  # else it waited for a learner
+            raise
     finally:
+        interrupt_waits_with(None)
         worker.close()
 
 
@@ -332,6 +354,8 @@ def _run_learner(index: int, blueprint: Blueprint, attempt: int) -> None:
         worker.counters.store(READY, attempt)
         while not worker.control.stopping:
             worker.step()
+        if worker.control.finishing:
+            worker.catch_up()
         worker.finish()
     finally:
         worker.close()

@@ -10,12 +10,13 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec", "options", "cgroup"},
+    {"errors", "spec", "options", "cgroup"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
     {"lane", "shared", "waiting"},
     {"control", "kernels", "limiter", "record", "save"},
+    {"config"},
     {"batch", "telemetry", "writer", "flat", "cursor"},
     {"drawing", "transitions"},
     {"priorities"},
