@@ -1,8 +1,9 @@
-"""`python -m bench.actors`: the rate of an actor with its learners training, and with them waiting for data.
+"""`python -m bench.actors`: the rate of actors with their learners training, and with them waiting for data.
 
-Both runs do the same work in the actor (epsilon is 0, so that every action is the network's); they differ in the
-learners' warmup alone. With one agent the two processes have a core each where there are two; with three agents four
-processes share what there is.
+All runs do the same work in the actors (epsilon is 0, so that every action is the network's), and are free of
+`updates_per_step`, so that nobody waits for anybody. First they differ in the learners' warmup alone: with one agent
+the two processes have a core each where there are two; with three agents four processes share what there is. Then
+three learners wait for their warm-up while one actor process steps, or two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import marlcore as mc
-from marlcore.config import ExplorationConfig, LearnerConfig, ReplayConfig
+from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
 from marlcore.envs import TreasureHunt
 from marlcore.rundir import read_metrics
 
@@ -25,10 +26,12 @@ ROUNDS = 3
 NEVER = 1_000_000
 
 
-def rate(agents: int, trains: bool) -> float:
+def rate(agents: int, trains: bool, processes: int = 1, envs: int = 4) -> float:
     """Steps a second in the second half of a run."""
     config = mc.Config(
-        total_steps=STEPS,
+        total_steps=STEPS * processes * envs // 4,
+        updates_per_step=None,
+        actor=ActorConfig(processes=processes, envs=envs),
         replay=ReplayConfig(capacity=NEVER),
         learner=LearnerConfig(warmup=1000 if trains else NEVER, device="cpu"),
         exploration=ExplorationConfig(epsilon_start=0.0, epsilon_min=0.0),
@@ -37,7 +40,9 @@ def rate(agents: int, trains: bool) -> float:
         config = replace(config, run_dir=str(Path(folder) / "run"))
         result = mc.train(partial(TreasureHunt, agents=agents), "dqn", config, progress=False)
         metrics = read_metrics(result.run_dir / "metrics.csv")
-    return statistics.median(m.value for m in metrics if m.name == "env_steps_per_s" and m.step > STEPS // 2)
+    return statistics.median(
+        m.value for m in metrics if m.name == "env_steps_per_s" and 2 * m.step > config.total_steps
+    )
 
 
 def main() -> None:
@@ -49,6 +54,13 @@ def main() -> None:
             f"{agents} agents, {agents + 1} processes on {os.cpu_count()} cores: {alone:,.0f} steps/s alone, "
             f"{beside:,.0f} while learners train, kept {kept:.2f} (median of {ROUNDS} pairs)\n"
         )
+    pairs = [(rate(3, False, 1, 16), rate(3, False, 2, 16)) for _ in range(ROUNDS)]
+    one, two = (statistics.median(column) for column in zip(*pairs, strict=True))
+    gained = statistics.median(both / alone for alone, both in pairs)
+    sys.stdout.write(
+        f"3 learners that wait: {one:,.0f} steps/s of one actor process with 16 copies, {two:,.0f} of two, "
+        f"gained {gained:.2f} (median of {ROUNDS} pairs)\n"
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,6 +120,7 @@ def train(
     for agent, _, _ in spaces:
         if len(agent.encode()) > NAME_BYTES:
             raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
+    _warn_of_short_run(config, len(spaces))
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
     if interrupts.signum == signal.SIGINT:
@@ -210,9 +211,34 @@ def _run(
         steps = control.steps
         updates = {plan.name: control.workers[learner_name(plan.name)].load(UPDATES) for plan in plans}
         restarts = {name: notes.load(RESTARTS) for name, notes in control.notes.items()}
+    _warn_of_few_samples(config, steps / len(plans), updates)
     metrics = read_metrics(run.path / "metrics.csv")
     draw(metrics, run.path / "curves.png", f"{type(algorithm).__name__}, seed {config.seed}")
     return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost, restarts)
+
+
+def _warn_of_few_samples(config: Config, steps: float, updates: Mapping[str, int]) -> None:
+    """Says so when a free run, of so many steps of each agent, drew a transition less than once on average."""
+    if config.updates_per_step is not None or steps <= config.learner.warmup:
+        return
+    for agent, count in updates.items():
+        ratio = count * config.learner.batch_size / steps
+        if ratio < 1.0:
+            log.warning(
+                "updates_per_step: %s trained on %.2g samples for each of its steps, since the run was free; "
+                "a number, such as %g, holds the ratio",
+                agent, ratio, Config.updates_per_step,
+            )  # fmt: skip
+
+
+def _warn_of_short_run(config: Config, agents: int) -> None:
+    """Says so when a run ends before the warm-up of its replays."""
+    steps = config.total_steps / agents
+    if steps <= config.learner.warmup:
+        log.warning(
+            "learner.warmup: each agent takes %g of the %d steps, and learns only after %d: nothing will be learned",
+            steps, config.total_steps, config.learner.warmup,
+        )  # fmt: skip
 
 
 def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:

@@ -216,7 +216,8 @@ def _run(folder: Path, parent: int) -> None:
         run_dir=str(folder / "run"),
         actor=ActorConfig(processes=2, envs=2, sync_interval=5),
         learner=LearnerConfig(batch_size=256, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"),
-        replay=ReplayConfig(capacity=2000),  # small, so that writers lap samplers
+        updates_per_step=None,  # free, and the replays small, so that writers lap samplers
+        replay=ReplayConfig(capacity=2000),
         supervision=SupervisionConfig(
             max_restarts=10**6, backoff=0.0, actor_timeout=TIMEOUT_S, learner_timeout=TIMEOUT_S
         ),
