@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import signal
 import sys
 import time
@@ -28,11 +27,11 @@ from .errors import WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, check_not_importing, reason_of
+from .processes import Interrupts, WorkerProcess, check_picklable, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
-from .rundir import RunDirectory, read_config, read_metrics
+from .rundir import RunDirectory, read_config, read_metrics, setup_logging
 from .spec import Field
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
@@ -45,6 +44,7 @@ from .workers import (
     actor_names,
     build_network,
     learner_name,
+    run_worker,
     transition_spec,
 )
 
@@ -92,7 +92,7 @@ def train(
 
     Args:
         env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. It is called
-            in other processes too, so in async mode it must be picklable, such as a function of a module.
+            in other processes too, so in async mode cloudpickle must be able to pickle it.
         algorithm: "dqn", "iqn", or any `Algorithm`.
         config: the settings.
         progress: show a table of how it goes.
@@ -104,17 +104,15 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        RuntimeError: a worker imports the program that called this, and calls it too.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; everything was stopped and written first.
     """
-    check_not_importing()
     config = config or Config()
     chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
     make_env = AdaptedEnv(env_fn)
     for device in (config.actor.device, config.learner.device):
         choose_device(device)
     if config.mode == "async":
-        _check_picklable(env_fn=env_fn, algorithm=chosen)
+        check_picklable(env_fn=env_fn, algorithm=chosen)
     env = make_env()
     spaces = [(agent, env.observations[agent], env.actions[agent]) for agent in env.agents]
     env.close()
@@ -138,17 +136,6 @@ class AdaptedEnv:
 
     def __call__(self) -> Environment:
         return adapt(self.env_fn())
-
-
-def _check_picklable(**things: Any) -> None:
-    for name, thing in things.items():
-        try:
-            pickle.dumps(thing)
-        except Exception as error:
-            raise TypeError(
-                f"{name}: expected something picklable for async mode, such as a function of a module, "
-                f"got {thing!r} ({error})"
-            ) from None
 
 
 def _run(
@@ -290,7 +277,8 @@ def _create_memory(
 
 def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
     def start(name: str, attempt: int) -> WorkerProcess:
-        return WorkerProcess(server, name, blueprint, run.log_path(name), attempt)
+        work = partial(run_worker, name, blueprint, attempt)
+        return WorkerProcess(server, name, work, prepare=partial(setup_logging, run.log_path(name)))
 
     config = blueprint.config.supervision
     actors = actor_names(blueprint.config)
