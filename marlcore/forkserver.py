@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,16 +29,20 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from .errors import MarlcoreError
+from .signals import STOPPING, outlive_signals
+
 __all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # at most, for the imports
 REPLY_S = 10.0  # at most, without which the server is taken for stopped, and ended
+STARTS = 4  # of servers one after another, each of which died
+BACKOFF_S = 0.2  # before the second of them, and twice as long before each further one
 KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
 LOOK_S = 0.05
 log = logging.getLogger(__name__)
 
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
@@ -83,7 +88,10 @@ class ForkServer:
 
         Both must be picklable, and what they need of `__main__` they import themselves.
 
-        Raises OSError: the system starts no process, or the server does not answer.
+        Raises:
+            OSError: the system starts no process.
+            InterruptedError: whoever waits is in a hurry.
+            MarlcoreError: the server died whenever it was started.
         """
         task = os.memfd_create("marlcore-task")
         ended, status = os.pipe()
@@ -108,7 +116,7 @@ class ForkServer:
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """What the server answers, from a new server if the old one is gone."""
-        for _ in range(2):
+        for failed in range(1, STARTS + 1):
             try:
                 channel = self._channel or self._start()
                 socket.send_fds(channel, [_FORK], fds)
@@ -119,7 +127,16 @@ class ForkServer:
             except BaseException:
                 self.close()  # what it would answer now is nobody's
                 raise
-        raise OSError(f"the process that forks workers ends whenever it is started: {reason}")
+            if failed < STARTS:
+                self._pause(BACKOFF_S * 2 ** (failed - 1))
+        raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
+
+    def _pause(self, seconds: float) -> None:
+        """Raises InterruptedError: whoever waits is in a hurry."""
+        for _ in range(round(seconds / LOOK_S)):
+            if self._hurry():
+                raise InterruptedError("told to stop while the process that forks workers was to be started again")
+            time.sleep(LOOK_S)
 
     def _answer(
         self, channel: socket.socket, seconds: float, hurry: Callable[[], bool] = lambda: False
@@ -162,9 +179,9 @@ class ForkServer:
 
 
 def _start_program(channel: int) -> subprocess.Popen[bytes]:
-    # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches the
-    # whole process group is the parent's to handle, and it stays pending here until the program has started.
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # The server never sees a signal that reaches the whole process group, and what it forks does not before it is
+    # ready for it.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
@@ -325,6 +342,7 @@ def _run(task: int, report: int, tracker: int) -> None:
     """The life of a process that was forked."""
     code = 1
     try:
+        outlive_signals()
         np.random.seed()  # as in a process of its own; Python's `random` does so by itself
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         with os.fdopen(task, "rb") as file:

@@ -8,14 +8,12 @@ import os
 import pickle
 import select
 import signal
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
-from types import FrameType, TracebackType
 from typing import Any
 
 import cloudpickle
@@ -23,9 +21,8 @@ import cloudpickle
 from .errors import EnvironmentFailed
 from .forkserver import KILL_S, ForkServer, leave, read_status, readable
 
-__all__ = ["Failure", "Interrupts", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
+__all__ = ["Failure", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
 
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STATUS_S = 1.0  # for the kernel's word on a dead process to come through
 MESSAGE_LIMIT = 12_000  # bytes that go into a pipe whole or not at all; the log has all of a traceback
 
@@ -120,35 +117,6 @@ class WorkerProcess:
         self._errors.close()
         os.close(self._process.pidfd)
         os.close(self._process.status)
-
-
-class Interrupts:
-    """While entered, SIGINT and SIGTERM are noted instead of raising in the middle of something.
-
-    Attributes:
-        signum: the first signal that came, or None.
-        count: how many came.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.count = 0
-        self._previous: dict[int, Any] = {}
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
-        self.count += 1
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-            self._previous = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -23,15 +21,16 @@ from .config import Config
 from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
-from .errors import WorkerFailed
+from .errors import MarlcoreError, WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, check_picklable, reason_of
+from .processes import WorkerProcess, check_picklable, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
 from .rundir import RunDirectory, read_config, read_metrics, setup_logging
+from .signals import Interrupts
 from .spec import Field
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
@@ -104,7 +103,7 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; everything was stopped and written first.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
     """
     config = config or Config()
     chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
@@ -121,10 +120,7 @@ def train(
             raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
-    if interrupts.signum == signal.SIGINT:
-        raise KeyboardInterrupt
-    if interrupts.signum is not None:
-        sys.exit(128 + interrupts.signum)
+    interrupts.deliver()
     return result
 
 
@@ -187,7 +183,7 @@ def _run(
         if config.mode == "async":
             supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run, server)))
         stack.callback(control.stop)
-        if supervisor and _start_all(supervisor, interrupts):
+        if supervisor and _start_all(supervisor, interrupts, config.supervision.serial_fallback):
             grace = max(GRACE_S, config.supervision.learner_timeout)
             _run_async(supervisor, actor_names(config), control, monitor, interrupts, grace)
         else:
@@ -286,8 +282,11 @@ def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, serve
     return Supervisor(control, start, timeouts, config)
 
 
-def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
-    """Whether the workers' processes could be started."""
+def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
+    """Whether the workers' processes could be started.
+
+    Raises: MarlcoreError: they could not, for another reason than the system's, or without a fallback.
+    """
     try:
         for worker in supervisor.workers.values():
             if interrupts.signum is None:
@@ -295,6 +294,8 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
     except InterruptedError:
         pass  # by a signal, which the caller sees too
     except OSError as error:
+        if not fallback:
+            raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
         log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
         supervisor.close()
         return False
@@ -414,7 +415,7 @@ def _await_end(
     """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
 
     A learner that dies in it is started again. After a failure or a signal nobody is, and workers that are still
-    starting are ended; a second signal ends all.
+    starting are ended; a second signal, a second after the first, ends all.
     """
     began, hurried = time.monotonic(), False
     while unfinished := supervisor.unfinished:
@@ -424,7 +425,7 @@ def _await_end(
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        if interrupts.count > 1:
+        if interrupts.again:
             return failed
         if time.monotonic() - began > grace:
             return failed or WorkerFailed(unfinished[0].name, "hang", f"it did not end within {grace:g} s")

@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec", "options", "cgroup"},
+    {"errors", "config", "spec", "options", "cgroup", "signals"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
