@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -47,9 +48,9 @@ _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
 import sys
-sys.path[:] = sys.argv[3:]
+sys.path[:] = sys.argv[4:]
 from marlcore.forkserver import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
+serve(*map(int, sys.argv[1:4]))
 """
 
 
@@ -182,10 +183,11 @@ def _start_program(channel: int) -> subprocess.Popen[bytes]:
     # The server never sees a signal that reaches the whole process group, and what it forks does not before it is
     # ready for it.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    is_main = threading.current_thread() is threading.main_thread()
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
-            [get_executable(), *flags, "-c", _PROGRAM, str(channel), str(os.getpid())]
+            [get_executable(), *flags, "-c", _PROGRAM, str(channel), str(os.getpid()), str(int(is_main))]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
             # The numbers of streams that were closed would be given to what is opened there.
@@ -232,19 +234,22 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def serve(channel: int, parent: int) -> None:
+def serve(channel: int, parent: int, started_by_main_thread: int) -> None:
     """The server's life."""
-    end_with_parent(parent)
+    pidfd = os.pidfd_open(parent)
+    if started_by_main_thread:
+        end_with_parent(parent)  # for the kernel that is the end of the thread
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody would learn how a child ended
     _import_what_workers_need()
     gc.freeze()  # a collection would write to pages that all processes share
-    server = _Server(socket.socket(fileno=channel))
+    server = _Server(socket.socket(fileno=channel), pidfd)
     server.answer(0)
     while True:
         server.wait()
 
 
 def _import_what_workers_need() -> None:
+    import cloudpickle  # noqa: F401
     import torch
 
     from . import sampler, workers  # noqa: F401
@@ -257,11 +262,13 @@ def _import_what_workers_need() -> None:
 
 
 class _Server:
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, parent: int) -> None:
         self._channel = channel
+        self._parent = parent
         self._children: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, and where its end is told
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
+        self._poll.register(parent, select.POLLIN)
 
     def answer(self, number: int, *fds: int) -> None:
         """With the pid of what was forked, or an errno below 0; first of all with 0: it can be asked now."""
@@ -270,6 +277,8 @@ class _Server:
     def wait(self) -> None:
         """Until there is something to do, and does it."""
         for fd, _ in self._poll.poll():
+            if fd == self._parent:
+                os._exit(0)
             if fd == self._channel.fileno():
                 self._fork()
             else:
@@ -313,6 +322,7 @@ class _Server:
     def _forget(self, *fds: int) -> None:
         """In what was forked: closes what is the server's, and these."""
         self._channel.close()
+        os.close(self._parent)
         for pidfd, (_, status) in self._children.items():
             fds += (pidfd, status)
         for fd in fds:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ._native import Event
 
-__all__ = ["WAIT_SLICE_S", "interrupt_waits_with", "sleep_until"]
+__all__ = ["WAIT_SLICE_S", "check_interruption", "interrupt_waits_with", "sleep_until"]
 
 WAIT_SLICE_S = 0.1
 
@@ -28,6 +28,12 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     return before
 
 
+def check_interruption() -> None:
+    """For waits of another kind, before each slice: raises what the check of `interrupt_waits_with` raises."""
+    if _interruption is not None:
+        _interruption()
+
+
 def sleep_until(ready: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
     """Whether `ready()` before the deadline of time.monotonic(); None waits for ever.
 
@@ -38,8 +44,7 @@ def sleep_until(ready: Callable[[], int], event: Event, deadline: float | None, 
         seen = event.prepare()
         if ready():
             return True
-        if _interruption is not None:
-            _interruption()
+        check_interruption()
         left = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
         if not left > 0:
             return False
