@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .spec import TransitionSpec as TransitionSpec
     from .system import train as train
     from .trajectories import TrajectoryQueue as TrajectoryQueue
+    from .workergroup import WorkerContext as WorkerContext
+    from .workergroup import Workers as Workers
     from .writer import Writer as Writer
 
 __version__ = "0.1.0"
@@ -70,7 +72,9 @@ _HOME = {
     "TrajectoryQueue": "trajectories",
     "TrajectoryReader": "reader",
     "TransitionSpec": "spec",
+    "WorkerContext": "workergroup",
     "WorkerFailed": "errors",
+    "Workers": "workergroup",
     "Writer": "writer",
     "train": "system",
 }

@@ -131,6 +131,8 @@ class SupervisionConfig:
     """Seconds without a sign of life after which an actor is killed, and started again; at least 120 in its start."""
     learner_timeout: float = 120.0
     """The same for learners, which may take longer to compile or to write a checkpoint."""
+    serial_fallback: bool = True
+    """Where the system starts no process: do all work in this one, in turn, as in serial mode."""
 
     def __post_init__(self) -> None:
         _require(self, "max_restarts", 0)

@@ -18,6 +18,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,23 +30,27 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from .errors import MarlcoreError
+from .signals import STOPPING, outlive_signals
+
 __all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # at most, for the imports
 REPLY_S = 10.0  # at most, without which the server is taken for stopped, and ended
+STARTS = 4  # of servers one after another, each of which died
+BACKOFF_S = 0.2  # before the second of them, and twice as long before each further one
 KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
 LOOK_S = 0.05
 log = logging.getLogger(__name__)
 
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
 import sys
-sys.path[:] = sys.argv[3:]
+sys.path[:] = sys.argv[4:]
 from marlcore.forkserver import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
+serve(*map(int, sys.argv[1:4]))
 """
 
 
@@ -83,7 +89,10 @@ class ForkServer:
 
         Both must be picklable, and what they need of `__main__` they import themselves.
 
-        Raises OSError: the system starts no process, or the server does not answer.
+        Raises:
+            OSError: the system starts no process.
+            InterruptedError: whoever waits is in a hurry.
+            MarlcoreError: the server died whenever it was started.
         """
         task = os.memfd_create("marlcore-task")
         ended, status = os.pipe()
@@ -108,7 +117,7 @@ class ForkServer:
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """What the server answers, from a new server if the old one is gone."""
-        for _ in range(2):
+        for failed in range(1, STARTS + 1):
             try:
                 channel = self._channel or self._start()
                 socket.send_fds(channel, [_FORK], fds)
@@ -119,7 +128,16 @@ class ForkServer:
             except BaseException:
                 self.close()  # what it would answer now is nobody's
                 raise
-        raise OSError(f"the process that forks workers ends whenever it is started: {reason}")
+            if failed < STARTS:
+                self._pause(BACKOFF_S * 2 ** (failed - 1))
+        raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
+
+    def _pause(self, seconds: float) -> None:
+        """Raises InterruptedError: whoever waits is in a hurry."""
+        for _ in range(round(seconds / LOOK_S)):
+            if self._hurry():
+                raise InterruptedError("told to stop while the process that forks workers was to be started again")
+            time.sleep(LOOK_S)
 
     def _answer(
         self, channel: socket.socket, seconds: float, hurry: Callable[[], bool] = lambda: False
@@ -162,13 +180,14 @@ class ForkServer:
 
 
 def _start_program(channel: int) -> subprocess.Popen[bytes]:
-    # Blocked signals stay blocked in all that it forks, from their first instruction on: a signal that reaches the
-    # whole process group is the parent's to handle, and it stays pending here until the program has started.
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # The server never sees a signal that reaches the whole process group, and what it forks does not before it is
+    # ready for it.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    is_main = threading.current_thread() is threading.main_thread()
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
-            [get_executable(), *flags, "-c", _PROGRAM, str(channel), str(os.getpid())]
+            [get_executable(), *flags, "-c", _PROGRAM, str(channel), str(os.getpid()), str(int(is_main))]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
             # The numbers of streams that were closed would be given to what is opened there.
@@ -215,19 +234,22 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def serve(channel: int, parent: int) -> None:
+def serve(channel: int, parent: int, started_by_main_thread: int) -> None:
     """The server's life."""
-    end_with_parent(parent)
+    pidfd = os.pidfd_open(parent)
+    if started_by_main_thread:
+        end_with_parent(parent)  # for the kernel that is the end of the thread
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody would learn how a child ended
     _import_what_workers_need()
     gc.freeze()  # a collection would write to pages that all processes share
-    server = _Server(socket.socket(fileno=channel))
+    server = _Server(socket.socket(fileno=channel), pidfd)
     server.answer(0)
     while True:
         server.wait()
 
 
 def _import_what_workers_need() -> None:
+    import cloudpickle  # noqa: F401
     import torch
 
     from . import sampler, workers  # noqa: F401
@@ -240,11 +262,13 @@ def _import_what_workers_need() -> None:
 
 
 class _Server:
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, parent: int) -> None:
         self._channel = channel
+        self._parent = parent
         self._children: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, and where its end is told
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
+        self._poll.register(parent, select.POLLIN)
 
     def answer(self, number: int, *fds: int) -> None:
         """With the pid of what was forked, or an errno below 0; first of all with 0: it can be asked now."""
@@ -253,6 +277,8 @@ class _Server:
     def wait(self) -> None:
         """Until there is something to do, and does it."""
         for fd, _ in self._poll.poll():
+            if fd == self._parent:
+                os._exit(0)
             if fd == self._channel.fileno():
                 self._fork()
             else:
@@ -296,6 +322,7 @@ class _Server:
     def _forget(self, *fds: int) -> None:
         """In what was forked: closes what is the server's, and these."""
         self._channel.close()
+        os.close(self._parent)
         for pidfd, (_, status) in self._children.items():
             fds += (pidfd, status)
         for fd in fds:
@@ -325,6 +352,7 @@ def _run(task: int, report: int, tracker: int) -> None:
     """The life of a process that was forked."""
     code = 1
     try:
+        outlive_signals()
         np.random.seed()  # as in a process of its own; Python's `random` does so by itself
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         with os.fdopen(task, "rb") as file:

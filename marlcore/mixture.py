@@ -19,6 +19,7 @@ from .replay import ReplayBuffer
 from .sampler import Sampler, SamplerStats, Sequence
 from .transitions import spec_difference
 from .values import came
+from .waiting import check_interruption
 
 __all__ = ["Mixture"]
 
@@ -173,6 +174,7 @@ class Mixture:
                 left = deadline - time.monotonic()
                 if not left > 0:
                     raise TimeoutError(str(error)) from None
+                check_interruption()
                 time.sleep(min(POLL_S, left))
 
     def _fill(self, out: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from .batch import Batch, TorchBatch
 from .errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
 from .shm import invalidate_after_fork
 from .values import came
+from .waiting import WAIT_SLICE_S, check_interruption
 
 if TYPE_CHECKING:
     import torch
@@ -243,7 +244,8 @@ class _Work:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(self._shortage)
-                self._changed.wait(left)
+                check_interruption()
+                self._changed.wait(WAIT_SLICE_S if left is None else min(left, WAIT_SLICE_S))
             batch = self._ready.popleft()
             self._changed.notify_all()
             return batch

@@ -8,25 +8,21 @@ import os
 import pickle
 import select
 import signal
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
+
+import cloudpickle
 
 from .errors import EnvironmentFailed
 from .forkserver import KILL_S, ForkServer, leave, read_status, readable
-from .rundir import setup_logging
-from .workers import Blueprint, run_worker
 
-__all__ = ["Failure", "Interrupts", "WorkerProcess", "check_not_importing", "reason_of", "wait_any"]
+__all__ = ["Failure", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
 
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STATUS_S = 1.0  # for the kernel's word on a dead process to come through
 MESSAGE_LIMIT = 12_000  # bytes that go into a pipe whole or not at all; the log has all of a traceback
 
@@ -54,20 +50,30 @@ def reason_of(error: BaseException) -> str:
 class WorkerProcess:
     """One worker in a process of its own.
 
+    What it is given is pickled by value where other processes cannot import it: what `__main__`, a notebook's cell or
+    another function defines. So a worker never imports the program that started it.
+
+    Args:
+        server: forks the process.
+        name: the worker's.
+        work: what the process does.
+        prepare: called before `work` is unpickled, such as to set up a log that has that error too.
+
     Attributes:
         name: the worker's. pid: of the process.
     """
 
-    def __init__(self, server: ForkServer, name: str, blueprint: Blueprint, log: Path, attempt: int) -> None:
+    def __init__(
+        self, server: ForkServer, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None
+    ) -> None:
         """Raises OSError: the system starts no further process."""
         self.name = name
+        task = cloudpickle.dumps(work)
         self._errors, child_end = multiprocessing.Pipe(duplex=False)
         try:
             with child_end:
-                # What is of the user's modules is unpickled in the worker alone, where its errors are the worker's.
-                self._process = server.fork(
-                    child_end.fileno(), _work, _surroundings(name), name, log, attempt, pickle.dumps(blueprint)
-                )
+                # The task is unpickled where an error in it is the worker's, and reported.
+                self._process = server.fork(child_end.fileno(), _work, _surroundings(name), name, prepare, task)
         except BaseException:
             self._errors.close()
             raise
@@ -113,35 +119,6 @@ class WorkerProcess:
         os.close(self._process.status)
 
 
-class Interrupts:
-    """While entered, SIGINT and SIGTERM are noted instead of raising in the middle of something.
-
-    Attributes:
-        signum: the first signal that came, or None.
-        count: how many came.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.count = 0
-        self._previous: dict[int, Any] = {}
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
-        self.count += 1
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-            self._previous = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-
-
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
     """Sleeps until one of the processes has ended or the time is up."""
     poll = select.poll()
@@ -150,20 +127,33 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
+def check_picklable(**things: Any) -> None:
+    """Raises TypeError: one of the things cannot be handed to a process; the message has its name."""
+    for name, thing in things.items():
+        try:
+            cloudpickle.dumps(thing)
+        except Exception as error:  # whatever a thing's own way to be pickled raises
+            reason = str(error).partition("\n")[0]
+            raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
+
+
 def _work(
-    errors: Connection, surroundings: dict[str, Any], name: str, log: Path, attempt: int, blueprint: bytes
+    errors: Connection,
+    surroundings: dict[str, Any],
+    name: str,
+    prepare: Callable[[], None] | None,
+    task: bytes,
 ) -> None:
     """A worker's life, in its process."""
     try:
-        setup_logging(log)
-        with _importing():
-            spawn.prepare(surroundings)
-            given = pickle.loads(blueprint)
-        run_worker(name, given, attempt)
+        spawn.prepare(surroundings)
+        if prepare is not None:
+            prepare()
+        pickle.loads(task)()
         errors.send(None)  # all is done: what it does not say itself is told by how it ended
     except BaseException as error:
         text = traceback.format_exc()
-        logging.getLogger(__name__).error("%s failed:\n%s", name, text)
+        log.error("%s failed:\n%s", name, text)
         errors.send((reason_of(error), text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
         logging.shutdown()
         leave(1)
@@ -171,28 +161,10 @@ def _work(
     leave(0)
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """While entered, this process imports what the run's user wrote, as multiprocessing's own children say it."""
-    process: Any = multiprocessing.current_process()
-    process._inheriting = True
-    try:
-        yield
-    finally:
-        del process._inheriting
-
-
-def check_not_importing() -> None:
-    """Raises RuntimeError: this is a worker that imports the user's program, which starts a run when imported."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            'a program that starts runs is imported by their workers: start it below `if __name__ == "__main__":`'
-        )
-
-
 def _surroundings(name: str) -> dict[str, Any]:
-    """What multiprocessing gives the processes that it spawns: `__main__`, arguments, folder, path."""
-    found = spawn.get_preparation_data(name)
+    """What multiprocessing gives the processes that it spawns, except `__main__`: arguments, folder, path."""
+    given = spawn.get_preparation_data(name)
+    found = {key: value for key, value in given.items() if not key.startswith("init_main")}
     found["authkey"] = bytes(found["authkey"])  # its own class is pickled by multiprocessing alone
     return found
 

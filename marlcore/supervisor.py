@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from .config import SupervisionConfig
 from .control import BEATS, PID, READY, RESTARTS, Control
-from .errors import WorkerFailed
+from .errors import MarlcoreError, WorkerFailed
 from .processes import Failure, WorkerProcess, wait_any
 
 __all__ = ["Supervisor"]
@@ -106,7 +106,7 @@ class Supervised:
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
-        """Starts the worker's next process. Raises OSError: the system starts none."""
+        """Starts the worker's next process. Raises OSError, MarlcoreError: as `ForkServer.fork`."""
         self.attempts += 1
         self.due = self._hang = None
         self.process = self._start(self.name, self.attempts)
@@ -146,7 +146,7 @@ class Supervised:
             return
         try:
             self.start()
-        except OSError as error:
+        except (OSError, MarlcoreError) as error:
             self._failed(Failure("death", f"no process could be started: {error}"), time.monotonic())
 
     def stand_down(self) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,16 @@ from .config import Config
 from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
 from .envs import adapt
-from .errors import WorkerFailed
+from .errors import MarlcoreError, WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
 from .params import ParameterStore
-from .processes import Interrupts, WorkerProcess, check_not_importing, reason_of
+from .processes import WorkerProcess, check_picklable, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
-from .rundir import RunDirectory, read_config, read_metrics
+from .rundir import RunDirectory, read_config, read_metrics, setup_logging
+from .signals import Interrupts
 from .spec import Field, TransitionSpec
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
@@ -44,6 +43,7 @@ from .workers import (
     actor_names,
     build_network,
     learner_name,
+    run_worker,
     transition_spec,
 )
 
@@ -91,7 +91,7 @@ def train(
 
     Args:
         env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. It is called
-            in other processes too, so in async mode it must be picklable, such as a function of a module.
+            in other processes too, so in async mode cloudpickle must be able to pickle it.
         algorithm: "dqn", "iqn", or any `Algorithm`.
         config: the settings.
         progress: show a table of how it goes.
@@ -103,17 +103,15 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        RuntimeError: a worker imports the program that called this, and calls it too.
-        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; everything was stopped and written first.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
     """
-    check_not_importing()
     config = config or Config()
     chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
     make_env = AdaptedEnv(env_fn)
     for device in (config.actor.device, config.learner.device):
         choose_device(device)
     if config.mode == "async":
-        _check_picklable(env_fn=env_fn, algorithm=chosen)
+        check_picklable(env_fn=env_fn, algorithm=chosen)
     env = make_env()
     spaces = [(agent, env.observations[agent], env.actions[agent]) for agent in env.agents]
     env.close()
@@ -123,10 +121,7 @@ def train(
     _warn_of_short_run(config, len(spaces))
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
-    if interrupts.signum == signal.SIGINT:
-        raise KeyboardInterrupt
-    if interrupts.signum is not None:
-        sys.exit(128 + interrupts.signum)
+    interrupts.deliver()
     return result
 
 
@@ -138,17 +133,6 @@ class AdaptedEnv:
 
     def __call__(self) -> Environment:
         return adapt(self.env_fn())
-
-
-def _check_picklable(**things: Any) -> None:
-    for name, thing in things.items():
-        try:
-            pickle.dumps(thing)
-        except Exception as error:
-            raise TypeError(
-                f"{name}: expected something picklable for async mode, such as a function of a module, "
-                f"got {thing!r} ({error})"
-            ) from None
 
 
 def _run(
@@ -200,7 +184,7 @@ def _run(
         if config.mode == "async":
             supervisor = stack.enter_context(closing(_supervisor(blueprint, control, run, server)))
         stack.callback(control.stop)
-        if supervisor and _start_all(supervisor, interrupts):
+        if supervisor and _start_all(supervisor, interrupts, config.supervision.serial_fallback):
             grace = max(GRACE_S, config.supervision.learner_timeout)
             _run_async(supervisor, actor_names(config), control, monitor, interrupts, grace)
         else:
@@ -324,7 +308,8 @@ def _new_replay(spec: TransitionSpec, config: Config, name: str) -> ReplayBuffer
 
 def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
     def start(name: str, attempt: int) -> WorkerProcess:
-        return WorkerProcess(server, name, blueprint, run.log_path(name), attempt)
+        work = partial(run_worker, name, blueprint, attempt)
+        return WorkerProcess(server, name, work, prepare=partial(setup_logging, run.log_path(name)))
 
     config = blueprint.config.supervision
     actors = actor_names(blueprint.config)
@@ -332,8 +317,11 @@ def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, serve
     return Supervisor(control, start, timeouts, config)
 
 
-def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
-    """Whether the workers' processes could be started."""
+def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
+    """Whether the workers' processes could be started.
+
+    Raises: MarlcoreError: they could not, for another reason than the system's, or without a fallback.
+    """
     try:
         for worker in supervisor.workers.values():
             if interrupts.signum is None:
@@ -341,6 +329,8 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts) -> bool:
     except InterruptedError:
         pass  # by a signal, which the caller sees too
     except OSError as error:
+        if not fallback:
+            raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
         log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
         supervisor.close()
         return False
@@ -463,7 +453,7 @@ def _await_end(
     """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
 
     A learner that dies in it is started again. After a failure or a signal nobody is, and workers that are still
-    starting are ended; a second signal ends all.
+    starting are ended; a second signal, a second after the first, ends all.
     """
     began, hurried = time.monotonic(), False
     while unfinished := supervisor.unfinished:
@@ -473,7 +463,7 @@ def _await_end(
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        if interrupts.count > 1:
+        if interrupts.again:
             return failed
         if time.monotonic() - began > grace:
             return failed or WorkerFailed(unfinished[0].name, "hang", f"it did not end within {grace:g} s")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ._native import Event
 
-__all__ = ["WAIT_SLICE_S", "interrupt_waits_with", "sleep_until"]
+__all__ = ["WAIT_SLICE_S", "check_interruption", "interrupt_waits_with", "sleep_until"]
 
 WAIT_SLICE_S = 0.1
 
@@ -26,6 +26,12 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     global _interruption
     before, _interruption = _interruption, check
     return before
+
+
+def check_interruption() -> None:
+    """For waits of another kind, before each slice: raises what the check of `interrupt_waits_with` raises."""
+    if _interruption is not None:
+        _interruption()
 
 
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
@@ -51,8 +57,7 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True
-        if _interruption is not None:
-            _interruption()
+        check_interruption()
         seconds = WAIT_SLICE_S if deadline is None else min(deadline - time.monotonic(), WAIT_SLICE_S)
         if not seconds > 0:
             return False

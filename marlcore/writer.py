@@ -19,7 +19,7 @@ from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec
 from .values import Put, as_field, came, names_error, rows_of, setter
-from .waiting import WAIT_SLICE_S
+from .waiting import WAIT_SLICE_S, check_interruption
 
 __all__ = ["Writer"]
 
@@ -235,6 +235,7 @@ class Writer:
                     f"lane {self.lane}: another writer was inside an add when this one had waited "
                     f"{self._timeout} seconds"
                 )
+            check_interruption()
             code = append()
         if code < 0:
             raise self._failure(code)

@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "spec", "options", "cgroup"},
+    {"errors", "spec", "options", "cgroup", "signals"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
@@ -27,7 +27,7 @@ LAYERS = [
     {"workers"},
     {"forkserver"},
     {"processes"},
-    {"supervisor"},
+    {"supervisor", "workergroup"},
     {"system"},
     {"gc", "features", "top"},
     {"cli", "doctor", "testing"},
@@ -52,6 +52,7 @@ THIRD_PARTY = {
         "prefetch",
         "forkserver",
         "testing",
+        "workergroup",
     },
     "torchrl": {"compat/torchrl.py"},
     "_core": {"_native"},

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from multiprocessing import Pipe, spawn
+from multiprocessing import Pipe, get_context, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -23,7 +23,9 @@ import pytest
 import torch
 
 from marlcore import forkserver
+from marlcore.errors import MarlcoreError
 from marlcore.forkserver import Forked, ForkServer, read_status
+from marlcore.signals import STOPPING
 
 
 def tell(report: Connection, what: str) -> None:
@@ -53,6 +55,26 @@ def end(report: Connection, how: int) -> None:
 def linger(report: Connection) -> None:
     report.send(os.getpid())
     time.sleep(600.0)
+
+
+def run_helpers(report: Connection) -> None:
+    """What helpers of three kinds that only a signal ends come to when they get it at once."""
+    sleep = [sys.executable, "-c", "import signal; signal.pause()"]
+    codes = []
+    for signum in sorted(STOPPING):
+        with subprocess.Popen(sleep) as program:
+            program.send_signal(signum)
+        fork = os.fork()
+        if fork == 0:
+            time.sleep(600.0)
+        os.kill(fork, signum)
+        codes.append((program.returncode, os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])))
+        process = get_context("fork").Process(target=time.sleep, args=(600.0,))
+        process.start()
+        process.terminate()
+        process.join()
+        assert process.exitcode == -signal.SIGTERM
+    report.send(codes)
 
 
 class Child:
@@ -98,13 +120,31 @@ def told(server: ForkServer, what: str) -> Any:
     return found
 
 
-def test_what_is_forked_has_the_environment_and_the_signals_of_whoever_asked(
+def test_what_is_forked_has_the_environment_and_the_signal_mask_of_whoever_asked(
     server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARLCORE_TEST", "here")
     assert told(server, "environment") == "here"
-    assert told(server, "blocked") >= {signal.SIGINT, signal.SIGTERM}
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}
+    assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_signals_that_a_whole_group_gets_do_not_end_what_is_forked(lasting: ForkServer) -> None:
+    with closing(Child(lasting, linger)) as child:
+        pid = child.receive()
+        status = Path(f"/proc/{pid}/status")
+        for signum in STOPPING:
+            os.kill(pid, signum)
+        pending = {"SigPnd:", "ShdPnd:"}
+        while any(int(line.split()[1], 16) for line in status.read_text().splitlines() if line.split()[0] in pending):
+            os.sched_yield()
+        assert not select.select([child.forked.pidfd], [], [], 0.0)[0]
+        os.kill(pid, signal.SIGKILL)
+        assert child.status() == -signal.SIGKILL
+
+
+def test_signals_end_what_a_worker_starts(lasting: ForkServer) -> None:
+    with closing(Child(lasting, run_helpers)) as child:
+        assert child.receive() == [(-signum, -signum) for signum in sorted(STOPPING)]
 
 
 def test_what_is_forked_may_open_a_gpu(lasting: ForkServer) -> None:
@@ -178,8 +218,11 @@ def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_to_start() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("python", "error"), [("/bin/false", OSError), ("/nowhere/python", FileNotFoundError)])
-def test_a_server_that_cannot_start_is_an_error(python: str, error: type[OSError], server: ForkServer) -> None:
+@pytest.mark.parametrize(("python", "error"), [("/bin/false", MarlcoreError), ("/nowhere/python", FileNotFoundError)])
+def test_a_server_that_cannot_start_is_an_error(
+    python: str, error: type[Exception], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     before = spawn.get_executable()
     spawn.set_executable(python)
     try:
@@ -190,13 +233,30 @@ def test_a_server_that_cannot_start_is_an_error(python: str, error: type[OSError
     assert server.pid is None
 
 
+def test_a_server_that_is_killed_while_it_starts_is_started_again(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
+    start, killed = forkserver._start_program, []
+
+    def start_and_kill(*arguments: Any) -> Any:
+        process = start(*arguments)
+        if len(killed) < 3:
+            process.kill()
+            killed.append(process.pid)
+        return process
+
+    monkeypatch.setattr(forkserver, "_start_program", start_and_kill)
+    assert told(server, "environment") is None
+    assert len(killed) == 3
+
+
 def test_a_process_that_is_killed_takes_its_server_and_what_that_forked_along(program: Any) -> None:
     parent = program(
         """
         import os, signal, sys
         from test_forkserver import Child, linger
-        from marlcore import forkserver
-from marlcore.forkserver import ForkServer
+        from marlcore.forkserver import ForkServer
 
         server = ForkServer()
         child = Child(server, linger)

@@ -47,18 +47,17 @@ def server() -> Iterator[ForkServer]:
     with closing(ForkServer()) as one:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(processes, "_work", ends)
-            WorkerProcess(one, "first", None, Path(), 1).close()  # type: ignore[arg-type]
+            WorkerProcess(one, "first", bool).close()
         yield one
 
 
 @pytest.fixture
-def start(server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
     """start(life) is a worker's process that lives so; the test closes it."""
 
     def one(life: Any) -> WorkerProcess:
         monkeypatch.setattr(processes, "_work", life)
-        blueprint: Any = None
-        return WorkerProcess(server, "actor-0", blueprint, tmp_path / "log", 1)
+        return WorkerProcess(server, "actor-0", bool)
 
     return one
 

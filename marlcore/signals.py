@@ -1,0 +1,106 @@
+"""Signals that ask a run to end: its parent notes them, its workers outlive them, what workers start gets them.
+
+A terminal sends SIGINT, and at its end SIGHUP, to every process of the group. The parent alone decides what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["STOPPING", "Interrupts", "outlive_signals"]
+
+STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+PATIENCE_S = 1.0  # wrappers pass on signals that the whole group got: what follows so soon is no second wish
+
+_masks = threading.local()
+
+
+class Interrupts:
+    """While entered, SIGINT, SIGTERM and SIGHUP are noted instead of raising in the middle of something.
+
+    SIGHUP stays ignored where it is, as under nohup. Outside the main thread nothing is noted.
+
+    Attributes:
+        signum: the first signal that came, or None.
+        again: whether another one came more than a second after the first.
+    """
+
+    def __init__(self, signum: int | None = None) -> None:
+        """Args:
+        signum: a signal that came just now, as the first.
+        """
+        self.signum = signum
+        self.again = False
+        self._first = time.monotonic()
+        self._previous: dict[int, Any] = {}
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is None:
+            self.signum, self._first = signum, time.monotonic()
+        elif time.monotonic() - self._first > PATIENCE_S:
+            self.again = True
+
+    def deliver(self) -> None:
+        """Raises KeyboardInterrupt when the first signal was SIGINT, SystemExit(128 + signum) when it was another."""
+        if self.signum is not None:
+            raise_for(self.signum)
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+            noted = STOPPING if hung_up else STOPPING - {signal.SIGHUP}
+            self._previous = {signum: signal.signal(signum, self._note) for signum in noted}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+
+def raise_for(signum: int, frame: FrameType | None = None) -> None:
+    """As a handler: KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + signum)
+
+
+def outlive_signals() -> None:
+    """Has this process, which was started with the signals blocked, go on when they come.
+
+    By handlers that do nothing: a signal that is blocked or ignored stays so in every program that is started from
+    here, and such a program could not be terminated. Programs have the default actions; so have forks of this process.
+    """
+    for signum in STOPPING:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _do_nothing)
+            signal.siginterrupt(signum, False)  # libraries need not expect EINTR
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_restore_and_let_in)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _hold_back() -> None:
+    """Before a fork: a signal that comes before the child has its own handlers waits until it has them."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _restore_and_let_in() -> None:
+    for signum in STOPPING:
+        if signal.getsignal(signum) is _do_nothing:  # or the program's own
+            signal.signal(signum, signal.SIG_DFL)  # KeyboardInterrupt would be lost in here, if it came now
+    _let_in()
