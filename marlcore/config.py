@@ -46,11 +46,11 @@ class LearnerConfig:
 
     batch_size: int = 64
     """Transitions in each update."""
-    n_step: int = 1
+    n_step: int = 3
     """Rewards in each return."""
     gamma: float = 0.99
     """Discount of one step."""
-    warmup: int = 1000
+    warmup: int = 500
     """Transitions that an agent must have before its training starts."""
     publish_interval: int = 10
     """Updates between publications of the weights."""

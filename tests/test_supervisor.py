@@ -278,7 +278,7 @@ def test_a_restart_that_was_due_does_not_happen_after_standing_down(scene: Scene
 # Whole runs
 
 RUN = mc.Config(
-    total_steps=12_000,
+    total_steps=8_000,
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, checkpoint_interval=50, device="cpu"),
     exploration=ExplorationConfig(epsilon_decay_freq=20),
@@ -359,7 +359,7 @@ def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: st
 def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_path: Path) -> None:
     algorithm = TrappedDQN()
     object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
-    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=200_000)  # it outlives a restart
+    config = replace(RUN, run_dir=str(tmp_path / "run"))
     result = mc.train(HUNT, algorithm, config, progress=False)
     assert sum(result.restarts.values()) == 1
     (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)

@@ -25,7 +25,7 @@ from marlcore.telemetry import Metric
 from marlcore.testing.victim import living
 
 SMALL = mc.Config(
-    total_steps=20_000,
+    total_steps=6_000,
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
 )

@@ -25,7 +25,7 @@ __all__ = ["DQN", "DQNNetwork", "DQNTrainer"]
 class DQN:
     """Hyperparameters of DQN."""
 
-    learning_rate: float = 5e-4
+    learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
     hidden: tuple[int, ...] = (128, 64)
     """Units in each fully connected layer, at least one layer; the last is the head's."""
@@ -33,7 +33,7 @@ class DQN:
     """Choose the next action with the network, value it with the target network (van Hasselt et al. 2016)."""
     dueling: bool = True
     """Estimate the state's value and the actions' advantages apart (Wang et al. 2016)."""
-    tau: float = 0.005
+    tau: float = 0.02
     """Share of the network in the target after each update, in (0, 1]; used when target_update_freq is 0."""
     target_update_freq: int = 0
     """Copy the network to the target once in so many updates; 0 moves it by tau at each."""

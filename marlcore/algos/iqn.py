@@ -36,7 +36,7 @@ __all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
 class IQN:
     """Hyperparameters of IQN."""
 
-    learning_rate: float = 5e-4
+    learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
     hidden: tuple[int, ...] = (64, 64)
     """Units in each fully connected layer, at least one; the last is the head's, behind the embedding."""
@@ -54,7 +54,7 @@ class IQN:
     """Choose the next action with the network and value it with the target network."""
     dueling: bool = True
     """Estimate the state's quantile and the actions' advantages over it apart."""
-    tau: float = 0.005
+    tau: float = 0.02
     """Share of the network in the target after each update, in (0, 1]; used when target_update_freq is 0."""
     target_update_freq: int = 0
     """Copy the network to the target once in so many updates; 0 moves it by tau at each."""
