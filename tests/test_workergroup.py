@@ -25,7 +25,8 @@ import torch
 import marlcore as mc
 from marlcore import workergroup
 from marlcore.forkserver import ForkServer
-from marlcore.shm import SHM_DIR
+from marlcore.gc import holders
+from marlcore.shm import SHM_DIR, survey
 from marlcore.waiting import interrupt_waits_with
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
@@ -351,20 +352,21 @@ PROGRAM = """
 
 def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
     """A group in a program of its own, whose workers work: it, their processes and what it has in /dev/shm."""
-    before = {*SHM_DIR.glob("marlcore-*")}
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert program.stdout is not None
     pids = [int(pid) for pid in program.stdout.readline().split()]
-    return program, pids, {*SHM_DIR.glob("marlcore-*")} - before
+    files = survey()
+    holding = holders(SHM_DIR, {file.inode for file in files})
+    return program, pids, {SHM_DIR / file.name for file in files if program.pid in holding.get(file.inode, [])}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     program, pids, segments = start_program()
-    assert len(pids) == 2 and segments
+    assert len(pids) == 2 and len(segments) == 5  # a replay, and of each worker a control block and telemetry
     os.killpg(program.pid, signum)
     _, said = program.communicate()
     await_end(pids)
