@@ -10,6 +10,7 @@ import ctypes
 import errno
 import gc
 import logging
+import multiprocessing
 import os
 import pickle
 import select
@@ -367,6 +368,9 @@ def _run(task: int, report: int, tracker: int) -> None:
 
 def leave(code: int) -> NoReturn:
     """Ends this process at once: everything is closed, and taking torch down in order would cost a second."""
+    for child in multiprocessing.active_children():
+        if child.daemon:  # it would be ended at any other program's end too
+            child.terminate()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError):

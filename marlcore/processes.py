@@ -153,7 +153,8 @@ def _work(
         errors.send(None)  # all is done: what it does not say itself is told by how it ended
     except BaseException as error:
         text = traceback.format_exc()
-        log.error("%s failed:\n%s", name, text)
+        if log.hasHandlers():  # else the parent alone says it
+            log.error("%s failed:\n%s", name, text)
         errors.send((reason_of(error), text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
         logging.shutdown()
         leave(1)

@@ -86,8 +86,8 @@ class Run:
         (self.folder / "slow.new").write_text(str(seconds))
         (self.folder / "slow.new").rename(self.folder / "slow")
 
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+    def interrupt(self, signum: int = signal.SIGINT) -> None:
+        self.process.send_signal(signum)
 
     @property
     def saving(self) -> list[int]:
@@ -137,6 +137,25 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run) -> None:
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGHUP, signal.SIGTERM), 129)],
+    ids=["int-int", "hup-term"],
+)
+def test_a_signal_that_comes_twice_at_once_keeps_the_last_checkpoints(
+    run: Run, signals: tuple[int, int], code: int
+) -> None:
+    segments = run.segments
+    run.slow_down(3.0)
+    for signum in signals:
+        run.interrupt(signum)
+        time.sleep(0.05)
+    _, said = run.process.communicate()
+    assert run.process.returncode == code and "Traceback" not in said
+    assert sorted(state["trainer"]["updates"] for state in run.checkpoints()) == run.saving
+    assert run.unfinished == [] and not any(path.exists() for path in segments)
+
+
 def test_a_second_ctrl_c_waits_for_nothing_and_what_was_saved_before_is_whole(run: Run) -> None:
     segments = run.segments
     run.slow_down(FOR_EVER_S)
@@ -144,7 +163,9 @@ def test_a_second_ctrl_c_waits_for_nothing_and_what_was_saved_before_is_whole(ru
     before = run.checkpoints()
     run.interrupt()
     run.until(run.stops)
-    run.interrupt()
+    while run.process.poll() is None:  # one in the first second would not count
+        run.interrupt()
+        time.sleep(0.2)
     _, said = run.process.communicate()
     assert run.process.returncode == 130 and "Traceback" not in said
     assert [state["updates"] for state in run.checkpoints()] == [state["updates"] for state in before]

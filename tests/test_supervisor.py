@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from hunt import HUNT
 
 import marlcore as mc
+from marlcore import forkserver, system
 from marlcore import supervisor as supervision
-from marlcore import system
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
@@ -390,10 +391,10 @@ def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_
     started = []
     first = system.WorkerProcess
 
-    def start_one(*arguments: Any) -> Any:
+    def start_one(*arguments: Any, **options: Any) -> Any:
         if started:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        started.append(first(*arguments))
+        started.append(first(*arguments, **options))
         return started[-1]
 
     monkeypatch.setattr(system, "WorkerProcess", start_one)
@@ -401,3 +402,28 @@ def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_
     result = mc.train(HUNT, "dqn", config, progress=False)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
+
+
+def test_without_the_fallback_a_system_that_starts_no_process_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any, **options: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(system, "WorkerProcess", start)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
+    with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
+        mc.train(HUNT, "dqn", config, progress=False)
+
+
+def test_a_fork_server_that_dies_whenever_it_starts_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
+    before = spawn.get_executable()
+    spawn.set_executable("/bin/false")
+    try:
+        with pytest.raises(mc.MarlcoreError, match="the process that forks workers died 4 times"):
+            mc.train(HUNT, "dqn", replace(RUN, run_dir=str(tmp_path / "run")), progress=False)
+    finally:
+        spawn.set_executable(before)

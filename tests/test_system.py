@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,38 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     from marlcore.shm import sweep
 
     sweep()  # as every start of a run does
+
+
+class HelpedHunt(TreasureHunt):
+    """Has helpers of two kinds, which note their process in a folder and end when they are told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(agents=2)
+        program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        process = get_context("fork").Process(target=signal.pause)
+        process.start()
+        self._helpers = program, process
+        for helper in self._helpers:
+            (folder / str(helper.pid)).touch()
+
+    def close(self) -> None:
+        program, process = self._helpers
+        program.terminate()
+        program.wait()
+        process.terminate()
+        process.join()
+        super().close()
+
+
+def test_an_environment_with_helpers_ends_and_leaves_none(tmp_path: Path) -> None:
+    helpers = tmp_path / "helpers"
+    helpers.mkdir()
+    config = small(tmp_path / "run", total_steps=500, supervision=ONCE)
+    result = mc.train(partial(HelpedHunt, helpers), "dqn", config, progress=False)
+    assert not any(result.restarts.values())
+    pids = [int(path.name) for path in helpers.iterdir()]
+    assert len(pids) == 6  # the parent makes a copy too, to see its spaces
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 BAD_INPUT = [
