@@ -19,7 +19,7 @@ from marlcore import system
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
-from marlcore.control import BEATS, PID, READY, RESTARTS, Control
+from marlcore.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from marlcore.envs import TreasureHunt
 from marlcore.processes import Failure
 from marlcore.rundir import read_metrics
@@ -233,6 +233,22 @@ def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monk
         assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_environment_that_fails_twice_before_an_episode_ended_is_not_tried_again(scene: Scene, ended: bool) -> None:
+    scene.counters.store(EPISODES, int(ended))
+    fault = Failure("environment", "Traceback: the floor gave way")
+    scene.process.end(fault)
+    scene.watch_until(1.5)
+    assert scene.worker.attempts == 2
+    scene.process.end(fault)
+    if ended:
+        scene.watch_until(5.0)
+        assert scene.worker.attempts == 3
+    else:
+        with pytest.raises(mc.WorkerFailed, match="start 2: Traceback: the floor gave way"):
+            scene.supervisor.watch(0.0)
+
+
 def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:
     scene.process.end(Failure("environment", "Traceback: out of luck"))
     scene.watch_until(1.5)
@@ -390,10 +406,10 @@ def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_
     started = []
     first = system.WorkerProcess
 
-    def start_one(*arguments: Any) -> Any:
+    def start_one(*arguments: Any, **options: Any) -> Any:
         if started:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        started.append(first(*arguments))
+        started.append(first(*arguments, **options))
         return started[-1]
 
     monkeypatch.setattr(system, "WorkerProcess", start_one)
