@@ -15,8 +15,17 @@ TYPE_CHECKING = False  # as typing's, without its import: the command line wants
 if TYPE_CHECKING:
     from typing import Any
 
+    from .algos import DQN as DQN
+    from .algos import IQN as IQN
     from .batch import Batch as Batch
+    from .config import ActorConfig as ActorConfig
     from .config import Config as Config
+    from .config import ExplorationConfig as ExplorationConfig
+    from .config import LearnerConfig as LearnerConfig
+    from .config import ReplayConfig as ReplayConfig
+    from .config import SupervisionConfig as SupervisionConfig
+    from .envs import NamedEnvironment as NamedEnvironment
+    from .envs import TreasureHunt as TreasureHunt
     from .errors import ClosedError as ClosedError
     from .errors import EnvironmentFailed as EnvironmentFailed
     from .errors import LaneBusy as LaneBusy
@@ -33,12 +42,16 @@ if TYPE_CHECKING:
     from .params import ParameterStore as ParameterStore
     from .prefetch import Prefetch as Prefetch
     from .priorities import Prioritized as Prioritized
+    from .protocols import Algorithm as Algorithm
+    from .protocols import Environment as Environment
+    from .protocols import Trainer as Trainer
     from .reader import TrajectoryReader as TrajectoryReader
     from .replay import ReplayBuffer as ReplayBuffer
     from .sampler import Sampler as Sampler
     from .sampler import Sequence as Sequence
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
+    from .system import Result as Result
     from .system import train as train
     from .trajectories import TrajectoryQueue as TrajectoryQueue
     from .workergroup import WorkerContext as WorkerContext
@@ -48,31 +61,44 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ActorConfig": "config",
+    "Algorithm": "protocols",
     "Batch": "batch",
     "ClosedError": "errors",
-    "EnvironmentFailed": "errors",
     "Config": "config",
+    "DQN": "algos",
+    "Environment": "protocols",
+    "EnvironmentFailed": "errors",
+    "ExplorationConfig": "config",
     "Field": "spec",
+    "IQN": "algos",
     "LaneBusy": "errors",
     "LayoutMismatch": "errors",
+    "LearnerConfig": "config",
     "MarlcoreError": "errors",
     "Mixture": "mixture",
+    "NamedEnvironment": "envs",
     "NotEnoughData": "errors",
     "ParameterStore": "params",
     "Prefetch": "prefetch",
     "Prioritized": "priorities",
     "RateLimiter": "limiter",
     "ReplayBuffer": "replay",
+    "ReplayConfig": "config",
+    "Result": "system",
     "Sampler": "sampler",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
     "Sequence": "sampler",
     "SharedMemoryFull": "errors",
     "StaleHandle": "errors",
+    "SupervisionConfig": "config",
+    "Trainer": "protocols",
     "TrajectoryQueue": "trajectories",
     "TrajectoryReader": "reader",
     "TransitionSpec": "spec",
     "WorkerContext": "workergroup",
+    "TreasureHunt": "envs",
     "WorkerFailed": "errors",
     "Workers": "workergroup",
     "Writer": "writer",

@@ -40,7 +40,7 @@ COMMANDS = {
     "train": (
         "cli",
         "train",
-        "[--env ENV] [--algo dqn|iqn] [--resume RUN] [OPTIONS]",
+        "[--env ENV] [--algo ALGO] [--resume RUN] [OPTIONS]",
         "train every agent of an environment",
     ),
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),

@@ -164,6 +164,9 @@ class Actor:
         seed: of the environments.
         report: called with (agent, name, value) at each agent's end of an episode.
 
+    Attributes:
+        episodes: that ended.
+
     Raises: EnvironmentFailed, here and from `step`: an environment raised.
     """
 
@@ -187,6 +190,7 @@ class Actor:
         self._sync_interval = sync_interval
         self._report = report
         self._rounds = 0
+        self.episodes = 0
         for env, child in zip(self._envs, np.random.SeedSequence(seed).spawn(len(envs)), strict=True):
             env.reset(int(child.generate_state(1)[0]))
 
@@ -225,6 +229,7 @@ class Actor:
             env.step(None)
 
     def _begin(self, copy: int) -> None:
+        self.episodes += 1
         for agent, player in self._players[copy].items():
             if player.begin():
                 self._report(agent, "transitions_lost", 1.0)

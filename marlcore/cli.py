@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
-from . import algos, envs
+from . import algos
 from .config import Config
+from .describe import described_run
 from .options import parse
 from .progress import summary
-from .protocols import Algorithm
-from .rundir import read_config, read_metrics
+from .rundir import read_metrics
 from .system import train as run
 
 __all__ = ["train"]
@@ -29,9 +30,9 @@ class TrainOptions:
     """
 
     env: str = "treasure_hunt"
-    """treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>."""
-    algo: Literal["dqn", "iqn"] = "iqn"
-    """The learning algorithm; its own options are those that begin with --algorithm."""
+    """treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel:<module> or <module>:<function>."""
+    algo: str = "iqn"
+    """The learning algorithm: dqn, iqn or <module>:<class>; its own options are those that begin with --algorithm."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
@@ -50,14 +51,17 @@ def train(arguments: list[str]) -> int:
 
     Raises: ValueError: an option is unknown or out of range, in one line; and what `system.train` raises.
     """
+    sys.path.append(os.getcwd())  # of modules that --env and --algo name; workers search where this process does
     resume = None
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
         given = parse(ResumeOptions, arguments, "train")
-        resume, (env, algorithm, config) = given.resume, _settings(given)
+        resume, (env, algorithm, config) = given.resume, described_run(given.resume)
+        if given.total_steps is not None:
+            config = dataclasses.replace(config, total_steps=given.total_steps)
     else:
         options: Any = _parse(arguments)
         env, algorithm, config = options.env, options.algorithm, options.config
-    result = run(envs.NamedEnvironment(env), algorithm, config, resume=resume)
+    result = run(env, algorithm, config, resume=resume)
     metrics = read_metrics(result.run_dir / "metrics.csv")
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(metrics, config.total_steps))
@@ -65,29 +69,10 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-def _settings(given: ResumeOptions) -> tuple[str, Algorithm, Config]:
-    """The environment's name, the algorithm and the configuration of the run that is resumed.
-
-    Raises ValueError: they were not made by `marlcore train`, or cannot be.
-    """
-    plain = read_config(given.resume)
-    try:
-        config = Config.from_dict(plain)
-        hyperparameters = {name: tuple(v) if isinstance(v, list) else v for name, v in plain["hyperparameters"].items()}
-        made: Any = algos.ALGORITHMS[plain["algorithm"].lower()]
-        algorithm = made(**hyperparameters)
-        env = str(plain["env"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"resume: expected a run of `marlcore train`, got {given.resume!r} ({error!r})") from None
-    if given.total_steps is not None:
-        config = dataclasses.replace(config, total_steps=given.total_steps)
-    return env, algorithm, config
-
-
 def _parse(arguments: list[str]) -> Any:
     """TrainOptions with one more field, `algorithm`: the hyperparameters of the algorithm that --algo names."""
     named = re.search(r"--algo[ =](\S+)", " ".join(arguments))
-    hyperparameters = algos.ALGORITHMS.get(named[1] if named else TrainOptions.algo, algos.IQN)
+    hyperparameters: Any = algos.find(named[1] if named else TrainOptions.algo)
     kind = dataclasses.make_dataclass(
         "TrainOptions",
         [("algorithm", hyperparameters, field(default_factory=hyperparameters))],

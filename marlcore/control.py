@@ -14,10 +14,11 @@ from ._native import LINE, Words
 from .shared import Shared, described_workers
 from .shm import Segment
 
-__all__ = ["BEATS", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
+__all__ = ["BEATS", "EPISODES", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
 
-# Words of a worker's line. READY: the number of its last process that came as far as its first round
-STEPS, UPDATES, READY, BEATS = range(4)
+# Words of a worker's line. READY: the number of its last process that came as far as its first round. EPISODES: not 0
+# once one of its processes came to the end of an episode
+STEPS, UPDATES, READY, BEATS, EPISODES = range(5)
 # Words of the parent's line of a worker
 PID, RESTARTS = range(2)
 

@@ -106,6 +106,7 @@ class Learner:
         self._sums.clear()
         self._report("epsilon", self.epsilon)
         lag = (self.version - batch.policy_version) % 2**32
+        lag[lag >= 2**31] = 0  # ahead of a learner that resumed from a checkpoint older than its saved replay
         self._report("policy_lag", float(lag.mean()))
         for percent, value in zip((50, 99), np.percentile(lag, (50, 99)), strict=True):
             self._report(f"policy_lag_p{percent}", float(value))

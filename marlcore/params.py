@@ -22,7 +22,7 @@ from .errors import ClosedError, NotEnoughData, SegmentCorrupt
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
 from .lane import LaneClaim, LaneGeometry, claim
 from .shared import Shared
-from .shm import Segment
+from .shm import Put, Segment
 from .spec import Field
 from .waiting import sleep_until
 
@@ -30,6 +30,7 @@ __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
+_MOST_VERSIONS = 2**61  # half of what a lane can count: as many again may follow
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
 
 
@@ -45,12 +46,14 @@ class ParameterStore(Shared):
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
         layout: where the tensors and extras lie in a row.
+        begins_after: the version that the first publish follows; 0 unless the store continues another one.
     """
 
     kind = "parameter store"
 
     def _understand(self, segment: Segment) -> None:
         self.mode: str = segment.description["mode"]
+        self.begins_after = _checked_version(segment.description["begins_after"])
         self.layout = RowLayout.from_dict(segment.description)
         self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
         self._lanes = self._geometry.bind(segment.body)
@@ -62,6 +65,7 @@ class ParameterStore(Shared):
         mode: Mode = "double_buffer",
         extras: Mapping[str, tuple[int, ...] | Field] | None = None,
         *,
+        begins_after: int = 0,
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> ParameterStore:
@@ -71,6 +75,7 @@ class ParameterStore(Shared):
             model: says which tensors a row has; on any device.
             mode: how many slots.
             extras: further arrays that travel with the weights: a shape for float64, or a Field.
+            begins_after: the last version of the store that this one continues; the first publish has the next one.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file to hold the store instead.
 
@@ -81,15 +86,23 @@ class ParameterStore(Shared):
             raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
-        description = {"kind": cls.kind, "mode": mode, **layout.to_dict()}
+        begins_after = _checked_version(begins_after)
+        description = {"kind": cls.kind, "mode": mode, "begins_after": begins_after, **layout.to_dict()}
         geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
-        return cls(Segment.create(name, description, geometry.nbytes, path))
+
+        def fill(put: Put) -> None:
+            # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
+            counters = np.array([begins_after, begins_after + geometry.capacity], np.int64)
+            put(geometry.counters_offset(0), counters.view(np.uint8))
+
+        return cls(Segment.create(name, description, geometry.nbytes, path, fill if begins_after else None))
 
     @property
     def version(self) -> int:
-        """Publishes so far; 0 when there was none."""
+        """The newest one, published last; 0 when nothing was published to this store."""
         self._segment.check_open()
-        return self._lanes.committed(0)
+        committed = self._lanes.committed(0)
+        return committed if committed > self.begins_after else 0
 
     def publisher(self, model: torch.nn.Module) -> Publisher:
         """The publishing end, for this process alone until it closes it or dies.
@@ -129,6 +142,14 @@ class ParameterStore(Shared):
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
 
 
+def _checked_version(version: Any) -> int:
+    """Raises ValueError: it is no version that a store can begin after."""
+    whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
+    if not whole or not 0 <= version <= _MOST_VERSIONS:
+        raise ValueError(f"begins_after: expected an integer from 0 to {_MOST_VERSIONS}, got {version!r}")
+    return int(version)
+
+
 class Publisher:
     """The store's only writer. Use `ParameterStore.publisher`; a context manager.
 
@@ -141,7 +162,7 @@ class Publisher:
         self._lanes = lanes
         self._flat = flat
         self._claim: LaneClaim | None = claimed
-        self.version = lanes.committed(0)
+        self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
         self._stage()
 
@@ -165,7 +186,7 @@ class Publisher:
         Args:
             extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
 
-        Returns: the version, 1 for the store's first.
+        Returns: the version: for the store's first, 1, or the one that follows `begins_after`.
 
         Raises:
             LayoutMismatch: a tensor of the model was added or removed, or has another name, shape or dtype now.

@@ -48,25 +48,52 @@ class Trainer(Protocol):
     """The learning half of an algorithm, for one agent."""
 
     def update(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Learn from a batch of tensors; returns detached scalars, at least "loss"."""
+        """Learn from a batch.
+
+        Args:
+            batch: what `Batch.torch` gives, on the network's device, of B transitions: `obs` and `next_obs` as the
+                network takes them, `action` int64 [B], `reward` float32 [B] (of n steps, discounted), `discount`
+                float32 [B] of `next_obs`, 0 where the episode terminated, `weight` float32 [B], 1 by default.
+
+        Returns: detached scalars, which become metrics; at least "loss".
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training needs to go on, besides the network: target network, optimizer."""
+        """All that training needs to go on, besides the network: target network, optimizer; tensors, plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
 
 
 class Algorithm(Protocol):
-    """Hyperparameters, and what is made from them: network, act, update. Picklable."""
+    """Hyperparameters, and what is made from them: network, act, update.
+
+    Each agent has a network of its own: its learner trains it, its actors act with copies that follow. So an algorithm
+    keeps no state. Best it is a frozen dataclass in a module: then `marlcore train --algo module:Class` has its fields
+    as options, and `--resume` finds it again. A whole one in 60 lines is examples/custom_algorithm.py.
+    """
 
     def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
-        """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
+        """An untrained network, on the CPU.
+
+        Args:
+            observation: shape and dtype of one observation; nothing is scaled or converted before the network has it.
+            actions: how many there are.
+            stack: frames of an observation; the input is [B, *shape], or [B, stack, *shape] when stack > 1.
+        """
 
     def act(
         self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Epsilon-greedy actions [B] for observations [B, ...]."""
+        """Actions [B] for observations [B, ...], which are on the network's device.
+
+        Args:
+            epsilon: the share of random actions, as the configuration's exploration schedules it.
+            rng: the actor's own; what is drawn from it is repeated under the same seed.
+        """
 
     def make_trainer(self, network: torch.nn.Module) -> Trainer:
-        """A trainer that updates `network` in place, on the device where it is."""
+        """A trainer that updates `network` in place, on the device where it is.
+
+        The network's tensors are views of one flat tensor by then: change their values, do not replace them.
+        """

@@ -7,8 +7,12 @@ import io
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain, count, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,6 +25,7 @@ from .values import came
 
 __all__ = ["RunDirectory", "agent_order", "read_config", "read_metrics", "setup_logging", "write_atomically"]
 
+RUNS = "runs"  # where directories are that nobody named
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
@@ -42,6 +47,7 @@ class RunDirectory:
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
         """Open a laid-out directory's metrics, new ones or those of before; callers use `create` or `resume`."""
         self.path = path
+        self._made = _Made()
         self._csv = open(path / "metrics.csv", mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
         try:
             if not try_lock(self._csv.fileno(), 0, exclusive=True):
@@ -60,31 +66,34 @@ class RunDirectory:
             raise
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any]) -> RunDirectory:
+    def create(cls, path: str | Path | None, config: Mapping[str, Any]) -> RunDirectory:
         """Make the directory and its parents, and write the configuration.
 
+        As a context manager it leaves nothing of these when an error ends it before `keep`.
+
         Args:
-            path: a new or empty directory.
+            path: a new or empty directory; None for one of its own in `runs`, named by date and time.
             config: anything that JSON holds; paths become strings.
 
         Raises:
             ValueError: the place is taken or cannot be written, or the configuration holds NaN.
             TypeError: the configuration holds what JSON does not.
         """
-        text = _as_json(config)
-        root = Path(path).absolute()
+        text, made = _as_json(config), _Made()
         try:
-            _lay_out(root)
-            run = cls(root, "x")
-            try:
+            with ExitStack() as unless_whole:
+                unless_whole.callback(made.take_back)
+                root = _make_directory(path, made)
+                _lay_out(root, made)
+                run = cls(root, "x")
+                unless_whole.callback(run.close)
                 write_atomically(root / "config.json", text)  # last: from now on it is a run
-            except BaseException:
-                run.close()
-                raise
+                run._made = made
+                unless_whole.pop_all()
             return run
         except OSError as error:
             raise ValueError(
-                f"run_dir: expected a place that can be written, got {str(path)!r} ({error.strerror})"
+                f"run_dir: expected a place that can be written, got {str(path or RUNS)!r} ({error.strerror})"
             ) from error
 
     @classmethod
@@ -100,6 +109,10 @@ class RunDirectory:
             return cls(root, "r+")
         except OSError as error:
             raise _no_run(path, error) from error
+
+    def keep(self) -> None:
+        """From now on it stays, however the run ends."""
+        self._made = _Made()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes what the run goes on with."""
@@ -162,6 +175,8 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if error is not None:
+            self._made.take_back()
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
@@ -258,16 +273,65 @@ def _cut_off_half_a_line(path: Path) -> None:
     os.truncate(path, len(whole) + len(newline))
 
 
-def _lay_out(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
-    root.mkdir(parents=True, exist_ok=True)
+@dataclass
+class _Made:
+    """What a run made of its place, so that it can be taken back."""
+
+    directories: list[Path] = field(default_factory=list)  # its own and their parents, the outermost first
+    contents: list[Path] = field(default_factory=list)  # of its own
+
+    def make(self, directory: Path) -> None:
+        """Makes a directory with its parents. Raises FileExistsError: it is there."""
+        missing = takewhile(lambda path: not path.exists(), directory.parents)
+        for parent in reversed([*missing]):
+            with suppress(FileExistsError):  # another run was quicker
+                parent.mkdir()
+                self.directories.append(parent)
+        directory.mkdir(parents=True)
+        self.directories.append(directory)
+
+    def take_back(self) -> None:
+        """Removes it; what others have put there meanwhile stays, and so do the directories that hold it."""
+        for path in self.contents:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        for directory in reversed(self.directories):
+            with suppress(OSError):
+                directory.rmdir()
+
+
+def _make_directory(path: str | Path | None, made: _Made) -> Path:
+    """A run's directory, made unless it is there; without a path one of its own, whoever starts in the same second."""
+    if path is not None:
+        root = Path(path).absolute()
+        if root.exists() and not root.is_dir():
+            raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+        with suppress(FileExistsError):
+            made.make(root)
+        return root
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in chain([""], (f"-{number}" for number in count(1))):
+        root = Path(RUNS, name + suffix).absolute()
+        try:
+            made.make(root)
+        except FileExistsError:
+            continue
+        break
+    return root
+
+
+def _lay_out(root: Path, made: _Made) -> None:
     if (root / "config.json").exists():
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds a run")
     if any(root.iterdir()):
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
-    for name in ("checkpoints", "logs", "tensorboard"):
-        (root / name).mkdir()  # of two runs that race for the directory, one fails here
+    folders = [root / name for name in ("checkpoints", "logs", "tensorboard")]
+    folders[0].mkdir()  # of two runs that race for the directory, one fails here
+    made.contents += [*folders, root / "metrics.csv", root / "config.json"]
+    for folder in folders[1:]:
+        folder.mkdir()
 
 
 def _file_name(name: str) -> str:

@@ -119,6 +119,30 @@ class TransitionSpec:
                 "TransitionSpec extras: expected every=1, since rows with next_obs do not follow one another"
             )
 
+    @classmethod
+    def from_spaces(
+        cls, observation_space: Any, action_space: Any, *, next_obs: bool = False, **extras: Field
+    ) -> TransitionSpec:
+        """The spec of an environment's transitions, from its Gymnasium spaces.
+
+        A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
+        int64), and an observation's Dict of these a dict of Fields.
+
+        Args:
+            observation_space: one of these spaces.
+            action_space: one of these spaces, except Dict.
+            next_obs: as of the spec.
+            extras: further fields, by name.
+
+        Raises: ValueError: a space of another kind, such as a Tuple or a Dict in a Dict.
+        """
+        members = getattr(observation_space, "spaces", None)
+        if isinstance(members, Mapping):
+            obs: Any = {name: _field_of(f"observation_space[{name!r}]", one) for name, one in members.items()}
+        else:
+            obs = _field_of("observation_space", observation_space)
+        return cls(obs=obs, action=_field_of("action_space", action_space), extras=extras, next_obs=next_obs)
+
     @property
     def state_every(self) -> int:
         """Rows of an episode from one stored recurrent state to the next; 1 when no extra is stored at intervals."""
@@ -149,6 +173,17 @@ class TransitionSpec:
             extras={name: Field(*f) for name, f in plain["extras"].items()},
             next_obs=plain["next_obs"],
         )
+
+
+def _field_of(label: str, space: Any) -> Field:
+    """A space's Field; Gymnasium's other kinds have no shape or no dtype of numbers."""
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
+        raise ValueError(f"{label}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}")
+    try:
+        return Field(shape, np.dtype(dtype).name)
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from None
 
 
 def _plain(one: Field) -> list[Any]:

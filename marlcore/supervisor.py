@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from .config import SupervisionConfig
-from .control import BEATS, PID, READY, RESTARTS, Control
+from .control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from .errors import MarlcoreError, WorkerFailed
 from .processes import Failure, WorkerProcess, wait_any
 
@@ -182,18 +182,25 @@ class Supervised:
             self._failed(Failure(self._hang.reason, f"{failure.text}\n{self._hang.text}"), now)
 
     def _failed(self, failure: Failure, now: float) -> None:
-        """Has the worker started again, after a while, if that may help.
-
-        What raises before it ever did a round will raise again.
-        """
+        """Has the worker started again, after a while, if that may help."""
         recent = [(at, one) for at, one in self._failures if now - at <= self._config.window]
         self._failures = [*recent, (now, failure)]
         if self._stands_down:
             return
-        raised = failure.reason in ("environment", "worker")
-        if len(recent) >= self._config.max_restarts or (raised and not self._counters.load(READY)):
+        if len(recent) >= self._config.max_restarts or self._will_fail_again:
             assert self.failure is not None
             raise self.failure
         delay = min(self._config.backoff * 2 ** len(recent), LONGEST_BACKOFF_S)
         self.due = now + delay
         log.warning("%s failed and is started again in %.3g s: %s", self.name, delay, failure.text.splitlines()[-1])
+
+    @property
+    def _will_fail_again(self) -> bool:
+        """Whether it raised before its first round, or its environment twice running before an episode ever ended.
+
+        The second time tells a fault that lies in the environment from one that came by chance.
+        """
+        reasons = [failure.reason for _, failure in self._failures[-2:]]
+        if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
+            return True
+        return reasons == ["environment", "environment"] and not self._counters.load(EPISODES)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import logging
 import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from . import algos
 from .config import Config
 from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .curves import draw
-from .envs import adapt
+from .describe import check_resumed, describe
+from .envs import adapt, factory
 from .errors import MarlcoreError, WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
@@ -29,7 +30,7 @@ from .processes import WorkerProcess, check_picklable, reason_of
 from .progress import Progress, final_returns
 from .protocols import Algorithm, Environment
 from .replay import ReplayBuffer
-from .rundir import RunDirectory, read_config, read_metrics, setup_logging
+from .rundir import RunDirectory, read_metrics, setup_logging
 from .signals import Interrupts
 from .spec import Field, TransitionSpec
 from .supervisor import Supervisor
@@ -43,6 +44,7 @@ from .workers import (
     actor_names,
     build_network,
     learner_name,
+    load_checkpoint,
     run_worker,
     transition_spec,
 )
@@ -80,7 +82,7 @@ class Result:
 
 
 def train(
-    env_fn: Callable[[], Any],
+    env_fn: Callable[[], Any] | str,
     algorithm: Algorithm | str = "iqn",
     config: Config | None = None,
     *,
@@ -91,12 +93,15 @@ def train(
 
     Args:
         env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. It is called
-            in other processes too, so in async mode cloudpickle must be able to pickle it.
-        algorithm: "dqn", "iqn", or any `Algorithm`.
+            in other processes too, so in async mode cloudpickle must be able to pickle it: a function or a class
+            from anywhere, a lambda, a partial. Or a name, as `envs.make` takes it: "gymnasium:CartPole-v1".
+        algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "module:Class".
         config: the settings.
         progress: show a table of how it goes.
         resume: the directory of a run to go on with from its last checkpoints, in the place of config.run_dir. The
             algorithm and the configuration must fit it; `total_steps` counts from the run's beginning.
+
+    A run that fails before its first step leaves no directory.
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.
@@ -106,12 +111,12 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
     """
     config = config or Config()
-    chosen = algos.make(algorithm) if isinstance(algorithm, str) else algorithm
-    make_env = AdaptedEnv(env_fn)
+    chosen = _chosen(algorithm)
+    make_env = AdaptedEnv(factory(env_fn))
     for device in (config.actor.device, config.learner.device):
         choose_device(device)
     if config.mode == "async":
-        check_picklable(env_fn=env_fn, algorithm=chosen)
+        check_picklable(env_fn=make_env.env_fn, algorithm=chosen)
     env = make_env()
     spaces = [(agent, env.observations[agent], env.actions[agent]) for agent in env.agents]
     env.close()
@@ -123,6 +128,18 @@ def train(
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
     interrupts.deliver()
     return result
+
+
+def _chosen(algorithm: Algorithm | str) -> Algorithm:
+    """Raises ValueError, TypeError: it is none."""
+    if isinstance(algorithm, str):
+        return algos.make(algorithm)
+    missing = [name for name in ("make_network", "act", "make_trainer") if not hasattr(algorithm, name)]
+    if missing or isinstance(algorithm, type):
+        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"{algorithm!r}"
+        lacks = f", which has no {missing[0]}" if missing else ""
+        raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
+    return algorithm
 
 
 @dataclass(frozen=True)
@@ -145,21 +162,18 @@ def _run(
     resume: str | Path | None,
 ) -> Result:
     workers = [*actor_names(config), *(learner_name(agent) for agent, _, _ in spaces)]
+    described = describe(env_fn.env_fn, algorithm, config)
     with ExitStack() as stack:
-        telemetry = stack.enter_context(closing(Telemetry.create(workers)))
-        path = Path(resume) if resume is not None else _run_dir(config)
-        about = _about(config, path, telemetry)
-        control = stack.enter_context(closing(Control.create(workers, **about)))
-        described = _describe(env_fn, algorithm, config)
-        run = None
-        if resume is not None:
-            run = stack.enter_context(RunDirectory.resume(resume))
-            _check_resumed(run, described)
-        memory = [_create_memory(stack, algorithm, config, i, *space, run) for i, space in enumerate(spaces)]
-        if run is None:
-            # Last, when nothing can be refused any more: a directory that exists holds a run that was started.
-            run = stack.enter_context(RunDirectory.create(path, described))
+        if resume is None:
+            run = stack.enter_context(RunDirectory.create(config.run_dir, described))
         else:
+            run = stack.enter_context(RunDirectory.resume(resume))
+            check_resumed(run.path, described)
+            _warn_of_what_begins_anew(run, [agent for agent, _, _ in spaces])
+        telemetry = stack.enter_context(closing(Telemetry.create(workers)))
+        control = stack.enter_context(closing(Control.create(workers, **_about(config, run.path, telemetry))))
+        memory = [_create_memory(stack, algorithm, config, i, *space, run) for i, space in enumerate(spaces)]
+        if resume is not None:  # last, when nothing can be refused any more
             run.replace_config(described)
         plans = tuple(
             AgentPlan(
@@ -171,9 +185,6 @@ def _run(
             )
             for space, (replay, store) in zip(spaces, memory, strict=True)
         )
-        for plan in plans if resume is not None else ():
-            if not plan.checkpoint.exists():
-                log.warning("resume: %s has no checkpoint yet, its learner begins anew", plan.name)
         began = time.monotonic() - _restore_progress(run, control)
         blueprint = Blueprint(env_fn, algorithm, config, plans, control.handle, telemetry.handle, began)
         table = stack.enter_context(Progress()) if show else None
@@ -232,38 +243,18 @@ def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any
         "pid": os.getpid(),
         "total_steps": config.total_steps,
         "batch_size": config.learner.batch_size,
-        "telemetry": asdict(telemetry.handle),
+        "telemetry": dataclasses.asdict(telemetry.handle),
     }
 
 
-def _run_dir(config: Config) -> Path:
-    return Path(config.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
-
-
-def _describe(env_fn: AdaptedEnv, algorithm: Algorithm, config: Config) -> dict[str, Any]:
-    """What config.json says."""
-    simple = (bool, int, float, str, tuple, type(None))
-    given = getattr(algorithm, "__dict__", {}).items()
-    hyperparameters = {name: value if isinstance(value, simple) else repr(value) for name, value in given}
-    return {
-        "env": getattr(env_fn.env_fn, "name", repr(env_fn.env_fn)),
-        "algorithm": type(algorithm).__name__,
-        "hyperparameters": hyperparameters,
-        **config.to_dict(),
-    }
-
-
-def _check_resumed(run: RunDirectory, described: dict[str, Any]) -> None:
-    """Raises ValueError: what is described does not fit the run that it is to go on with."""
-    before, now = read_config(run.path), json.loads(json.dumps(described, default=os.fspath))
-    for label in ("algorithm", "hyperparameters"):
-        if before.get(label) != now[label]:
-            raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    for part, label in (("actor", "processes"), ("actor", "envs"), ("replay", "capacity"), ("replay", "stack")):
-        section = before.get(part)
-        had = section.get(label) if isinstance(section, dict) else None
-        if had != now[part][label]:
-            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
+def _warn_of_what_begins_anew(run: RunDirectory, agents: list[str]) -> None:
+    """Says which parts of a run that is resumed were not saved."""
+    for agent in agents:
+        if not run.checkpoint_path(agent).exists():
+            log.warning("resume: %s has no checkpoint yet, its learner begins anew", agent)
+    empty = [agent for agent in agents if not run.replay_path(agent).exists()]
+    if empty:
+        log.warning("resume: replays were not saved (replay.save): empty at first for %s", ", ".join(empty))
 
 
 def _restore_progress(run: RunDirectory, control: Control) -> float:
@@ -283,11 +274,14 @@ def _create_memory(
     agent: str,
     observation: Field,
     actions: int,
-    run: RunDirectory | None,
+    run: RunDirectory,
 ) -> tuple[ReplayBuffer, ParameterStore]:
-    """An agent's replay and weights, closed with the stack; the replay is what the run saved, if it did."""
+    """An agent's replay and weights, closed with the stack; the replay is what the run saved, if it did.
+
+    Versions of the weights follow those of the checkpoint, since a saved replay's rows have them.
+    """
     spec, name = transition_spec(observation), f"replay.{index}"
-    if run is not None and run.replay_path(agent).exists():
+    if run.replay_path(agent).exists():
         replay = stack.enter_context(ReplayBuffer.load(run.replay_path(agent), spec, name=name))
         if replay.limiter != config.limiter:
             raise ValueError(
@@ -297,8 +291,13 @@ def _create_memory(
     else:
         replay = stack.enter_context(_new_replay(spec, config, name))
     network = build_network(algorithm, observation, actions, config, index)
-    mode = config.learner.publish_mode
-    store = ParameterStore.create(network, mode=mode, extras={"epsilon": (), "updates": ()}, name=f"weights.{index}")
+    store = ParameterStore.create(
+        network,
+        mode=config.learner.publish_mode,
+        extras={"epsilon": (), "updates": ()},
+        begins_after=load_checkpoint(run.checkpoint_path(agent)).get("version", 0),
+        name=f"weights.{index}",
+    )
     return replay, stack.enter_context(store)
 
 
@@ -364,6 +363,8 @@ class _Monitor:
         for metric in self._telemetry.tail():
             self._record(metric)
         steps, now = self._control.steps, time.monotonic() - self._began
+        if steps:
+            self._run.keep()
         since, before = self._rate_from
         if before // self._rate_every != steps // self._rate_every:
             self._rate = (steps - before) / max(now - since, 1e-9)

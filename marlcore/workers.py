@@ -17,7 +17,7 @@ import torch
 
 from .actor import Actor, Policy
 from .config import Config
-from .control import BEATS, READY, STEPS, UPDATES, Control
+from .control import BEATS, EPISODES, READY, STEPS, UPDATES, Control
 from .errors import ClosedError, EnvironmentFailed
 from .learner import Learner, choose_device
 from .params import ParameterStore
@@ -37,6 +37,7 @@ __all__ = [
     "actor_share",
     "build_network",
     "learner_name",
+    "load_checkpoint",
     "run_worker",
 ]
 
@@ -203,6 +204,8 @@ class ActorWorker(Worker):
         taken = self._actor.step()
         self._steps += taken
         self.counters.store(STEPS, self._steps)
+        if self._actor.episodes:
+            self.counters.store(EPISODES, self._actor.episodes)
         self.beat()
         return taken
 
@@ -230,7 +233,7 @@ class LearnerWorker(Worker):
         network = build_network(blueprint.algorithm, plan.observation, plan.actions, config, index).to(device)
         replay = self.hold(ReplayBuffer.attach(plan.replay))
         store = self.hold(ParameterStore.attach(plan.weights))
-        state = _load(plan.checkpoint)
+        state = load_checkpoint(plan.checkpoint)
         updates, epsilon = self._restore(network, store, state)
         self._sampler = replay.sampler(
             config.learner.batch_size,
@@ -367,11 +370,15 @@ def _seed(config: Config, what: str, index: int, begin: int = 0) -> int:
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """A checkpoint; empty when there is none yet."""
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint; empty when there is none yet. Raises ValueError: the file is damaged."""
     if not path.exists():
         return {}
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch raises for a file that it did not write
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error
     return state
 
 

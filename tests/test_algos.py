@@ -400,5 +400,5 @@ def test_make_gives_defaults_by_name():
 
 
 def test_make_names_the_known_algorithms_when_asked_for_another():
-    with pytest.raises(ValueError, match=r"^algorithm: expected one of dqn, iqn, got 'ppo'$"):
+    with pytest.raises(ValueError, match=r"^algorithm: expected one of dqn, iqn or module:Class, got 'ppo'$"):
         make("ppo")

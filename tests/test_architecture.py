@@ -11,7 +11,7 @@ PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
     {"errors", "spec", "options", "cgroup", "signals"},
-    {"protocols", "values"},
+    {"protocols", "references", "values"},
     {"_native"},
     {"shm"},
     {"lane", "shared", "waiting"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"prefetch", "replay", "trajectories", "params", "curves", "progress"},
     {"actor", "learner", "mixture"},
     {"envs", "algos", "compat"},
-    {"workers"},
+    {"describe", "workers"},
     {"forkserver"},
     {"processes"},
     {"supervisor", "workergroup"},

@@ -31,6 +31,27 @@ def test_every_public_name_can_be_imported() -> None:
         _ = marlcore.nothing
 
 
+def test_settings_and_protocols_are_found_without_importing_torch() -> None:
+    names = "Algorithm Environment Trainer Config ActorConfig LearnerConfig ReplayConfig ExplorationConfig "
+    names += "SupervisionConfig NamedEnvironment TreasureHunt"
+    code = f"import sys, marlcore as mc\nfor name in {names.split()}: getattr(mc, name)\nprint('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+    assert marlcore.DQN().double and marlcore.IQN()
+
+
+def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "custom_algorithm.py"
+    assert len(example.read_text().splitlines()) < 80
+    options = ["--env", "gymnasium:CartPole-v1", "--algo", "custom_algorithm:MyDQN", "--algorithm.target-every", "20"]
+    small = ["--mode", "serial", "--total-steps", "1000", "--learner.warmup", "100", "--learner.device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "marlcore", "train", *options, *small, "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True, cwd=example.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"updates: agent_0 [1-9]", done.stdout)
+
+
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     script = tmp_path / "quickstart.py"

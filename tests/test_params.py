@@ -174,6 +174,30 @@ def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
     assert store.nbytes >= 2 * store.layout.nbytes
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_store_that_continues_another_goes_on_with_its_versions(mode):
+    model = nn.Linear(2, 2)
+    with ParameterStore.create(model, mode, begins_after=41) as store:
+        local = store.subscriber(nn.Linear(2, 2))
+        assert store.version == 0 and not local.pull() and not local.wait(newer_than=0, timeout=0.0)
+        with pytest.raises(NotEnoughData), local.in_place():
+            pass
+        with ParameterStore.attach(store.handle).publisher(model) as publisher:
+            assert publisher.version == 0
+            for version in range(42, 48):
+                assert publisher.publish() == store.version == publisher.version == version
+                assert local.pull() and local.version == version
+        with local.in_place() as view:
+            assert view.version == 47 and torch.equal(view.tensors["weight"], model.weight)
+        assert view.valid()
+
+
+@pytest.mark.parametrize("begins_after", [-1, 2**62, 1.5, True, "3"])
+def test_a_version_that_a_store_cannot_begin_after_is_refused(begins_after):
+    with pytest.raises(ValueError, match=r"^begins_after: expected an integer from 0 to 2305843009213693952, got "):
+        ParameterStore.create(nn.Linear(2, 2), begins_after=begins_after)
+
+
 def test_a_pull_does_not_see_what_was_not_published(publisher, subscriber, model):
     publisher.publish()
     published = copy.deepcopy(model)

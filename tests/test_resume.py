@@ -18,6 +18,7 @@ from hunt import HUNT
 
 import marlcore as mc
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
+from marlcore.describe import describe, described_run
 from marlcore.rundir import RunDirectory, read_config, read_metrics
 from marlcore.shm import sweep
 
@@ -134,6 +135,85 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     options = ["--resume", str(run), "--total-steps", str(before + 1000)]
     again = subprocess.run([*command, *options], capture_output=True, text=True)
     assert again.returncode == 0 and f"results in {run}" in again.stdout, again.stderr
+
+
+def test_versions_go_on_so_that_rows_of_a_saved_replay_are_never_of_the_future(tmp_path: Path) -> None:
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=2000, replay=ReplayConfig(save=True))
+    first = train(config)
+    before = checkpoints(first.run_dir)
+    more = train(replace(config, total_steps=3000), resume=first.run_dir)
+    lags = [m.value for m in read_metrics(more.run_dir / "metrics.csv") if m.name.startswith("policy_lag")]
+    assert max(lags) < max(state["version"] for state in checkpoints(more.run_dir))
+    for old, new in zip(before, checkpoints(more.run_dir), strict=True):
+        assert new["version"] > old["version"]
+
+
+def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=300)
+    train(config)
+    train(replace(config, total_steps=400), resume=tmp_path / "run")
+    assert caplog.messages == ["resume: replays were not saved (replay.save): empty at first for agent_0, agent_1"]
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=300)
+    first = train(config)
+    (first.run_dir / "checkpoints" / "agent_0.pt").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match=r"^resume: expected a checkpoint, got .*agent_0\.pt") as caught:
+        train(replace(config, total_steps=400), resume=first.run_dir)
+    assert "\n" not in str(caught.value)
+
+
+MODULE = """
+from dataclasses import dataclass
+import marlcore as mc
+
+@dataclass(frozen=True)
+class Mine(mc.DQN):
+    shape: tuple[int, ...] = (3, 4)
+
+def hunt():
+    return mc.TreasureHunt(agents=2, size=6, horizon=25, gems=3, food=1, bones=3)
+"""
+SMALL = ["--mode", "serial", "--run-dir", "run", "--learner.warmup", "50", "--learner.device", "cpu"]
+
+
+def marlcore_train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "marlcore", "train", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_an_algorithm_and_an_environment_of_ones_own_are_trained_and_resumed_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    named = ["--env", "mine:hunt", "--algo", "mine:Mine", "--algorithm.shape", "5", "6"]
+    first = marlcore_train(tmp_path, *named, *SMALL, "--total-steps", "200")
+    assert first.returncode == 0, first.stderr
+    plain = read_config(tmp_path / "run")
+    assert (plain["env"], plain["algorithm"], plain["hyperparameters"]["shape"]) == ("mine:hunt", "mine:Mine", [5, 6])
+    more = marlcore_train(tmp_path, "--resume", "run", "--total-steps", "300")
+    assert more.returncode == 0 and steps_of(tmp_path / "run") >= 300, more.stderr
+    (tmp_path / "mine.py").unlink()
+    gone = marlcore_train(tmp_path, "--resume", "run", "--total-steps", "400")
+    assert gone.returncode == 2 and len(gone.stderr.splitlines()) == 1
+    assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"algorithm": "__main__:Mine"}, "algorithm: expected one that can be imported, got __main__:Mine"),
+        ({"env": "__main__:make"}, "environment: expected one that can be imported, got __main__:make"),
+        ({"env": "mine:ways.<locals>.<lambda>"}, "environment: expected one that can be imported"),
+        ({"hyperparameters": {"tau": {"repr": "<function decay>"}}}, "hyperparameter tau: <function decay> cannot be"),
+        ({"hyperparameters": {"colour": 1}}, "colour"),
+    ],
+)
+def test_what_cannot_be_made_again_is_refused_in_a_line(tmp_path: Path, changes: Any, reason: str) -> None:
+    described = {**describe("treasure_hunt", mc.DQN(), mc.Config()), "env": "treasure_hunt", **changes}
+    RunDirectory.create(tmp_path / "run", described).close()
+    with pytest.raises(ValueError, match=r"^resume: expected a run that its config\.json describes") as caught:
+        described_run(tmp_path / "run")
+    assert reason in str(caught.value) and "marlcore.train(env_fn, algorithm, config, resume=" in str(caught.value)
 
 
 BAD = [

@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from marlcore import Field, TransitionSpec
 from marlcore.record import HEAD_BYTES, INLINE_BYTES, RecordLayout
@@ -121,3 +122,50 @@ def test_a_field_larger_than_the_limit_has_a_column_of_its_own():
     layout = RecordLayout.of(spec)
     assert {place.label: place.column for place in layout.places} == {"obs": 0, "action": 0, "big": 1}
     assert layout.columns[1] == INLINE_BYTES + 1
+
+
+BOX = spaces.Box(0, 255, (84, 84), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "field"),
+    [
+        (BOX, Field((84, 84), "uint8")),
+        (spaces.Box(-1, 1, (), np.float64), Field((), "float64")),
+        (spaces.Discrete(4, start=-1), Field((), "int64")),
+        (spaces.MultiDiscrete([2, 3]), Field((2,), "int64")),
+        (spaces.MultiBinary([2, 2]), Field((2, 2), "int8")),
+    ],
+    ids=str,
+)
+def test_a_space_becomes_a_field_that_holds_its_samples(space, field):
+    spec = TransitionSpec.from_spaces(space, space)
+    assert spec == TransitionSpec(obs=field, action=field)
+    sample = np.asarray(space.sample())
+    assert sample.shape == spec.action.shape and sample.dtype == spec.action.dtype
+
+
+def test_a_dict_space_becomes_a_dict_of_fields():
+    spec = TransitionSpec.from_spaces(
+        spaces.Dict(image=BOX, goal=spaces.Discrete(3)), spaces.Discrete(2), next_obs=True, log_prob=Field()
+    )
+    fields = {"image": Field((84, 84), "uint8"), "goal": Field((), "int64")}
+    assert spec == TransitionSpec(fields, Field((), "int64"), {"log_prob": Field()}, next_obs=True)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "label"),
+    [
+        (spaces.Tuple([BOX]), spaces.Discrete(2), "observation_space"),
+        (spaces.Text(3), spaces.Discrete(2), "observation_space"),
+        (spaces.Dict(a=spaces.Dict(b=BOX)), spaces.Discrete(2), r"observation_space\['a'\]"),
+        (BOX, spaces.Dict(a=BOX), "action_space"),
+        (BOX, 4, "action_space"),
+    ],
+    ids=str,
+)
+def test_a_space_that_no_field_holds_is_refused_in_one_line(observation, action, label):
+    with pytest.raises(
+        ValueError, match=f"^{label}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got"
+    ):
+        TransitionSpec.from_spaces(observation, action)

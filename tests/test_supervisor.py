@@ -20,7 +20,7 @@ from marlcore import supervisor as supervision
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
-from marlcore.control import BEATS, PID, READY, RESTARTS, Control
+from marlcore.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from marlcore.envs import TreasureHunt
 from marlcore.processes import Failure
 from marlcore.rundir import read_metrics
@@ -232,6 +232,22 @@ def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monk
         with pytest.raises(mc.WorkerFailed, match="a typing error") as caught:
             scene.supervisor.watch(0.0)
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_environment_that_fails_twice_before_an_episode_ended_is_not_tried_again(scene: Scene, ended: bool) -> None:
+    scene.counters.store(EPISODES, int(ended))
+    fault = Failure("environment", "Traceback: the floor gave way")
+    scene.process.end(fault)
+    scene.watch_until(1.5)
+    assert scene.worker.attempts == 2
+    scene.process.end(fault)
+    if ended:
+        scene.watch_until(5.0)
+        assert scene.worker.attempts == 3
+    else:
+        with pytest.raises(mc.WorkerFailed, match="start 2: Traceback: the floor gave way"):
+            scene.supervisor.watch(0.0)
 
 
 def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..protocols import Algorithm
+from ..references import reference_to, resolve
 from .dqn import DQN
 from .iqn import IQN
 
-__all__ = ["ALGORITHMS", "DQN", "IQN", "make"]
+__all__ = ["ALGORITHMS", "DQN", "IQN", "find", "make", "name_of"]
 
-ALGORITHMS: dict[str, type[DQN] | type[IQN]] = {"dqn": DQN, "iqn": IQN}
+ALGORITHMS: dict[str, type[Algorithm]] = {"dqn": DQN, "iqn": IQN}
 
 
-def make(name: str) -> DQN | IQN:
-    """The algorithm called `name`, with its default hyperparameters; ValueError if there is none."""
-    if name not in ALGORITHMS:
-        raise ValueError(f"algorithm: expected one of {', '.join(sorted(ALGORITHMS))}, got {name!r}")
-    return ALGORITHMS[name]()
+def find(name: str) -> type[Algorithm]:
+    """The class of an algorithm: "dqn", "iqn", or one's own as "module:Class".
+
+    Raises: ValueError: there is none, or it cannot be imported.
+    """
+    if name.lower() in ALGORITHMS:
+        return ALGORITHMS[name.lower()]
+    if ":" not in name:
+        raise ValueError(f"algorithm: expected one of {', '.join(sorted(ALGORITHMS))} or module:Class, got {name!r}")
+    found = resolve("algorithm", name)
+    if not isinstance(found, type):
+        raise ValueError(f"algorithm: expected module:Class, got {name!r}, which is no class")
+    return found
+
+
+def make(name: str, /, **hyperparameters: Any) -> Algorithm:
+    """The algorithm of that name, see `find`, with these hyperparameters and the defaults of the others."""
+    return find(name)(**hyperparameters)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """The name under which `find` has the algorithm's class, if that can be imported at all."""
+    kind = type(algorithm)
+    known = ALGORITHMS.get(kind.__name__.lower()) is kind
+    return kind.__name__ if known else str(reference_to(kind))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..protocols import Environment
+from ..references import is_importable, resolve
 from .treasure_hunt import TreasureHunt
 
-__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "make"]
+__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "factory", "make"]
+
+KINDS = "treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel:<module> or <module>:<function>"
 
 
 def make(name: str, /, **options: Any) -> Environment:
@@ -17,10 +21,12 @@ def make(name: str, /, **options: Any) -> Environment:
     Args:
         name: one of
             treasure_hunt;
-            gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`;
+            gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`; the package that registers the id
+            is imported if its name follows from the id's, else say it: gymnasium:<package>:<id>;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
-            pettingzoo-parallel:<module>, made by the module's `parallel_env`.
-        options: arguments of `TreasureHunt`, `gymnasium.make`, `env` or `parallel_env`.
+            pettingzoo-parallel:<module>, made by the module's `parallel_env`;
+            <module>:<function>, made by the function, see `adapt`.
+        options: arguments of `TreasureHunt`, `gymnasium.make`, `env`, `parallel_env` or the function.
 
     Raises:
         ValueError: the name is not known, or the environment's spaces are not supported.
@@ -37,8 +43,9 @@ def make(name: str, /, **options: Any) -> Environment:
         from .pettingzoo import make_pettingzoo
 
         return make_pettingzoo(kind, rest, **options)
-    expected = "treasure_hunt, gymnasium:<id>, pettingzoo:<module> or pettingzoo-parallel:<module>"
-    raise ValueError(f"environment: expected {expected}, got {name!r}")
+    if is_importable(name):
+        return adapt(resolve("environment", name)(**options))
+    raise ValueError(f"environment: expected {KINDS}, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,24 @@ class NamedEnvironment:
 
     def __call__(self) -> Environment:
         return make(self.name)
+
+
+def factory(env_fn: Any) -> Callable[[], Any]:
+    """What makes environments: `env_fn` itself, or for a name a call of `make`.
+
+    Raises: TypeError: it is neither; an environment is not, since each actor needs several of its own.
+    """
+    if isinstance(env_fn, str):
+        return NamedEnvironment(env_fn)
+    is_environment = not isinstance(env_fn, type) and hasattr(env_fn, "reset") and hasattr(env_fn, "step")
+    if callable(env_fn) and not is_environment:
+        made: Callable[[], Any] = env_fn
+        return made
+    got = f"an environment, {type(env_fn).__name__}" if is_environment else f"{env_fn!r}"
+    raise TypeError(
+        "env_fn: expected a function that makes an environment, such as "
+        f"lambda: gymnasium.make('CartPole-v1'), or a name, such as 'gymnasium:CartPole-v1', got {got}"
+    )
 
 
 def adapt(env: Any) -> Environment:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,15 @@ try:
     import gymnasium
 except ModuleNotFoundError as error:
     raise ImportError(f"marlcore.envs: {error}; try: pip install marlcore[envs]") from None
+
+# By what an environment's id begins with: the package that registers it when it is imported.
+PACKAGES = {
+    "ALE": "ale-py",
+    "BabyAI": "minigrid",
+    "FlappyBird": "flappy-bird-gymnasium",
+    "MiniGrid": "minigrid",
+    "highway": "highway-env",
+}
 
 __all__ = ["GymnasiumEnvironment", "action_range", "make_gymnasium", "observation_field"]
 
@@ -70,19 +81,37 @@ class GymnasiumEnvironment:
 
 
 def make_gymnasium(id: str, /, **options: Any) -> GymnasiumEnvironment:
-    """The registered environment `id`, such as CartPole-v1, made with `options`.
+    """The registered environment `id`, such as CartPole-v1 or ALE/Pong-v5, made with `options`.
 
     Raises:
         ValueError: no environment is registered under this id, or its spaces are not supported.
+        ImportError: a package that it needs is not installed.
     """
+    _import_what_registers(id)
     try:
         env = gymnasium.make(id, **options)
-    except gymnasium.error.DependencyNotInstalled:
-        raise  # the id is right, and the message says what to install
+    except gymnasium.error.DependencyNotInstalled as error:  # the id is right, and the message says what to install
+        raise ImportError(f"environment: 'gymnasium:{id}': {error}") from None
     except gymnasium.error.Error as error:
-        expected = "gymnasium:<id> such as gymnasium:CartPole-v1"
+        expected = "gymnasium:<id> such as gymnasium:CartPole-v1, or gymnasium:<package that registers it>:<id>"
         raise ValueError(f"environment: expected {expected}, got 'gymnasium:{id}' ({error})") from None
     return GymnasiumEnvironment(env)
+
+
+def _import_what_registers(id: str) -> None:
+    """Imports the package that registers `id`, where its name follows from the id; some do so only when imported.
+
+    Raises ImportError: a package of the table above is not installed.
+    """
+    if ":" in id or id in gymnasium.registry:
+        return
+    namespace, slash, _ = id.partition("/")
+    package = PACKAGES.get(namespace if slash else id.partition("-")[0])
+    module = package.replace("-", "_") if package else namespace if slash else ""
+    if module.isidentifier() and importlib.util.find_spec(module) is not None:
+        importlib.import_module(module)
+    elif package:
+        raise ImportError(f"environment: 'gymnasium:{id}' comes with {package}; try: pip install {package}")
 
 
 def observation_field(agent: str, space: Any) -> Field:

@@ -1,0 +1,39 @@
+"""Names of the form module:name, for what another process or a later run can import."""
+
+from __future__ import annotations
+
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+__all__ = ["is_importable", "reference_to", "resolve"]
+
+
+def reference_to(thing: Any) -> str | None:
+    """The module:name of a function or class; None for anything else."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    return f"{module}:{name}" if isinstance(module, str) and isinstance(name, str) else None
+
+
+def is_importable(reference: str) -> bool:
+    """Whether a reference leads into a module, not into a program, a notebook or a function's body."""
+    module, _, name = reference.partition(":")
+    return module != "__main__" and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
+
+
+def resolve(label: str, reference: str) -> Any:
+    """What `reference` names.
+
+    Args:
+        label: of the message: what is looked for.
+
+    Raises: ValueError: there is no such module, or nothing of this name in it; or its import fails.
+    """
+    if not is_importable(reference):
+        raise ValueError(f"{label}: expected module:name of something that can be imported, got {reference!r}")
+    module, _, name = reference.partition(":")
+    try:
+        return reduce(getattr, name.split("."), import_module(module))
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{label}: expected something that can be imported, got {reference!r} ({reason})") from error
