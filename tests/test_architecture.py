@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec", "options", "cgroup"},
+    {"errors", "config", "spec", "options", "cgroup", "tables"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
