@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "config", "spec", "options", "cgroup", "tables"},
+    {"errors", "config", "spec", "options", "cgroup", "notices", "tables"},
     {"protocols", "values"},
     {"_native"},
     {"shm"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"prefetch", "replay", "trajectories", "params", "curves", "progress"},
     {"actor", "learner", "mixture"},
     {"envs", "algos", "compat"},
-    {"workers"},
+    {"workers", "warmup"},
     {"forkserver"},
     {"processes"},
     {"supervisor"},
