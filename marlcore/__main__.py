@@ -44,6 +44,7 @@ COMMANDS = {
         "train every agent of an environment",
     ),
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
+    "bench": ("benchmark", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
     "warmup": ("warmup", "main", "", "compile the kernels now, and not when a first batch is drawn"),
     "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),

@@ -36,6 +36,7 @@ from .rundir import RunDirectory, read_config, read_metrics
 from .spec import Field
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
+from .warmup import compile_before_a_run
 from .workers import (
     ActorWorker,
     AgentPlan,
@@ -121,6 +122,7 @@ def train(
     for agent, _, _ in spaces:
         if len(agent.encode()) > NAME_BYTES:
             raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
+    compile_before_a_run()
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
     if interrupts.signum == signal.SIGINT:

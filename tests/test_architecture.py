@@ -29,7 +29,7 @@ LAYERS = [
     {"supervisor"},
     {"system"},
     {"gc", "features", "top"},
-    {"cli", "doctor", "testing"},
+    {"benchmark", "cli", "doctor", "testing"},
     {"__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -47,6 +47,7 @@ THIRD_PARTY = {
         "workers",
         "system",
         "batch",
+        "benchmark",
         "compat",
         "prefetch",
         "forkserver",
