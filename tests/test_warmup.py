@@ -51,7 +51,7 @@ def test_the_first_compilation_is_said_once_by_the_command_line() -> None:
     assert said == f"marlcore: {jit.FIRST_COMPILATION}\n"
 
 
-@pytest.mark.parametrize("first", ["", "notices.say_always(); jit.quietly().__enter__()"])
+@pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
 def test_a_library_keeps_to_the_log_where_nobody_looks_and_warmup_says_it_itself(first: str) -> None:
     assert ran(COMPILES.format(first=first)).stderr == ""
 
