@@ -1,4 +1,4 @@
-"""The command line: `marlcore train`, `marlcore top`, `marlcore gc`, `marlcore doctor`."""
+"""The command line: `marlcore train` and the other COMMANDS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ COMMANDS = {
         "train every agent of an environment",
     ),
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
+    "bench": ("benchmark", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
+    "warmup": ("warmup", "main", "", "compile the kernels now, and not when a first batch is drawn"),
     "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),
 }
 
@@ -83,7 +85,7 @@ def _main(argv: list[str] | None) -> int:
 
 
 def _usage() -> str:
-    calls = {f"marlcore {name} {options}": does for name, (_, _, options, does) in COMMANDS.items()}
+    calls = {f"marlcore {name} {options}".rstrip(): does for name, (_, _, options, does) in COMMANDS.items()}
     calls["marlcore COMMAND --help"] = "all options"
     calls["marlcore --version"] = ""
     width = max(map(len, calls))
@@ -93,7 +95,9 @@ def _usage() -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from .errors import MarlcoreError, WorkerFailed
+    from .notices import say_always
 
+    say_always()
     module, function, _, _ = COMMANDS[command]
     try:
         code: int = getattr(import_module(f".{module}", __package__), function)(arguments)

@@ -294,11 +294,13 @@ def check_numba_cache(cache: Callable[[], Path] | None = None, environment: Mapp
 
 
 def _numba_cache() -> Path:
-    """Where Numba decided to keep a kernel. Raises RuntimeError: nowhere."""
-    from .kernels import uniform
+    """Where Numba decided to keep the kernels. Raises RuntimeError: nowhere."""
+    from .kernels import jit
 
-    kernel: Any = uniform.draw
-    return Path(kernel.stats.cache_path).absolute()
+    path = jit.cache_directory()
+    if path is None:
+        raise RuntimeError("no directory of Numba's can be written")
+    return path.absolute()
 
 
 def check_gpu(torch: Any = None) -> Finding:

@@ -8,10 +8,13 @@ The thread draws whenever fewer than `depth` batches lie ready, and hands them o
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 import numpy as np
@@ -46,6 +49,9 @@ class Prefetch(Generic[B]):
     """A sampler whose batches are drawn ahead of time. For one consumer thread; the sampler is its own from now on.
 
     A batch may be older than the newest transitions and priorities by the `depth` batches drawn before them.
+
+    An exception that a signal handler raises in any method, such as KeyboardInterrupt, leaves it fit for use. In
+    `sample` it may cost the one batch that was about to be returned; no batch comes twice or out of order.
 
     Attributes:
         stats: the sampler's; batches that lie ready count as drawn.
@@ -113,14 +119,15 @@ class Prefetch(Generic[B]):
         # interpreter's exit the finalizer runs while the thread still may.
         thread = threading.Thread(target=self._work.run, name="marlcore-prefetch", daemon=True)
         self._finalizer = weakref.finalize(self, self._work.stop, thread)
+        self._stop = partial(self._work.stop, thread)
         invalidate_after_fork(self)
-        thread.start()
+        self._work.start(thread)
 
     def sample(self, timeout: float | None = None) -> B:
         """The next batch: one that lies ready, or else as soon as it is drawn.
 
         Args:
-            timeout: seconds to wait for data; None does not wait for data, only for a draw that is under way.
+            timeout: seconds to wait for data; None does not wait for data. Either way, draws under way are waited for.
 
         Raises:
             NotEnoughData: without a timeout, nothing lies ready and the sampler says so.
@@ -163,7 +170,8 @@ class Prefetch(Generic[B]):
 
     def close(self) -> None:
         """Ends the thread and lets go of the batches that nobody took; harmless when repeated."""
-        self._finalizer()
+        self._stop()
+        self._finalizer.detach()
 
     def forked(self) -> None:
         """In a forked child, where the thread is not: refuses further use."""
@@ -180,84 +188,130 @@ class Prefetch(Generic[B]):
         raise TypeError("a Prefetch belongs to one process: pass the replay and make another there")
 
 
+class _Bell:
+    """Wakes the one thread that waits, or keeps its next wait from sleeping.
+
+    Ring after a change of state, and look at the state before each wait: an interrupted waiter may have taken the ring.
+    """
+
+    def __init__(self) -> None:
+        # In C, unlike threading.Condition and Event: no exception of a signal handler leaves a lock of it taken.
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        self._rings.put(None)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Returns after a ring, or after these seconds."""
+        try:
+            self._rings.get(timeout=seconds)
+            while True:
+                self._rings.get_nowait()
+        except Empty:
+            pass
+
+
 class _Work:
-    """What the thread and its consumer share. `changed` guards the fields, `drawing` the sampler."""
+    """What the thread and its consumer share. The consumer takes no lock, so that no interrupt leaves one taken.
+
+    Each side changes a field by one store or one call into C, rings, and looks at the other's. The sampler is the
+    thread's while it is `_drawing`, and the consumer's while it is `_wanted` and the thread is not drawing: each first
+    says so and then looks (Dekker's rule; the GIL keeps the order).
+    """
 
     def __init__(self, sampler: Any, depth: int, mover: _Mover | None) -> None:
         self.sampler = sampler
         self.mover = mover
-        self.drawing = threading.Lock()
-        self._changed = threading.Condition()
         self._depth = depth
-        self._ready: deque[Any] = deque()
+        self._ready: deque[tuple[int, Any]] = deque()  # each with `_dropped` when it was drawn
+        self._drawing = self._wanted = False
         self._attempts = 0  # to draw, begun so far
         self._dropped = 0  # times that batches drawn before were dropped
         self._starved = 0  # the last attempt that found too little data
         self._shortage = "no batch was drawn yet"
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # of drawing
         self._ended: tuple[type[MarlcoreError], str] | None = None  # what every further call raises
+        self._began = self._over = False  # the thread
+        self._to_thread, self._to_consumer = _Bell(), _Bell()
+
+    def start(self, thread: threading.Thread) -> None:
+        """Returns when the thread runs. Raises RuntimeError: the system has no more threads."""
+        # Thread.start waits on a Condition; no signal handler interrupts it in another thread than the first.
+        _thread.start_new_thread(self._start, (thread,))
+        while not self._began:
+            self._to_consumer.wait(WAIT_SLICE_S)
+        self._raise_if_over()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._error = error
+            self._began = self._over = True
+            self._to_consumer.ring()
 
     def run(self) -> None:
-        """The thread: draws until it is told to end, or of an error, which the consumer is to see."""
+        """The thread: draws until it is told to end, or of an error."""
+        self._began = True
+        self._to_consumer.ring()
         try:
-            while self._wait_for_room():
-                self._draw()
-        except BaseException as error:  # nobody else would see it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+            while self._ended is None:
+                if self._wanted or len(self._ready) >= self._depth:
+                    self._to_thread.wait()
+                elif not self._draw():
+                    self._to_thread.wait(RETRY_S)
+        except BaseException as error:  # the consumer is to see it
+            self._error = error
+        finally:
+            self._over = True
+            self._to_consumer.ring()
 
-    def _wait_for_room(self) -> bool:
-        with self._changed:
-            while self._ended is None and len(self._ready) >= self._depth:
-                self._changed.wait()
+    def _draw(self) -> bool:
+        """Whether there was enough data, as far as the thread looked."""
+        self._drawing = True
+        try:
+            if self._wanted:
+                return True
             self._attempts += 1
-            return self._ended is None
-
-    def _draw(self) -> None:
-        try:
-            with self.drawing:
-                dropped = self._dropped
-                batch = self.sampler.sample()
+            dropped = self._dropped
+            batch = self.sampler.sample()
         except NotEnoughData as error:
-            with self._changed:
-                self._starved, self._shortage = self._attempts, str(error)
-                self._changed.notify_all()
-                self._changed.wait(RETRY_S)  # a consumer that asks wakes it too
-            return
+            self._shortage, self._starved = str(error), self._attempts
+            return False
+        finally:
+            self._drawing = False
+            self._to_consumer.ring()
         if self.mover is not None:
             batch = self.mover.move(batch)
-        with self._changed:
-            if self._ended is None and dropped == self._dropped:
-                self._ready.append(batch)
-            self._changed.notify_all()
+        self._ready.append((dropped, batch))
+        self._to_consumer.ring()
+        return True
 
     def take(self, timeout: float | None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            asked = self._attempts
-            self._changed.notify_all()
-            while not self._ready:
+        deadline = time.monotonic() + (0.0 if timeout is None else timeout)
+        asked = self._attempts
+        self.check_open()
+        self._wanted = False  # an interrupted call may have left it
+        self._to_thread.ring()  # it may sleep for want of data
+        while True:
+            try:
+                dropped, batch = self._ready.popleft()
+            except IndexError:
                 self._raise_if_over()
-                if deadline is None and self._starved > asked:
-                    raise NotEnoughData(self._shortage)
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(self._shortage)
-                check_interruption()
-                self._changed.wait(WAIT_SLICE_S if left is None else min(left, WAIT_SLICE_S))
-            batch = self._ready.popleft()
-            self._changed.notify_all()
-            return batch
+            else:
+                self._to_thread.ring()
+                if dropped == self._dropped:
+                    return batch
+                continue
+            # As the sampler, it looks once more after the deadline, which a NaN never is before.
+            if self._starved > asked and not time.monotonic() < deadline:
+                raise (NotEnoughData if timeout is None else TimeoutError)(self._shortage)
+            check_interruption()
+            self._to_consumer.wait(WAIT_SLICE_S)
 
     def can_take(self) -> bool:
-        with self._changed:
-            self._raise_if_over()
-            if self._ready:
-                return True
-        with self.drawing:
-            able: bool = self.sampler.can_sample()
-            return able
+        self._raise_if_over()
+        return bool(self._ready) or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:
         """What a method of the sampler's returns, called between draws; then perhaps drops what was drawn before.
@@ -268,13 +322,17 @@ class _Work:
         method = getattr(self.sampler, name, None)
         if method is None:
             raise TypeError(f"{name}: expected a sampler that has it, got {came(self.sampler)}")
-        with self.drawing:
+        try:
+            self._wanted = True
+            while self._drawing:
+                self._to_consumer.wait(WAIT_SLICE_S)
             result = method(*args)
             if drop:
-                with self._changed:
-                    self._dropped += 1
-                    self._ready.clear()
-                    self._changed.notify_all()
+                self._dropped += 1
+                self._ready.clear()
+        finally:
+            self._wanted = False
+            self._to_thread.ring()
         return result
 
     def check_open(self) -> None:
@@ -283,23 +341,33 @@ class _Work:
             raise kind(why)
 
     def _raise_if_over(self) -> None:
-        """Raises what ended the thread; the first time the error itself, with the thread's traceback."""
+        """Raises what ended the drawing; the first time the error itself, with the thread's traceback."""
         self.check_open()
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._ended = ClosedError, f"the prefetch ended: {type(error).__name__}: {error}"
+        error = self._error
+        if error is not None:
+            self._end(ClosedError, f"the prefetch ended: {type(error).__name__}: {error}")
+            self._error = None
             raise error
 
+    def _end(self, kind: type[MarlcoreError], why: str) -> None:
+        self._ended = self._ended or (kind, why)
+        self._to_thread.ring()
+
     def stop(self, thread: threading.Thread) -> None:
-        with self._changed:
-            self._ended = self._ended or (ClosedError, "the prefetch was closed")
-            self._ready.clear()
-            self._changed.notify_all()
-        if thread is not threading.current_thread():  # the garbage collector runs in any
-            thread.join()
+        """Returns when the thread has ended; one that has not begun will not draw."""
+        self._end(ClosedError, "the prefetch was closed")
+        if thread is threading.current_thread():  # the garbage collector runs in any
+            return
+        while self._began and not self._over:
+            self._to_consumer.wait(WAIT_SLICE_S)
+        if thread.is_alive():
+            thread.join()  # not before: Python's own join, when interrupted, takes a thread for ended
+        self._ready.clear()
+        self._error = None
 
     def forked(self) -> None:
-        self._changed, self.drawing = threading.Condition(), threading.Lock()  # the thread may have held them
+        self._to_thread, self._to_consumer = _Bell(), _Bell()
+        self._over = True
         self._ended = StaleHandle, "the prefetch was made before a fork; its thread is the parent's"
         self._ready.clear()
 

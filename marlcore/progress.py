@@ -10,18 +10,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from .rundir import agent_order
+from .tables import FittedTable
 from .telemetry import Metric
 
 __all__ = ["Progress", "final_returns", "summary"]
 
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
+_MIN_WIDTH = 8  # of a column of the table
 _LAST = {"loss": ".4g", "epsilon": ".3f", "policy_lag": ".1f", "updates_per_s": ",.0f"}  # metric: format
 _TITLES = {
     "episode_return": f"return (last {_RETURNS})",
@@ -136,14 +136,14 @@ class Progress:
             # Names and numbers only: no markup, no colours, no wrapping at 80 columns.
             self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
 
-    def _header(self) -> str:
+    def _header(self) -> list[str]:
         left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
-        return (
-            f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})"
-            f"  {self._rate:,.0f} env steps/s"
-            f"  elapsed {_clock(monotonic() - self._began)}"
-            f"  ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}"
-        )
+        return [
+            f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
+            f"{self._rate:,.0f} env steps/s",
+            f"elapsed {_clock(monotonic() - self._began)}",
+            f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
+        ]
 
     def _line(self) -> str:
         agents = []
@@ -151,16 +151,14 @@ class Progress:
             cells = self._agents[name].cells()
             shown = [f"{_TITLES[metric]} {cell}" for metric, cell in cells.items() if cell != "-"]
             agents.append(f"{name or 'all'}: {', '.join(shown)}")
-        return " | ".join([self._header(), *agents])
+        return " | ".join(["  ".join(self._header()), *agents])
 
-    def _table(self) -> Group:
-        table = Table()
-        table.add_column("agent")
-        for title in _TITLES.values():
-            table.add_column(title, justify="right", min_width=10)  # steady while numbers grow
-        for name in sorted(self._agents, key=agent_order):
-            table.add_row(Text(name or "all"), *self._agents[name].cells().values())
-        return Group(Text(self._header(), style="bold"), table)
+    def _table(self) -> FittedTable:
+        rows = {
+            name or "all": list(self._agents[name].cells().values()) for name in sorted(self._agents, key=agent_order)
+        }
+        titles = ["mean return", *(title for name, title in _TITLES.items() if name != "episode_return")]
+        return FittedTable(self._header(), "agent", titles, rows, _MIN_WIDTH, crop=True)
 
 
 def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:

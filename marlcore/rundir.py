@@ -9,8 +9,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -143,18 +143,32 @@ class RunDirectory:
             raise ClosedError(f"run directory {str(self.path)!r}: expected it open, it was closed")
         # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
         time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
-        self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
-        self._events.record(metric)
+        with self._naming_metrics():
+            self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
+        with self._naming_events():
+            self._events.record(metric)
 
     def flush(self) -> None:
-        """Hand everything recorded so far to the operating system."""
-        self._csv.flush()
-        self._events.flush()
+        """Hand everything recorded so far to the operating system. Raises OSError: it cannot take it."""
+        with self._naming_metrics():
+            self._csv.flush()
+        with self._naming_events():
+            self._events.flush()
 
     def close(self) -> None:
-        """Flush and close the files; closing twice is fine."""
-        self._csv.close()
-        self._events.close()
+        """Flush and close the files; closing twice is fine. Raises OSError: as `flush`, and they are closed."""
+        try:
+            with self._naming_metrics():
+                self._csv.close()
+        finally:
+            with self._naming_events():
+                self._events.close()
+
+    def _naming_metrics(self) -> AbstractContextManager[None]:
+        return _naming(self.path / "metrics.csv", "its whole lines are kept")
+
+    def _naming_events(self) -> AbstractContextManager[None]:
+        return _naming(self.path / "tensorboard", "what was flushed before is kept")
 
     def log_path(self, worker: str) -> Path:
         """The log file of a worker."""
@@ -230,16 +244,30 @@ def setup_logging(path: str | Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`; whoever looks, even after a crash, sees all of it or what was there before."""
+    """Make `path` hold `data`; whoever looks, even after a crash, sees all of it or what was there before.
+
+    Raises OSError: the disk is full or failed; what was there before is kept, as the error says.
+    """
     aside = path.with_name(f".{path.name}.new")  # one writer a file; what a killed one left is written over
+    kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with _naming(path, f"{len(data):,} bytes were not written, {kept}"):
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path, kept: str) -> Iterator[None]:
+    """Has an error of a write, which names no file, say which it was and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

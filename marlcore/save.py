@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import LINE, NativeLanes
-from .errors import SegmentCorrupt
+from .errors import SegmentCorrupt, SharedMemoryFull
 from .lane import LaneGeometry
 from .shm import Put, Segment, replace_file
 
@@ -76,7 +76,15 @@ def save_segment(
         for name, section in sections.items():
             put(section.offset, arrays[name].reshape(-1).view(np.uint8))
 
-    replace_file(target, description, body_bytes, fill)
+    kept = "the earlier save is kept" if target.exists() else "there is no earlier save"
+    try:
+        replace_file(target, description, body_bytes, fill)
+    except SharedMemoryFull as error:
+        raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{error.strerror or error}; the replay was not saved, {kept}", str(target)
+        ) from error
 
 
 def copy_segment(

@@ -35,6 +35,7 @@ from .signals import Interrupts
 from .spec import Field, TransitionSpec
 from .supervisor import Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
+from .warmup import compile_before_a_run
 from .workers import (
     ActorWorker,
     AgentPlan,
@@ -124,6 +125,7 @@ def train(
         if len(agent.encode()) > NAME_BYTES:
             raise ValueError(f"agent: expected names of at most {NAME_BYTES} bytes, got {agent!r}")
     _warn_of_short_run(config, len(spaces))
+    compile_before_a_run()
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
     interrupts.deliver()

@@ -14,33 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from .control import PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .errors import MarlcoreError
 from .options import parse
 from .shm import SHM_DIR, SegmentHandle
+from .tables import FittedTable
 from .telemetry import Telemetry
 
 __all__ = ["main"]
 
-COLUMNS = {  # of the table: the key of a worker's figures, and how it is shown
+COLUMNS = {  # of the table, the most important first: the key of a worker's figures, and how it is shown
     "state": "",
-    "pid": "d",
-    "restarts": "d",
-    "steps": ",d",
     "steps_per_s": ",.0f",
-    "updates": ",d",
     "updates_per_s": ",.0f",
+    "restarts": "d",
     "replay_ratio": ".3g",
     "policy_lag_p50": ".3g",
     "policy_lag_p99": ".3g",
+    "steps": ",d",
+    "updates": ",d",
     "lapped": ",.0f",
     "redrawn": ",.0f",
     "waited_s": ",.1f",
+    "pid": "d",
 }
 WIDTH = 200  # of a table that no terminal shows
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
@@ -81,7 +80,7 @@ def main(arguments: list[str]) -> int:
             _watch(run, options, lambda figures: console.print(_draw(figures)))
         else:
             with Live(auto_refresh=False) as live:
-                _watch(run, options, lambda figures: live.update(_draw(figures), refresh=True))
+                _watch(run, options, lambda figures: live.update(_draw(figures, crop=True), refresh=True))
     return 0
 
 
@@ -189,14 +188,16 @@ def _print_json(figures: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _draw(figures: dict[str, Any]) -> RenderableType:
+def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
     """A line for the run, and a row for each worker."""
-    table = Table(show_edge=False)
-    table.add_column("worker", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name.replace("_per_s", "/s").replace("_", " "), justify="right")
-    for worker, row in figures["workers"].items():
-        table.add_row(worker, *(format(row[name], form) if name in row else "" for name, form in COLUMNS.items()))
-    steps, total = figures["steps"], figures["total_steps"]
-    head = f"{figures['run_dir']}   {steps:,} of {total:,} steps   {figures['steps_per_s']:,.0f} steps/s"
-    return Group(Text(head, style="bold"), table)
+    headline = [
+        figures["run_dir"],
+        f"{figures['steps']:,} of {figures['total_steps']:,} steps",
+        f"{figures['steps_per_s']:,.0f} steps/s",
+    ]
+    titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
+    rows = {
+        worker: [format(row[name], form) if name in row else "" for name, form in COLUMNS.items()]
+        for worker, row in figures["workers"].items()
+    }
+    return FittedTable(headline, "worker", titles, rows, crop=crop)

@@ -10,7 +10,7 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "spec", "options", "cgroup", "signals"},
+    {"errors", "spec", "options", "cgroup", "notices", "signals", "tables"},
     {"protocols", "references", "values"},
     {"_native"},
     {"shm"},
@@ -24,13 +24,13 @@ LAYERS = [
     {"prefetch", "replay", "trajectories", "params", "curves", "progress"},
     {"actor", "learner", "mixture"},
     {"envs", "algos", "compat"},
-    {"describe", "workers"},
+    {"describe", "warmup", "workers"},
     {"forkserver"},
     {"processes"},
     {"supervisor", "workergroup"},
     {"system"},
     {"gc", "features", "top"},
-    {"cli", "doctor", "testing"},
+    {"benchmark", "cli", "doctor", "testing"},
     {"__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -48,6 +48,7 @@ THIRD_PARTY = {
         "workers",
         "system",
         "batch",
+        "benchmark",
         "compat",
         "prefetch",
         "forkserver",

@@ -52,6 +52,17 @@ def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
     assert re.search(r"updates: agent_0 [1-9]", done.stdout)
 
 
+def test_every_folder_of_the_package_is_installed() -> None:
+    code = (
+        "from setuptools.config.pyprojecttoml import read_configuration as read;"
+        "print(*read('pyproject.toml')['tool']['setuptools']['packages'])"
+    )
+    listed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", code], text=True, cwd=ROOT).split()
+    folders = {path.parent for path in (ROOT / "marlcore").rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     script = tmp_path / "quickstart.py"

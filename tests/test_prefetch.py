@@ -7,9 +7,12 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,8 +249,8 @@ def test_a_state_saved_with_a_replay_counts_what_lies_ready_as_drawn(replay, tmp
     plain = replay.sampler(8, seed=3, prioritized=Prioritized())
     with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
         batches.sample()
-        batches._work.stop(threads()[0])
-        batches._work._ended = None  # the thread is gone, the Prefetch is open: nothing is drawn meanwhile
+        while len(batches._work._ready) < 2:  # then nothing is drawn until one is taken
+            time.sleep(0.001)
         replay.save(tmp_path / "save", batches)
         drawn = batches.stats.drawn // 8
     for _ in range(drawn):
@@ -294,6 +297,48 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
     work.mover.go_on.set()
     assert work.take(None) == 101
     work.stop(thread)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("count", [0, 50])
+def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
+    fill(replay, count)
+    with Prefetch(replay.sampler(8)) as batches:
+        for sampler in (replay.sampler(8), batches):
+            for _ in range(5):
+                if count:
+                    assert len(sampler.sample(timeout)) == 8
+                else:
+                    with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+                        sampler.sample(timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
+    with Prefetch(replay.sampler(8)) as batches:
+        writer = threading.Timer(0.05, fill, [replay])
+        writer.start()
+        assert len(batches.sample(timeout)) == 8
+        writer.join()
+
+
+def attacked(times, *bell):
+    """Interrupts by signals, then before each instruction: the exit code, and what was printed."""
+    program = Path(__file__).with_name("interrupts.py")
+    command = [sys.executable, str(program), str(times), *bell]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_interrupt_anywhere_leaves_a_prefetch_fit_for_use():
+    code, told = attacked(500)
+    assert code == 0, told
+    assert all(f"in {name}" in told for name in ("sample", "update", "ask", "close", "make")), told
+
+
+def test_an_interrupt_breaks_a_prefetch_that_waits_on_conditions():
+    """The positive control: it hangs, or raises another error than the interrupt."""
+    assert attacked(5000, "ConditionBell")[0] == 1
 
 
 @pytest.fixture
@@ -382,3 +427,16 @@ def test_a_batch_on_a_device_is_the_samplers(replay):
                 assert batch.obs.device.type == options.get("device", "cpu")
                 np.testing.assert_array_equal(batch.obs.cpu().numpy(), expected.obs)
                 np.testing.assert_array_equal(batch.index.cpu().numpy(), expected.index)
+
+
+def main(times):
+    """So many interrupts, then the control; 1 when one fails."""
+    code, told = attacked(times)
+    print(told)
+    broken, _ = attacked(times, "ConditionBell")
+    print("the control", "was caught" if broken else "was not caught")
+    return int(code != 0 or broken == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -555,8 +555,11 @@ def test_a_disk_that_is_full_or_fails_leaves_the_earlier_save(saved, monkeypatch
     before = saved.read_bytes()
     with ReplayBuffer.create(spec_of(4), 20) as replay:
         monkeypatch.setattr(os, call, fails)
-        with pytest.raises(error):
+        with pytest.raises(error, match="the replay was not saved, the earlier save is kept") as caught:
             replay.save(saved)
+        assert str(saved) in str(caught.value) and len(str(caught.value).splitlines()) == 1
+        with pytest.raises(error, match="there is no earlier save"):
+            replay.save(saved.with_name("other"))
         monkeypatch.undo()
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
@@ -565,7 +568,9 @@ def test_a_disk_that_is_full_or_fails_leaves_the_earlier_save(saved, monkeypatch
 def test_a_save_larger_than_what_is_free_is_refused_beforehand(saved, monkeypatch):
     with ReplayBuffer.create(spec_of(4), 2000) as replay:
         monkeypatch.setattr(shm_module, "_free_bytes", lambda directory: 50_000)
-        with pytest.raises(SharedMemoryFull, match=rf"^{saved.parent}: \d+ bytes asked for, 50000 free$"):
+        with pytest.raises(
+            SharedMemoryFull, match=rf"^{saved}: .* kept \({saved.parent}: \d+ bytes asked for, 50000 free\)$"
+        ):
             replay.save(saved)
     monkeypatch.undo()
     ReplayBuffer.load(saved).close()

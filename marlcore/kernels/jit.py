@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils, event, types
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes", "inlined", "jit", "prefetch", "zero_bytes"]
+from ..notices import say
 
+__all__ = [
+    "FIRST_COMPILATION",
+    "WARM",
+    "cache_directory",
+    "copy_bytes",
+    "inlined",
+    "jit",
+    "prefetch",
+    "quietly",
+    "zero_bytes",
+]
+
+FIRST_COMPILATION = (
+    "compiling kernels, once for this machine: about half a minute (`marlcore warmup` does it beforehand)"
+)
+WARM = "warm"  # a file beside the compiled kernels, when all are there
+
+_log = logging.getLogger("marlcore")
+_told = False
 
 _OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
@@ -35,13 +56,63 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
-    _drop_stale(Path(compiled.stats.cache_path))
-    found: Callable[..., Any] = compiled
+    found: Callable[..., Any]
+    if cache_directory() is None:
+        found = numba.njit(**{**_OPTIONS, "cache": False}, **options)(function)
+    else:
+        found = numba.njit(**_OPTIONS, **options)(function)
     return found
 
 
 @functools.cache
+def cache_directory() -> Path | None:
+    """Where compiled kernels are kept, without those of other sources; None when no directory can be written."""
+    try:
+        # Numba chooses it, by a function's file, and says so when the function is declared.
+        probe: Any = numba.njit(cache=True)(_nothing)
+        path = Path(probe.stats.cache_path)
+        _drop_stale(path)
+        return path
+    except (RuntimeError, OSError) as error:
+        _log.warning(
+            "kernels cannot be kept on disk, so that each process compiles them again, for about half a minute: "
+            "set NUMBA_CACHE_DIR to a directory that can be written (%s)",
+            " ".join(str(error).split()),
+        )
+        return None
+
+
+def _nothing() -> None:
+    """A function of this file."""
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Compilations inside are not told: the caller does."""
+    global _told
+    before, _told = _told, True
+    try:
+        yield
+    finally:
+        _told = before
+
+
+class _Listener(event.Listener):  # type: ignore[misc]
+    """Says, once in a process, that a kernel is being compiled and not loaded."""
+
+    def on_start(self, told: Any) -> None:
+        global _told
+        if not _told and told.data["dispatcher"].py_func.__module__.startswith("marlcore."):
+            _told = True
+            say(FIRST_COMPILATION)
+
+    def on_end(self, told: Any) -> None:
+        """Others may follow."""
+
+
+event.register("numba:compile", _Listener())
+
+
 def _drop_stale(cache: Path) -> None:
     """Empties the cache when any of the kernels' files has changed since it was filled.
 
@@ -51,8 +122,8 @@ def _drop_stale(cache: Path) -> None:
     digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
     if marker.exists() and marker.read_text() == digest:
         return
-    for index in cache.glob("*.nbi"):
-        index.unlink(missing_ok=True)
+    for stale in (*cache.glob("*.nbi"), cache / WARM):
+        stale.unlink(missing_ok=True)
     aside = marker.with_name(f"{marker.name}.{os.getpid()}")
     aside.write_text(digest)
     aside.replace(marker)

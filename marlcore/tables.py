@@ -1,0 +1,90 @@
+"""Tables as wide as the terminal at most: columns that find no room go into a further table, below the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["FittedTable"]
+
+_EDGES = 4  # lines of a table besides its rows
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A headline and a row for each name; drawn for the width of the console.
+
+    Attributes:
+        headline: its parts, which stand side by side where they fit.
+        label: the title of the names.
+        titles: of the columns, the most important first.
+        rows: by name: the text of each column. A table leaves out the rows that are empty in it.
+        min_width: of a column, which keeps it steady while its numbers grow.
+        crop: whether further tables that find no room in the console's height are left out.
+    """
+
+    headline: Sequence[str]
+    label: str
+    titles: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+    min_width: int = 0
+    crop: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        width = options.max_width
+        used = 0
+        for line in _side_by_side(self.headline, width):
+            yield Text(line, style="bold")
+            used += -(-len(line) // width)
+        for number, columns in enumerate(self._stacked(width)):
+            rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
+            shown = {name: cells for name, cells in rows.items() if any(cells) or number == 0}
+            used += len(shown) + _EDGES
+            if number and self.crop and used >= console.height:
+                return
+            yield self._table(columns, shown, width)
+
+    def _stacked(self, width: int) -> list[list[int]]:
+        """The columns of each table."""
+        tables: list[list[int]] = [[]]
+        left = room = width - self._name_width(width) - 4  # of the first column: padding and two lines
+        for i in range(len(self.titles)):
+            needed = self._width(i) + 3
+            if needed > left and tables[-1]:
+                tables.append([])
+                left = room
+            tables[-1].append(i)
+            left -= needed
+        return tables
+
+    def _width(self, i: int) -> int:
+        return max(self.min_width, *map(cell_len, [self.titles[i], *(cells[i] for cells in self.rows.values())]))
+
+    def _name_width(self, width: int) -> int:
+        return min(max(map(cell_len, [self.label, *self.rows])), max(width // 3, cell_len(self.label)))
+
+    def _table(self, columns: Sequence[int], rows: Mapping[str, Sequence[str]], width: int) -> Table:
+        table = Table()
+        table.add_column(self.label, width=self._name_width(width), no_wrap=True, overflow="ellipsis")
+        for i in columns:
+            table.add_column(self.titles[i], justify="right", width=self._width(i), no_wrap=True)
+        for name, cells in rows.items():
+            table.add_row(Text(name), *cells)
+        return table
+
+
+def _side_by_side(parts: Sequence[str], width: int) -> list[str]:
+    """Lines that break between parts alone, unless one is too wide by itself."""
+    lines: list[str] = []
+    for part in parts:
+        joined = f"{lines[-1]}  {part}" if lines else part
+        if lines and cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines

@@ -1,0 +1,81 @@
+"""`marlcore warmup`: compiles every kernel, so that no first sample has to wait for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from .kernels import columns, jit, sumtree
+from .notices import say
+from .options import parse
+from .priorities import Prioritized
+from .replay import ReplayBuffer
+from .spec import Field, TransitionSpec
+from .trajectories import TrajectoryQueue
+
+__all__ = ["compile_before_a_run", "main", "warm_up"]
+
+
+@dataclass(frozen=True)
+class WarmupOptions:
+    """Compile all kernels and keep them on disk, which takes about half a minute once for each machine and version.
+
+    NUMBA_CACHE_DIR names the directory to keep them in; without it they lie beside the package, or below the home
+    directory.
+    """
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `marlcore warmup`; 0, or 1 when the kernels cannot be kept."""
+    parse(WarmupOptions, arguments, "warmup")
+    with jit.quietly():
+        seconds = warm_up()
+    cache = jit.cache_directory()
+    if cache is None:
+        return 1  # it was said why
+    sys.stdout.write(f"kernels are compiled, in {seconds:.1f} s; they are kept in {cache}\n")
+    return 0
+
+
+def compile_before_a_run() -> None:
+    """Compiles the kernels here if that was never done, so that not each learner does, unseen."""
+    cache = jit.cache_directory()
+    if cache is None or (cache / jit.WARM).exists():
+        return
+    with jit.quietly():
+        say(jit.FIRST_COMPILATION)
+        say(f"the kernels are compiled, in {warm_up():.1f} s")
+
+
+def warm_up() -> float:
+    """Compiles or loads all kernels; the seconds that it took."""
+    began = time.monotonic()
+    spec = TransitionSpec(Field((2,)), Field((), "int64"))
+    with ReplayBuffer.create(spec, 8) as replay:
+        with replay.writer() as writer:
+            for _ in range(4):
+                writer.add(np.zeros(2, np.float32), 0, 0.0)
+        plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
+        plain._draw_from_list(plain.memory().root, np.arange(2))
+        prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
+        prioritized.load_state_dict(prioritized.state_dict())
+    with TrajectoryQueue.create(spec, 8) as queue:
+        queue.reader(batch_size=1).close()
+    _compile_what_the_drop_ins_use()
+    cache = jit.cache_directory()
+    if cache is not None:
+        (cache / jit.WARM).touch()
+    return time.monotonic() - began
+
+
+def _compile_what_the_drop_ins_use() -> None:
+    bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
+    columns.gather(bytes_, np.zeros((1, 4), np.int64), 1, ints, bytes_)
+    offsets = sumtree.level_offsets(8)
+    tree = np.ones(offsets[-1])
+    sumtree.repair(tree, offsets, ints.copy(), 2)
+    sumtree.repair(tree, offsets, ints.copy(), 2, True)
+    sumtree.find(tree, offsets, floats, ints, 2)
