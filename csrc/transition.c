@@ -228,7 +228,8 @@ static int64_t mc_lane_inserted(const struct mc_lane *lane) {
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n) {
     int64_t inserted = 0;
     for (uint64_t i = 0; i < n; i++) {
-        int64_t one = mc_lane_inserted(&lanes[i]);
+        struct mc_lane lane = mc_lanes_nth(lanes, i);
+        int64_t one = mc_lane_inserted(&lane);
         if (one < 0)
             return one;
         if (inserted > INT64_MAX - one)

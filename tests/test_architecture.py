@@ -12,7 +12,7 @@ PACKAGE = Path(marlcore.__file__).parent
 LAYERS = [
     {"errors", "config", "spec", "options", "cgroup"},
     {"protocols", "values"},
-    {"_native"},
+    {"_native", "files", "header"},
     {"shm"},
     {"lane", "shared", "waiting"},
     {"control", "kernels", "limiter", "record", "save"},
@@ -53,7 +53,7 @@ THIRD_PARTY = {
         "testing",
     },
     "torchrl": {"compat/torchrl.py"},
-    "_core": {"_native"},
+    "_core": {"_native", "files"},
 }
 
 

@@ -272,12 +272,12 @@ static void room(unsigned index) {
     uint8_t *event = (uint8_t *)space.event, *slot = (uint8_t *)&space.slot;
     model_memory::current->sleeping = true;
     for (int i = 0; index == 0 && i < now.appends; i++) {
-        mc_word_store(slot, i + 1);
+        mc_word_store(slot, 0, i + 1);
         mc_event_notify(event);
     }
     while (index > 0) {
         uint32_t seen = mc_event_prepare(event);
-        if (mc_word_load(slot) >= now.appends)
+        if (mc_word_load(slot, 0) >= now.appends)
             return;
         mc_event_wait(event, seen, 0);
     }
