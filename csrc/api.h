@@ -56,8 +56,8 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
 /* ---- lanes side by side: of one shape, named by their first; lane i's counters lie i lines behind its, and
  * in each column its rows i times a lane's rows ---- */
 
-/* Lane i. */
-struct mc_lane mc_lanes_nth(const struct mc_lane *lanes, uint64_t i);
+/* Makes `lane` lane i. */
+void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane);
 /* Any process. The tickets [lo, hi) that each of n lanes holds whole. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
 /* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not.
@@ -106,6 +106,8 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
                            const uint8_t *ends, int boundaries);
 /* Any process. Transitions that the lane holds, boundary rows not counted. -EUCLEAN, -ESTALE as below. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
+/* Any process. The same of n lanes together. */
+int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n);
 /* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
  * 2^32 boundary rows a lane. -EUCLEAN, -ESTALE when a lane was lapped again and again meanwhile. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);

@@ -123,12 +123,11 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest) {
     return error ? error : (int64_t)c;
 }
 
-struct mc_lane mc_lanes_nth(const struct mc_lane *lanes, uint64_t i) {
-    struct mc_lane lane = *lanes;
-    lane.counters += i * MC_LINE;
-    for (uint64_t k = 0; k < lane.columns; k++)
-        lane.column[k].base += i * (lane.capacity / lane.column[k].every) * lane.column[k].stride;
-    return lane;
+void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane) {
+    *lane = *lanes;
+    lane->counters += i * MC_LINE;
+    for (uint64_t k = 0; k < lane->columns; k++)
+        lane->column[k].base += i * (lane->capacity / lane->column[k].every) * lane->column[k].stride;
 }
 
 static const struct mc_counters *mc_counters_nth(const struct mc_lane *lanes, uint64_t i) {

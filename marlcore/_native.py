@@ -36,7 +36,7 @@ TERMINATED: int = _lib.MC_TERMINATED
 TRUNCATED: int = _lib.MC_TRUNCATED
 BOUNDARY: int = _lib.MC_BOUNDARY
 
-_LANES_KEPT = 256  # pointers of so many lanes, however many there are
+_LANES_KEPT = 1024  # pointers of so many lanes, however many there are
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -68,7 +68,9 @@ def _counted(count: int) -> int:
 
 def _lane_of(lanes: Any, lane: int) -> Any:
     """One of the lanes side by side of which `lanes` is the first."""
-    return _ffi.new("struct mc_lane *", _lib.mc_lanes_nth(lanes, lane))
+    raw = _ffi.new("struct mc_lane *")
+    _lib.mc_lanes_nth(lanes, lane, raw)
+    return raw
 
 
 def _pointer(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
@@ -127,6 +129,10 @@ class NativeLanes:
     def transitions(self, lane: int) -> int:
         """Transitions that a replay lane holds, boundary rows not counted."""
         return _counted(_lib.mc_lane_transitions(self._nth(lane)))
+
+    def all_transitions(self) -> int:
+        """Transitions that all lanes hold together."""
+        return _counted(_lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
         """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
@@ -236,7 +242,7 @@ class NativeWriter:
         if lock is not None:
             self._raw.lock_fd, self._raw.lock_offset, seconds = lock
             self._raw.lock_wait_ns = int(seconds * 1e9)
-        self._raw.lane = _lib.mc_lanes_nth(lanes.raw, lane)
+        _lib.mc_lanes_nth(lanes.raw, lane, _ffi.addressof(self._raw, "lane"))
         self._records = _pointer(records)
         self._raw.records = self._records
         code = _lib.mc_writer_open(self._raw)

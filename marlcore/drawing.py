@@ -31,7 +31,7 @@ class Lanes:
     @property
     def transitions(self) -> int:
         """Transitions held, boundary rows not counted."""
-        return sum(self.native.transitions(lane) for lane in range(self.native.count))
+        return self.native.all_transitions()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import os
 import pickle
 import stat
 import struct
-import subprocess
 import zlib
 from contextlib import closing
 from dataclasses import replace
@@ -277,17 +276,6 @@ def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
     with pytest.raises(SharedMemoryFull, match=r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory"):
         Segment.create("test", DESCRIPTION, 10_000)
     assert names() == before
-
-
-@pytest.fixture
-def small_tmpfs(tmp_path):
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "marlcore", where], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs needs privileges: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", where], check=True)
 
 
 @pytest.mark.parametrize("free_is_known", [True, False])

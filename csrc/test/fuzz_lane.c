@@ -75,7 +75,8 @@ static void make_world(struct world *world, struct input *input) {
     stored->base = calloc(world->count * world->capacity / every, stored->stride);
     CHECK(stored->base);
     for (uint64_t i = 0; i < world->count; i++) {
-        world->lanes[i] = mc_lanes_nth(world->lanes, i);
+        if (i > 0)
+            mc_lanes_nth(world->lanes, i, &world->lanes[i]);
         world->writers[i] = (struct mc_writer){.lane = world->lanes[i], .records = world->records};
         for (int k = 1; k < COLUMNS; k++)
             world->writers[i].frames[k] = world->writers[i].final_frames[k] = world->rows[k];

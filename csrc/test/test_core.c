@@ -119,11 +119,11 @@ static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) 
 }
 
 static void a_window_leaves_out_what_is_being_overwritten(void) {
-    struct mc_lane lanes[3];
+    struct mc_lane lanes[3], first_lane = make_lanes(3, 4, 1, one_word);
     int64_t lo[3], hi[3];
     uint64_t first;
     for (uint64_t i = 0; i < 3; i++)
-        lanes[i] = i ? mc_lanes_nth(lanes, i) : make_lanes(3, 4, 1, one_word);
+        mc_lanes_nth(&first_lane, i, &lanes[i]);
     append_bytes(&lanes[1], 3);
     append_bytes(&lanes[2], 4);
     append_bytes(&lanes[2], 2);
@@ -140,7 +140,7 @@ static void validation_counts_the_rows_that_were_reserved_meanwhile(void) {
     const int64_t which[] = {0, 1, 1, 1}, lowest[] = {0, 0, 1, 2};
     uint8_t ok[4];
     uint64_t first;
-    lanes[1] = mc_lanes_nth(lanes, 1);
+    mc_lanes_nth(lanes, 1, &lanes[1]);
     append_bytes(&lanes[0], 4);
     append_bytes(&lanes[1], 4);
     CHECK(mc_lanes_validate(lanes, 2, which, lowest, ok) == 0 && ok[0] && ok[1]);

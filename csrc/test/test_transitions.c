@@ -375,7 +375,7 @@ static void the_transitions_ever_inserted_are_counted_across_wraps_and_successor
     struct fixture f;
     int64_t inserted = 0;
     uint64_t first;
-    lanes[1] = mc_lanes_nth(lanes, 1);
+    mc_lanes_nth(lanes, 1, &lanes[1]);
     CHECK(mc_lanes_inserted(lanes, 2) == 0);
     for (int i = 0; i < 90; i++, inserted++) {
         struct mc_lane lane = lanes[i % 3 == 0];
@@ -410,9 +410,9 @@ static void a_count_of_insertions_that_cannot_be_is_damage(void) {
     struct mc_lane lanes[3] = {make_replays(3, 8)};
     struct fixture f;
     for (uint64_t i = 1; i < 3; i++)
-        lanes[i] = mc_lanes_nth(lanes, i);
+        mc_lanes_nth(lanes, i, &lanes[i]);
     open_writer(&f, lanes[0]);
-    CHECK(add(&f, 0, 0) == 0 && mc_lanes_inserted(lanes, 1) == 1);
+    CHECK(add(&f, 0, 0) == 0 && mc_lanes_inserted(lanes, 1) == 1 && mc_lanes_transitions(lanes, 3) == 1);
     struct mc_row *row = (struct mc_row *)(void *)lanes[0].column[0].base;
     row->ordinal = 7; /* more transitions than rows */
     CHECK(mc_lanes_inserted(lanes, 1) == -EUCLEAN);
