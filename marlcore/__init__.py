@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import SegmentNotFound as SegmentNotFound
     from .errors import SharedMemoryFull as SharedMemoryFull
     from .errors import StaleHandle as StaleHandle
+    from .errors import UsedByTwoThreads as UsedByTwoThreads
     from .errors import WorkerFailed as WorkerFailed
     from .limiter import RateLimiter as RateLimiter
     from .mixture import Mixture as Mixture
@@ -70,6 +71,7 @@ _HOME = {
     "TrajectoryQueue": "trajectories",
     "TrajectoryReader": "reader",
     "TransitionSpec": "spec",
+    "UsedByTwoThreads": "errors",
     "WorkerFailed": "errors",
     "Writer": "writer",
     "train": "system",

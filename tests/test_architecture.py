@@ -11,7 +11,7 @@ PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
     {"errors", "config", "spec", "options", "cgroup"},
-    {"protocols", "values"},
+    {"protocols", "values", "guard"},
     {"_native", "files", "header"},
     {"shm"},
     {"lane", "shared", "waiting"},

@@ -127,3 +127,56 @@ def private() -> int:
     """Bytes of memory that are this process's own."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     return 1024 * int(lines["Anonymous"].split()[0])
+
+
+LIMITED = """
+import resource, sys
+from marlcore import MarlcoreError, ReplayBuffer
+from marlcore.files import File
+path, what, limit = sys.argv[1], sys.argv[2], sys.argv[3]
+replay = ReplayBuffer.attach(path)
+saved = path + ".save"
+acts = [lambda: ReplayBuffer.attach(path), lambda: ReplayBuffer.load(saved), lambda: replay.save(saved),
+        lambda: ReplayBuffer.create(replay.spec, 10_000_000), replay.writer]
+replay.save(saved)
+kept = []
+if limit == "files":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+    try:
+        while True:
+            kept.append(File())
+            kept[-1].open("/dev/null", 0)
+    except MarlcoreError:
+        pass
+else:
+    used = 4096 * int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), used + (1 << 20)))
+try:
+    acts[int(what)]()
+except MarlcoreError as error:
+    said = str(error)
+    kept.clear()
+    print(type(error).__name__, said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "what", "said"),
+    [("files", what, "MarlcoreError") for what in range(5)]
+    + [("memory", what, "SharedMemoryFull") for what in (0, 1, 3)],
+)
+def test_a_process_at_its_limits_is_told_so_in_one_line(tmp_path: Path, program, limit: str, what: int, said: str):
+    with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
+        got = program(LIMITED, args=[tmp_path / "replay", what, limit]).finish()
+    assert got.startswith(said) and "ulimit" in got and "\n" not in got, got
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["replay", "replay.save"]
+
+
+def test_a_loop_of_links_is_an_error_of_ours(tmp_path: Path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in (loop, loop / "inside"):
+        with pytest.raises(SegmentCorrupt, match=r"Too many levels of symbolic links"):
+            ReplayBuffer.attach(path)
+        with pytest.raises(ValueError, match=r"^path: expected a file "):
+            ReplayBuffer.create(SPEC, 10, path=path)

@@ -121,3 +121,14 @@ def test_a_field_larger_than_the_limit_has_a_column_of_its_own():
     layout = RecordLayout.of(spec)
     assert {place.label: place.column for place in layout.places} == {"obs": 0, "action": 0, "big": 1}
     assert layout.columns[1] == INLINE_BYTES + 1
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (2**31, 2**31), (10**30, 1)])
+def test_a_field_that_no_process_can_hold_is_refused(shape):
+    with pytest.raises(ValueError, match=r"^Field shape: expected an array of at most \d+ bytes, got \("):
+        Field(shape)
+
+
+def test_a_field_of_more_axes_than_a_batch_can_have_is_refused():
+    with pytest.raises(ValueError, match=r"^Field shape: expected at most 24 axes, got 70$"):
+        Field((1,) * 70)
