@@ -52,6 +52,12 @@ int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *
 /* Any process. Copies column 0 of the newest row: its ticket + 1, 0 when there is none, -ESTALE when lapped.
  */
 int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
+
+/* ---- lanes side by side: of one shape, named by their first; lane i's counters lie i lines behind its, and
+ * in each column its rows i times a lane's rows ---- */
+
+/* Makes `lane` lane i. */
+void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane);
 /* Any process. The tickets [lo, hi) that each of n lanes holds whole. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
 /* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not.
@@ -100,6 +106,8 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
                            const uint8_t *ends, int boundaries);
 /* Any process. Transitions that the lane holds, boundary rows not counted. -EUCLEAN, -ESTALE as below. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
+/* Any process. The same of n lanes together. */
+int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n);
 /* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
  * 2^32 boundary rows a lane. -EUCLEAN, -ESTALE when a lane was lapped again and again meanwhile. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
@@ -117,12 +125,30 @@ void mc_event_notify(uint8_t *event, uint32_t amount);
 
 /* ---- words: one 64-bit word, one writer, any number of readers ---- */
 
-int64_t mc_word_load(const uint8_t *word);
-void mc_word_store(uint8_t *word, int64_t value);
+int64_t mc_word_load(const uint8_t *words, uint64_t i);
+void mc_word_store(uint8_t *words, uint64_t i, int64_t value);
 /* The word's one writer. Adds to it, modulo 2^64. */
-void mc_word_add(uint8_t *word, int64_t more);
+void mc_word_add(uint8_t *words, uint64_t i, int64_t more);
 /* The sum of n words, stride bytes apart, modulo 2^64. */
 int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride);
+
+/* ---- files: each open descriptor belongs to a struct that is there before it ---- */
+
+struct mc_file {     /* private to a process; one thread opens and names it */
+    int fd;          /* -1: none */
+    int owner;       /* the process whose close removes the name; 0: it stays */
+    uint64_t length; /* of name, with its 0 */
+    char name[];
+};
+
+/* Opens a file. 0, -errno; the descriptor is closed on exec. */
+int mc_file_open(struct mc_file *file, const char *path, int flags, unsigned mode);
+/* Gives an open file without a name the one in file->name, which its close removes. 0, -errno. */
+int mc_file_link(struct mc_file *file);
+/* Any thread. Closes it, and nothing when it is closed. 0, -errno when its name could not be removed. */
+int mc_file_close(struct mc_file *file);
+/* Allocates every byte of a file; never by writing to it. 0, -errno. */
+int mc_file_allocate(int fd, int64_t nbytes);
 
 /* ---- locks: the kernel releases them when their holder dies ---- */
 

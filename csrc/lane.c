@@ -123,16 +123,27 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest) {
     return error ? error : (int64_t)c;
 }
 
+void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane) {
+    *lane = *lanes;
+    lane->counters += i * MC_LINE;
+    for (uint64_t k = 0; k < lane->columns; k++)
+        lane->column[k].base += i * (lane->capacity / lane->column[k].every) * lane->column[k].stride;
+}
+
+static const struct mc_counters *mc_counters_nth(const struct mc_lane *lanes, uint64_t i) {
+    return (const struct mc_counters *)(const void *)(lanes->counters + i * MC_LINE);
+}
+
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi) {
     for (uint64_t i = 0; i < n; i++) {
-        const struct mc_counters *counters = mc_counters_of(&lanes[i]);
+        const struct mc_counters *counters = mc_counters_nth(lanes, i);
         uint64_t c = mc_load_committed(counters);
         uint64_t r = mc_load_reserved(counters);
         if (c >= MC_TICKET_LIMIT || r >= MC_TICKET_LIMIT)
             return -EUCLEAN;
         /* A writer that commits between the two loads leaves r well above c: what it overwrote is out. */
         uint64_t top = c > r ? c : r;
-        uint64_t low = top > lanes[i].capacity ? top - lanes[i].capacity : 0;
+        uint64_t low = top > lanes->capacity ? top - lanes->capacity : 0;
         lo[i] = (int64_t)(low < c ? low : c);
         hi[i] = (int64_t)c;
     }
@@ -144,9 +155,8 @@ int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t
     int64_t lapped = 0;
     mc_fence_read();
     for (uint64_t i = 0; i < n; i++) {
-        const struct mc_lane *of = &lanes[lane[i]];
-        ok[i] =
-            (uint8_t)mc_ticket_whole((uint64_t)lowest[i], of->capacity, mc_load_reserved(mc_counters_of(of)));
+        uint64_t reserved = mc_load_reserved(mc_counters_nth(lanes, (uint64_t)lane[i]));
+        ok[i] = (uint8_t)mc_ticket_whole((uint64_t)lowest[i], lanes->capacity, reserved);
         lapped += !ok[i];
     }
     return lapped;

@@ -225,15 +225,27 @@ static int64_t mc_lane_inserted(const struct mc_lane *lane) {
     return -ESTALE;
 }
 
-int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n) {
-    int64_t inserted = 0;
+/* What `count` says of each of n lanes, summed up. */
+static int64_t mc_lanes_sum(const struct mc_lane *lanes, uint64_t n,
+                            int64_t (*count)(const struct mc_lane *)) {
+    int64_t sum = 0;
     for (uint64_t i = 0; i < n; i++) {
-        int64_t one = mc_lane_inserted(&lanes[i]);
+        struct mc_lane lane;
+        mc_lanes_nth(lanes, i, &lane);
+        int64_t one = count(&lane);
         if (one < 0)
             return one;
-        if (inserted > INT64_MAX - one)
+        if (sum > INT64_MAX - one)
             return -EUCLEAN;
-        inserted += one;
+        sum += one;
     }
-    return inserted;
+    return sum;
+}
+
+int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n) {
+    return mc_lanes_sum(lanes, n, mc_lane_inserted);
+}
+
+int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n) {
+    return mc_lanes_sum(lanes, n, mc_lane_transitions);
 }

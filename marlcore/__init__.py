@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .errors import SegmentNotFound as SegmentNotFound
     from .errors import SharedMemoryFull as SharedMemoryFull
     from .errors import StaleHandle as StaleHandle
+    from .errors import UsedByTwoThreads as UsedByTwoThreads
     from .errors import WorkerFailed as WorkerFailed
     from .limiter import RateLimiter as RateLimiter
     from .mixture import Mixture as Mixture
@@ -97,8 +98,9 @@ _HOME = {
     "TrajectoryQueue": "trajectories",
     "TrajectoryReader": "reader",
     "TransitionSpec": "spec",
-    "WorkerContext": "workergroup",
     "TreasureHunt": "envs",
+    "UsedByTwoThreads": "errors",
+    "WorkerContext": "workergroup",
     "WorkerFailed": "errors",
     "Workers": "workergroup",
     "Writer": "writer",

@@ -1,9 +1,10 @@
-"""The only importer of the C core: pointers are taken here, and return codes become exceptions here."""
+"""The C core's lanes, events, words and locks: pointers are taken here, and return codes become exceptions here."""
 
 from __future__ import annotations
 
 import errno
 import os
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ TRUNCATED: int = _lib.MC_TRUNCATED
 BOUNDARY: int = _lib.MC_BOUNDARY
 EVERYTHING = 2**32 - 1  # more than anybody waits for
 
+_LANES_KEPT = 1024  # pointers of so many lanes, however many there are
+
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
@@ -64,66 +67,77 @@ def _counted(count: int) -> int:
     return count
 
 
+def _lane_of(lanes: Any, lane: int) -> Any:
+    """One of the lanes side by side of which `lanes` is the first."""
+    raw = _ffi.new("struct mc_lane *")
+    _lib.mc_lanes_nth(lanes, lane, raw)
+    return raw
+
+
 def _pointer(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
     """The address of a C-contiguous array, which the result keeps alive."""
     return _ffi.from_buffer(ctype, array)
 
 
 class NativeLanes:
-    """The lanes of one segment, as the C core sees them.
+    """The lanes of one segment, as the C core sees them: what it costs does not grow with their number.
 
     Args:
         memory: the segment's body, uint8 [nbytes], mapped for as long as this object lives.
+        count: lanes, side by side.
         capacity: rows of each lane.
         event: offset of the event line in `memory`.
-        counters: each lane's offset of its counters.
-        columns: for each lane, (offset, size, stride, tickets a row) of each column.
+        counters: offset of the first lane's counters.
+        columns: (offset, size, stride, tickets a row) of each column of the first lane.
     """
 
     def __init__(
         self,
         memory: Bytes,
+        count: int,
         capacity: int,
         event: int,
-        counters: list[int],
-        columns: list[list[tuple[int, int, int, int]]],
+        counters: int,
+        columns: list[tuple[int, int, int, int]],
     ) -> None:
         self._memory = _pointer(memory)
-        self.count = len(counters)
-        self.raw = _ffi.new("struct mc_lane[]", self.count)
-        for lane, (at, cols) in enumerate(zip(counters, columns, strict=True)):
-            raw = self.raw[lane]
-            raw.capacity = capacity
-            raw.counters = self._memory + at
-            raw.event = self._memory + event
-            raw.columns = len(cols)
-            for k, (offset, size, stride, every) in enumerate(cols):
-                raw.column[k].base = self._memory + offset
-                raw.column[k].size = size
-                raw.column[k].stride = stride
-                raw.column[k].every = every
-        self._each = [_ffi.addressof(self.raw, lane) for lane in range(self.count)]
+        self.count = count
+        self.raw = raw = _ffi.new("struct mc_lane *")
+        raw.capacity = capacity
+        raw.counters = self._memory + counters
+        raw.event = self._memory + event
+        raw.columns = len(columns)
+        for k, (offset, size, stride, every) in enumerate(columns):
+            raw.column[k].base = self._memory + offset
+            raw.column[k].size = size
+            raw.column[k].stride = stride
+            raw.column[k].every = every
+        self._nth = lru_cache(_LANES_KEPT)(partial(_lane_of, raw))
 
     def check(self, lane: int) -> None:
         """For the lane's writer: SegmentCorrupt when the counters contradict one another."""
-        code = _lib.mc_lane_check(self._each[lane])
+        code = _lib.mc_lane_check(self._nth(lane))
         if code:
             raise _error(code)
 
     def committed(self, lane: int) -> int:
         """Rows committed to the lane since it was created. Raises SegmentCorrupt: more than can be."""
-        count = int(_lib.mc_lane_committed(self._each[lane]))
+        count = int(_lib.mc_lane_committed(self._nth(lane)))
         if count < 0:
             raise _error(count)
         return count
 
     def transitions(self, lane: int) -> int:
         """Transitions that a replay lane holds, boundary rows not counted."""
-        return _counted(_lib.mc_lane_transitions(self._each[lane]))
+        return _counted(_lib.mc_lane_transitions(self._nth(lane)))
+
+    def all_transitions(self) -> int:
+        """Transitions that all lanes hold together."""
+        return _counted(_lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
         """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
-        return AppendRow(self, self._each[lane], source)
+        return AppendRow(self, self._nth(lane), source)
 
     def inserted(self) -> int:
         """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
@@ -131,13 +145,13 @@ class NativeLanes:
 
     def written(self, lane: int) -> int:
         """Transitions ever written to a lane of which no append fills the whole, boundary rows not counted."""
-        return _counted(_lib.mc_lanes_inserted(self._each[lane], 1))
+        return _counted(_lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
         """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
         dests = _ffi.new("void *[]", MAX_COLUMNS)
         dests[0] = pointer = _pointer(dest)
-        code = int(_lib.mc_lane_read(self._each[lane], ticket, rows, dests))
+        code = int(_lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
         del pointer
         if code not in (0, -errno.EAGAIN, -errno.ESTALE):
             raise _error(code)
@@ -145,7 +159,7 @@ class NativeLanes:
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> NewestReader:
         """A call that copies the newest row of a lane of one column into `dest`."""
-        return NewestReader(self, self._each[lane], dest)
+        return NewestReader(self, self._nth(lane), dest)
 
     def windows(self, lo: Ints, hi: Ints) -> Windows:
         """A call that fills lo and hi, int64 [lanes], with the tickets that each lane holds."""
@@ -229,7 +243,7 @@ class NativeWriter:
         if lock is not None:
             self._raw.lock_fd, self._raw.lock_offset, seconds = lock
             self._raw.lock_wait_ns = int(seconds * 1e9)
-        self._raw.lane = lanes.raw[lane]
+        _lib.mc_lanes_nth(lanes.raw, lane, _ffi.addressof(self._raw, "lane"))
         self._records = _pointer(records)
         self._raw.records = self._records
         code = _lib.mc_writer_open(self._raw)
@@ -327,21 +341,20 @@ class Words:
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = _pointer(memory)
-        self._at = [self._memory + 8 * i for i in range(len(memory) // 8)]
 
     def load(self, index: int) -> int:
-        return int(_lib.mc_word_load(self._at[index]))
+        return int(_lib.mc_word_load(self._memory, index))
 
     def store(self, index: int, value: int) -> None:
-        _lib.mc_word_store(self._at[index], value)
+        _lib.mc_word_store(self._memory, index, value)
 
     def add(self, index: int, more: int) -> None:
         """For the word's writer alone; modulo 2^64, so that damage is no error here but where it is read."""
-        _lib.mc_word_add(self._at[index], more)
+        _lib.mc_word_add(self._memory, index, more)
 
     def sum(self, first: int, count: int, step: int) -> int:
         """The sum of the `count` words first, first + step, ..., modulo 2^64."""
-        return int(_lib.mc_words_sum(self._at[first], count, 8 * step))
+        return int(_lib.mc_words_sum(self._memory + 8 * first, count, 8 * step))
 
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:

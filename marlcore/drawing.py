@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class Lanes:
     @property
     def transitions(self) -> int:
         """Transitions held, boundary rows not counted."""
-        return sum(self.native.transitions(lane) for lane in range(self.native.count))
+        return self.native.all_transitions()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Drawing:
     def __init__(self, lanes: Lanes, window: Window, batch_size: int) -> None:
         geometry, spec = lanes.geometry, lanes.spec
         self._layout = BatchLayout(spec, lanes.layout, geometry, batch_size, window.stack, window.n_step, window.length)
-        self._pool: list[BatchMemory] = []
+        self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.body = lanes.segment.body
         self.event = Event(self.body)
         state_every = spec.state_every if window.length is not None else 1
@@ -119,7 +120,10 @@ class Drawing:
         self._validate = lanes.native.validator(self.chosen[rows.LANE], self.chosen[rows.LOWEST], self._ok)
 
     def memory(self) -> BatchMemory:
-        """Memory for a batch: of one that its user has let go of, if there is one."""
+        """Memory for a batch: of one of the last few that its user has let go of, if there is one.
+
+        What takes the place of the oldest makes that its user's alone: it goes when its user lets go.
+        """
         for memory in self._pool:
             if memory.is_free():
                 return memory
@@ -136,3 +140,4 @@ class Drawing:
 
 
 _NONE = np.empty(0, np.int64)
+_POOL = 8  # memories that are looked at: more than a learner with a prefetching thread holds at once

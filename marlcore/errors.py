@@ -16,6 +16,7 @@ __all__ = [
     "SegmentNotFound",
     "SharedMemoryFull",
     "StaleHandle",
+    "UsedByTwoThreads",
     "WorkerFailed",
 ]
 
@@ -50,6 +51,10 @@ class NotEnoughData(MarlcoreError):
 
 class StaleHandle(MarlcoreError):
     """A handle names a segment that was replaced, or crossed a fork."""
+
+
+class UsedByTwoThreads(MarlcoreError, RuntimeError):
+    """A thread called what another thread was inside of; its own call did nothing."""
 
 
 class ClosedError(MarlcoreError):

@@ -10,8 +10,6 @@ Bytes of the segment's file that are locked, besides byte 0:
 
 from __future__ import annotations
 
-import os
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from ._native import LINE, MAX_COLUMNS, NativeLanes
 from .errors import LaneBusy
+from .files import File
 from .shm import Segment, invalidate_after_fork
 
 __all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_reader"]
@@ -84,35 +83,33 @@ class LaneGeometry:
         """The lanes in a mapped body. Raises ValueError when it is too short for them."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
-        lane_columns = [
-            [
-                (self.column_offset(k) + lane * self.rows(k) * self.stride(k), size, self.stride(k), self.every[k])
-                for k, size in enumerate(self.columns)
-            ]
-            for lane in range(self.lanes)
-        ]
-        counters = [self.counters_offset(lane) for lane in range(self.lanes)]
-        return NativeLanes(body, self.capacity, 0, counters, lane_columns)
+        columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
+        return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
 
 
 class LaneClaim:
     """The right to write to a lane or a slot: a kernel lock that ends with `release` or with the process.
 
-    Attributes:
-        fd: the descriptor that holds it.
+    Args:
+        file: holds the lock.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._release = weakref.finalize(self, os.close, fd)
+    def __init__(self, file: File) -> None:
+        self._file = file
         invalidate_after_fork(self)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor that holds the lock."""
+        return self._file.fd
+
     def release(self) -> None:
-        self._release()
+        """Harmless when repeated."""
+        self._file.close()
 
     def forked(self) -> None:
         """In a forked child: the lock stays with the parent alone."""
-        self._release()
+        self._file.close()
 
 
 def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
@@ -121,21 +118,20 @@ def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False)
     Raises:
         LaneBusy: a writer that it cannot be shared with lives. SegmentCorrupt: its counters contradict one another.
     """
-    fd = segment.lock(1 + lane, exclusive=not shared)
-    if fd is None:
+    held = segment.lock(1 + lane, exclusive=not shared)
+    if held is None:
         raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
-    claimed = LaneClaim(fd)
     try:
         lanes.check(lane)
+        return LaneClaim(held)
     except BaseException:
-        claimed.release()
+        held.close()
         raise
-    return claimed
 
 
 def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
     """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: a reader lives."""
-    fd = segment.lock(1 + 2 * geometry.lanes)
-    if fd is None:
+    held = segment.lock(1 + 2 * geometry.lanes)
+    if held is None:
         raise LaneBusy(f"{segment.path}: the queue has a living reader")
-    return LaneClaim(fd)
+    return LaneClaim(held)

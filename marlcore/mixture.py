@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from .batch import Batch
 from .drawing import check_count
 from .errors import LayoutMismatch, NotEnoughData
+from .guard import one_thread
 from .priorities import Prioritized, checked_priorities
 from .replay import ReplayBuffer
 from .sampler import Sampler, SamplerStats, Sequence
@@ -27,7 +28,7 @@ POLL_S = 0.02  # no one event says that one of several replays was written to
 
 
 class Mixture:
-    """Draws each batch from several replays, so and so much from each; used like a sampler.
+    """Draws each batch from several replays, so and so much from each; used like a sampler, by one thread at a time.
 
     Shares of a row are carried over to the next batch, so that in the long run each replay gives exactly its
     fraction. While a replay has nothing to draw from yet, the others give its rows, in proportion to their fractions.
@@ -80,13 +81,16 @@ class Mixture:
             for replay, one_seed, one in zip(replays, seeds, preferred, strict=True)
         ]
         self._batch_size = int(batch_size)
+        self._inside: dict[int, None] = {}  # see guard.py
         self._owed = np.zeros(len(replays))
 
+    @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
         drawn = self._drawn()
         return not any(sampler.limited for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
 
+    @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
         """A batch; `batch.source`, int64 [B], says which replay each row came from.
 
@@ -112,6 +116,7 @@ class Mixture:
         batch.source = source
         return batch
 
+    @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn rows new priorities, each in its own replay; those of replays drawn uniformly are passed over.
 
@@ -128,6 +133,7 @@ class Mixture:
         """Of each replay's sampler."""
         return [sampler.stats for sampler in self.samplers]
 
+    @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What is owed of the shares, and each sampler's state behind its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
@@ -135,6 +141,7 @@ class Mixture:
             state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
         return state
 
+    @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Goes on from the state of a mixture of the same replays, or of saves of them.
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ._native import Event, NativeLanes
 from .errors import ClosedError, NotEnoughData, SegmentCorrupt
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
+from .guard import one_thread
 from .lane import LaneClaim, LaneGeometry, claim
 from .shared import Shared
 from .shm import Put, Segment
@@ -151,7 +152,7 @@ def _checked_version(version: Any) -> int:
 
 
 class Publisher:
-    """The store's only writer. Use `ParameterStore.publisher`; a context manager.
+    """The store's only writer. Use `ParameterStore.publisher`; a context manager. For one thread at a time.
 
     Attributes:
         version: of the last publish to the store, 0 when there was none.
@@ -162,6 +163,7 @@ class Publisher:
         self._lanes = lanes
         self._flat = flat
         self._claim: LaneClaim | None = claimed
+        self._inside: dict[int, None] = {}  # see guard.py
         self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
         self._stage()
@@ -176,6 +178,7 @@ class Publisher:
         self._append = self._lanes.appender(0, staged)
         self._row = row  # last: an interrupt before this has the next publish stage it again
 
+    @one_thread
     def publish(self, /, **extras: Any) -> int:
         """Publishes the model's weights as they are now, whole.
 
@@ -192,6 +195,7 @@ class Publisher:
             LayoutMismatch: a tensor of the model was added or removed, or has another name, shape or dtype now.
             ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype.
             ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
+            UsedByTwoThreads: another thread is publishing.
             After an error nothing was published, and the extras are as before.
         """
         self._store.check_open()
@@ -268,7 +272,7 @@ class InPlaceView:
 
 
 class Subscriber:
-    """Keeps a local model up to date. Use `ParameterStore.subscriber`.
+    """Keeps a local model up to date. Use `ParameterStore.subscriber`. For one thread at a time.
 
     Attributes:
         version: of the local model's weights, 0 before the first pull.
@@ -281,6 +285,7 @@ class Subscriber:
         self._lanes = lanes
         self._event = event
         self._flat = flat
+        self._inside: dict[int, None] = {}  # see guard.py
         self._scratch = flat.host_row()
         self._scratch_extras = flat.layout.extra_views(self._scratch.numpy())
         self._read_newest = lanes.newest_reader(0, self._scratch.numpy())
@@ -288,6 +293,7 @@ class Subscriber:
         self.version = 0
         self.extras: Mapping[str, Any] = {}
 
+    @one_thread
     def pull(self, timeout: float = 1.0) -> bool:
         """Copies the newest weights into the local model, whole or not at all; False when there are none newer.
 
@@ -298,7 +304,8 @@ class Subscriber:
 
         Raises:
             TimeoutError: it did so all the time. LayoutMismatch: a tensor of the local model was added or
-            removed, or has another name, shape or dtype now. Either leaves the model as it was.
+            removed, or has another name, shape or dtype now. UsedByTwoThreads: another thread is pulling. Each leaves
+            the model as it was.
         """
         if self._store.version == self.version:
             return False

@@ -14,6 +14,7 @@ from .batch import Batch
 from .cursor import CURSOR_ROWS, ReadCursor
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import ClosedError, MarlcoreError, NotEnoughData
+from .guard import one_thread
 from .kernels import inorder, rows
 from .lane import claim_reader
 from .waiting import sleep_until
@@ -95,7 +96,7 @@ class ReaderOptions:
 
 
 class TrajectoryReader:
-    """Reads a queue in order; made by `TrajectoryQueue.reader`. Not for several threads at once.
+    """Reads a queue in order; made by `TrajectoryQueue.reader`. For one thread at a time.
 
     Example:
         with queue.reader(batch_size=256, n_step=3) as reader:
@@ -110,6 +111,7 @@ class TrajectoryReader:
         window = options.window(lanes)
         self.stats = ReaderStats()
         self._closed = False
+        self._inside: dict[int, None] = {}  # see guard.py
         self._lanes = lanes
         self._options = options
         self._gamma = float(window.gamma)
@@ -131,6 +133,7 @@ class TrajectoryReader:
             self._claim.release()
             raise
 
+    @one_thread
     def read(self, timeout: float | None = None) -> Batch:
         """The next batch, which is consumed when this returns it.
 
@@ -145,6 +148,7 @@ class TrajectoryReader:
             NotEnoughData: without a timeout, there is less than a batch; what there is stays.
             TimeoutError: the same, after the timeout.
             MarlcoreError: writers overwrote whatever was copied for 10 seconds.
+            UsedByTwoThreads: another thread is reading.
             ClosedError: the reader or its queue was closed. ValueError: the timeout is no number, or negative.
         """
         if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):

@@ -199,7 +199,7 @@ class ReplayBuffer(TransitionLanes):
         Raises: SegmentCorrupt: more than there are rows. MarlcoreError: writers lapped each look at them.
         """
         self._segment.check_open()
-        return sum(self._lanes.transitions(lane) for lane in range(self.lanes))
+        return self._lanes.all_transitions()
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from .batch import Batch, BatchMemory
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
+from .guard import one_thread
 from .kernels import uniform
 from .limiter import SampleGate
 from .priorities import Prioritized, PriorityTree
@@ -122,7 +123,7 @@ class SamplerOptions:
 
 
 class Sampler:
-    """Draws batches from one replay; made by `ReplayBuffer.sampler`. Not for several threads at once.
+    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
 
     A transition can be drawn when its stack is held whole, and its next n steps are held too or end with the episode;
     a sequence when that is so of all its transitions. Each is equally likely, with replacement, or as likely as its
@@ -135,6 +136,7 @@ class Sampler:
     def __init__(self, lanes: Lanes, options: SamplerOptions) -> None:
         options.check(lanes)
         self.stats = SamplerStats()
+        self._inside: dict[int, None] = {}  # see guard.py
         self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
         self._lanes = lanes
         self._options = options
@@ -155,12 +157,14 @@ class Sampler:
             self._tree.weigh(nothing, memory.root)
             self._tree.batches = 0
 
+    @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
         self._lanes.segment.check_open()
         able = self._has_enough() and self._can_draw()
         return able if self._gate is None else self._gate.can_sample(able)
 
+    @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
         """A batch.
 
@@ -172,7 +176,7 @@ class Sampler:
             TimeoutError: the same, after the timeout.
             ValueError: an actor stored a priority that is negative or infinite.
             MarlcoreError: writers overwrote every draw for 10 seconds.
-            ClosedError: the replay was closed.
+            ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         memory = self.memory()
@@ -245,6 +249,7 @@ class Sampler:
         """The options of drawing by priority; None when it is uniform."""
         return self._options.prioritized
 
+    @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions, or sequences, new priorities: usually the errors of their predictions.
 
@@ -266,11 +271,13 @@ class Sampler:
         self._lanes.segment.check_open()
         self.stats.ignored += self._tree.update(index, priority)
 
+    @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
         state: dict[str, NDArray[Any]] = {"generator": self._state.copy()}
         return state | self._tree.state_dict() if self._tree else state
 
+    @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Goes on from the state of a sampler with the same options of the same replay, or of a save of it.
 

@@ -8,19 +8,17 @@ SIGKILL of everyone. Bytes 1.. are the locks of what lies in the body: see lane.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
-import json
 import mmap
 import os
 import re
 import secrets
 import stat
-import struct
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +39,8 @@ from .errors import (
     SharedMemoryFull,
     StaleHandle,
 )
+from .files import File, too_many_files
+from .header import Header
 
 __all__ = [
     "Put",
@@ -60,13 +60,6 @@ ASIDE = ".marlcore-aside-"  # the name of a whole file for the instant before it
 
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
-MAGIC = b"marlcore"
-LAYOUT_VERSION = 3
-# magic, layout version, checksum, header bytes, segment bytes, nonce, description bytes
-_HEADER = struct.Struct("<8sIIQQQQ")
-_CHECKSUM_AT = 12
-_MAX_HEADER = 1 << 26
-_PAGE = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -98,18 +91,16 @@ class Segment:
         path: the segment's file.
     """
 
-    def __init__(self, fd: int, path: Path, header: _Header, owner: bool, writable: bool = True) -> None:
+    def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
         self.nonce = header.nonce
         self.description = header.description
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
-        self._fd = fd
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        mapping = mmap.mmap(fd, header.segment_bytes, prot=access)
         self.nbytes = header.segment_bytes
+        mapping = _map(file.fd, path, self.nbytes, writable)
         self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
+        self._file = file
         self._closed: str | None = None
-        self._finalizer = weakref.finalize(self, _release, fd, str(path) if owner else None, os.getpid())
         invalidate_after_fork(self)
 
     @classmethod
@@ -127,35 +118,30 @@ class Segment:
         `fill` writes what the body begins with, before anybody can find the segment.
 
         Raises:
-            SharedMemoryFull: the file system or the memory limit has no room; nothing was created.
+            SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
             ValueError: the name has other characters than letters, digits, "_" and ".", or path exists.
-            MarlcoreError: another process locked the file before it had a name.
+            MarlcoreError: another process locked the file before it had a name, or no descriptor is free.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
         if path is None:
             _sweep_once()
-        header = _Header.build(secrets.randbits(64), description, body_bytes)
+        header = Header.build(secrets.randbits(64), description, body_bytes)
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
         target = _lasting(Path(path).absolute()) if path is not None else in_shm
-        fd = _open_nameless(target, header.segment_bytes)
+        file = _open_nameless(target, header.segment_bytes)
         try:
             with _noticing_full(target.parent, header.segment_bytes):  # as in replace_file
-                _write(fd, header, fill)
-            _hold(fd, target)
-            segment = cls(fd, target, header, owner=path is None)
+                _write(file.fd, header, fill)
+            _hold(file, target)
+            segment = cls(file, target, header)
+            _give_name(file, target)
+            if path is not None:
+                file.keep_name()
+            return segment
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
-        try:
-            _give_name(fd, target)
-        except BaseException:
-            try:
-                segment.unlink()  # it may have its name already
-            finally:
-                segment.close()
-            raise
-        return segment
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
@@ -164,18 +150,21 @@ class Segment:
         Raises:
             SegmentNotFound: nothing is there. SegmentCorrupt: no segment, or not this user's alone.
             StaleHandle: another segment took the name. LayoutMismatch: it is laid out otherwise.
+            SharedMemoryFull: there is no room to fill the file's holes, or no address space to map it.
+            MarlcoreError: no descriptor is free.
         """
         path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
-        fd = _open_named(path, writable)
+        file = _open_named(path, writable)
         try:
-            header = _Header.read(fd, path)
+            header = Header.read(file.fd, path)
             if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
                 raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
             if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
                 raise LayoutMismatch(f"{path}: the segment's layout is not the one of the handle")
-            return cls(fd, path, header, owner=False, writable=writable)
+            _check_allocated(file, path, writable)
+            return cls(file, path, header, writable)
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
 
     def check_open(self) -> None:
@@ -189,36 +178,31 @@ class Segment:
 
     def is_at(self, path: Path) -> bool:
         """Whether the path leads to this segment's file."""
-        return _same_file(self._fd, path)
+        return _same_file(self._file.fd, path)
 
-    def lock(self, offset: int, exclusive: bool = True) -> int | None:
-        """A new descriptor that holds the lock of byte `offset`, or None when another one is in its way."""
+    def lock(self, offset: int, exclusive: bool = True) -> File | None:
+        """An open file that holds the lock of byte `offset`, or None when another one is in its way."""
         self.check_open()
-        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        locked = False
-        try:
-            locked = try_lock(fd, offset, exclusive)
-        finally:
-            if not locked:
-                os.close(fd)
-        return fd if locked else None
+        file = File()
+        file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
+        if try_lock(file.fd, offset, exclusive):
+            return file
+        file.close()
+        return None
 
     def is_locked(self, offset: int) -> bool:
         """Whether a living process holds a lock of byte `offset`, this one included."""
         self.check_open()
-        return is_locked(self._fd, offset)
+        return is_locked(self._file.fd, offset)
 
     def close(self) -> None:
         """Lets go of the segment; the memory is unmapped when the last view of it is gone."""
-        if self._closed is None:
-            self._closed = "it was closed"
-            del self.body
-            self._finalizer()
+        self._let_go("it was closed")
 
     def unlink(self) -> None:
         """Removes the segment's name; processes that have it mapped keep it. Harmless when repeated."""
         if self._closed is None:
-            _unlink_ours(self.path, self._fd)
+            _unlink_ours(self.path, self._file.fd)
             return
         with contextlib.suppress(MarlcoreError):  # gone, or another file has the name now
             again = Segment.attach(self.handle)
@@ -227,10 +211,13 @@ class Segment:
 
     def forked(self) -> None:
         """In a forked child: lets go, and says so when used."""
-        if self._closed is None:
-            self._closed = "it was opened before a fork; attach to its handle in the child"
-            del self.body
-            self._finalizer()
+        self._let_go("it was opened before a fork; attach to its handle in the child")
+
+    def _let_go(self, why: str) -> None:
+        """Each step may be done already: by an earlier call, or by one that was interrupted."""
+        self._closed = self._closed or why
+        vars(self).pop("body", None)
+        self._file.close()
 
 
 @dataclass(frozen=True)
@@ -278,22 +265,16 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
     """
     if _lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
-    header = _Header.build(secrets.randbits(64), description, body_bytes)
+    header = Header.build(secrets.randbits(64), description, body_bytes)
     _survey(target.parent, ASIDE, remove=True)
-    fd = _open_nameless(target, header.segment_bytes)
-    try:
+    aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
+    with _open_nameless(target, header.segment_bytes, aside) as file:
         with _noticing_full(target.parent, header.segment_bytes):  # some file systems allocate when they are written to
-            _write(fd, header, fill)
-            os.fsync(fd)
-        _hold(fd, target)  # so that nobody else takes it for left behind
-        aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
-        try:
-            _give_name(fd, aside)
-            aside.replace(target)
-        finally:
-            aside.unlink(missing_ok=True)
-    finally:
-        os.close(fd)
+            _write(file.fd, header, fill)
+            os.fsync(file.fd)
+        _hold(file, target)  # so that nobody else takes it for left behind
+        _give_name(file, aside)
+        aside.replace(target)
     _sync_directory(target.parent)
 
 
@@ -303,56 +284,7 @@ def _sweep_once() -> None:
     sweep()
 
 
-@dataclass(frozen=True)
-class _Header:
-    raw: bytes
-    header_bytes: int
-    segment_bytes: int
-    nonce: int
-    layout: int
-    description: dict[str, Any]
-
-    @classmethod
-    def build(cls, nonce: int, description: dict[str, Any], body_bytes: int) -> _Header:
-        text = json.dumps(description, sort_keys=True).encode()
-        header_bytes = -(-(_HEADER.size + len(text)) // _PAGE) * _PAGE
-        segment_bytes = header_bytes + -(-body_bytes // _PAGE) * _PAGE
-        fixed = _HEADER.pack(MAGIC, LAYOUT_VERSION, 0, header_bytes, segment_bytes, nonce, len(text))
-        raw = bytearray((fixed + text).ljust(header_bytes, b"\0"))
-        struct.pack_into("<I", raw, _CHECKSUM_AT, zlib.crc32(raw))
-        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)
-
-    @classmethod
-    def read(cls, fd: int, path: Path) -> _Header:
-        """Copies the header once into private memory and believes nothing that was not checked there."""
-        fixed = os.pread(fd, _HEADER.size, 0)
-        if len(fixed) < _HEADER.size or not fixed.startswith(MAGIC):
-            raise SegmentCorrupt(f"{path}: expected a marlcore segment, got another file")
-        header_bytes = _HEADER.unpack(fixed)[3]
-        if not _PAGE <= header_bytes <= _MAX_HEADER or header_bytes % _PAGE:
-            raise SegmentCorrupt(f"{path}: the header's length {header_bytes} is out of range")
-        raw = bytearray(os.pread(fd, header_bytes, 0))
-        if len(raw) != header_bytes:
-            raise SegmentCorrupt(f"{path}: the file ends inside its header")
-        magic, version, checksum, header_again, segment_bytes, nonce, text_bytes = _HEADER.unpack_from(raw)
-        if version != LAYOUT_VERSION:
-            raise SegmentCorrupt(f"{path}: expected layout version {LAYOUT_VERSION}, got {version}")
-        struct.pack_into("<I", raw, _CHECKSUM_AT, 0)
-        if magic != MAGIC or header_again != header_bytes or zlib.crc32(raw) != checksum:
-            raise SegmentCorrupt(f"{path}: the header's checksum does not match")
-        size = os.fstat(fd).st_size
-        if text_bytes > header_bytes - _HEADER.size or segment_bytes != size or size <= header_bytes:
-            raise SegmentCorrupt(f"{path}: expected a file of {segment_bytes} bytes, got {size}")
-        text = bytes(raw[_HEADER.size : _HEADER.size + text_bytes])
-        struct.pack_into("<I", raw, _CHECKSUM_AT, checksum)
-        try:
-            description = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SegmentCorrupt(f"{path}: the header's description cannot be read: {error}") from None
-        return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)
-
-
-def _write(fd: int, header: _Header, fill: Callable[[Put], None] | None) -> None:
+def _write(fd: int, header: Header, fill: Callable[[Put], None] | None) -> None:
     """The header, and what `fill` puts behind it."""
     _put(fd, 0, 0, np.frombuffer(header.raw, np.uint8))
     if fill is not None:
@@ -367,26 +299,76 @@ def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
         left, at = left[written:], at + written
 
 
-def _open_nameless(target: Path, nbytes: int) -> int:
-    """A file of `nbytes` allocated bytes in target's directory that has no name yet."""
+def _open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
+    """A file of `nbytes` allocated bytes in target's directory; `name`, or target, is what it is to be called."""
     if not target.parent.is_dir():
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = _free_bytes(target.parent)
     if nbytes > free:
         raise _full(target.parent, nbytes, free)
-    fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    file = File(name or target)
     try:
+        file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
         with _noticing_full(target.parent, nbytes):
-            os.posix_fallocate(fd, 0, nbytes)
+            os.posix_fallocate(file.fd, 0, nbytes)
+        return file
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
-    return fd
 
 
-def _hold(fd: int, target: Path) -> None:
+def _map(fd: int, path: Path, nbytes: int, writable: bool) -> mmap.mmap:
+    """Raises SharedMemoryFull: no address space. MarlcoreError: no descriptor for the mapping's own copy."""
+    try:
+        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise SharedMemoryFull(
+                f"{path}: {nbytes} bytes of address space asked for, less free; raise `ulimit -v`"
+            ) from None
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise too_many_files(path) from None
+        raise
+
+
+def _check_allocated(file: File, path: Path, writable: bool) -> None:
+    """Sees to it that each page of a file has memory or disk of its own: the kernel ends a process that touches one
+    for which there is none.
+
+    Neither number alone says where holes are. Compressed files have fewer blocks than bytes and no hole; some file
+    systems count their own index blocks too, which hides holes; and SEEK_HOLE takes for a hole what is allocated
+    but was never written, as all of a new segment. Only in /dev/shm are blocks exact.
+    """
+    status = os.fstat(file.fd)
+    missing = status.st_size - 512 * status.st_blocks
+    if missing <= 0 and (not writable or status.st_dev == os.stat(SHM_DIR).st_dev):
+        return
+    if os.lseek(file.fd, 0, os.SEEK_HOLE) == status.st_size:
+        return
+    if not writable:
+        raise SegmentCorrupt(f"{path}: expected a file without holes, got one of {missing} bytes; "
+                             "copy it with `cp --sparse=never`")  # fmt: skip
+    free = _free_bytes(path.parent)
+    if missing > free:
+        raise _full(path.parent, missing, free)
+    with _noticing_full(path.parent, missing):
+        _allocate(file, status.st_size, path)
+
+
+def _allocate(file: File, nbytes: int, path: Path) -> None:
+    """Fills the holes of a file that others may be writing to: never by writing. Raises SegmentCorrupt: it cannot."""
+    try:
+        file.allocate(nbytes)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        raise SegmentCorrupt(f"{path}: expected a file without holes, got one on a file system that cannot fill them; "
+                             "copy it with `cp --sparse=never`") from None  # fmt: skip
+
+
+def _hold(file: File, target: Path) -> None:
     """Takes the shared lock of a file without a name. Raises MarlcoreError: somebody got at it through /proc."""
-    if not try_lock(fd, 0, exclusive=False):
+    if not try_lock(file.fd, 0, exclusive=False):
         raise MarlcoreError(f"{target}: another process has locked the segment before it has a name")
 
 
@@ -397,51 +379,63 @@ def _lasting(target: Path) -> Path:
     return target
 
 
-def _give_name(fd: int, target: Path) -> None:
-    directory = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _give_name(file: File, target: Path) -> None:
     try:
-        # With a directory descriptor Python calls linkat, which follows the link in /proc to the file.
-        os.link(f"/proc/self/fd/{fd}", target.name, dst_dir_fd=directory, follow_symlinks=True)
+        file.link()
     except FileExistsError:
         raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None
-    finally:
-        os.close(directory)
 
 
 def _sync_directory(directory: Path) -> None:
     """Puts the names in a directory on disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with File() as file:
+        file.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(file.fd)
 
 
 def _survey(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
     """This user's files of a name that begins so; with `remove`, those that no living process holds are removed."""
     found = []
-    for path in sorted(directory.glob(prefix + "*")):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue  # gone meanwhile, somebody else's, or no file: not ours to remove
-        try:
-            status = os.fstat(fd)
-            if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
-                continue
-            held = not try_lock(fd, 0, exclusive=True) if remove else is_locked(fd, 0)
-            if not _same_file(fd, path):
-                continue
-            if remove and not held:
-                path.unlink(missing_ok=True)
-            inode = status.st_dev, status.st_ino
-            found.append(SegmentFile(path.name, 512 * status.st_blocks, status.st_mtime, held, inode))
-        finally:
-            os.close(fd)
+    for name in sorted(_names(directory)):
+        if name.startswith(prefix):
+            with File() as file:
+                one = _survey_one(file, directory / name, remove)
+            if one is not None:
+                found.append(one)
     return found
 
 
-def _open_named(path: Path, writable: bool) -> int:
+def _names(directory: Path) -> list[str]:
+    """What is in a directory; nothing when it is none."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise too_many_files(directory) from None
+        raise
+
+
+def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
+    """See `_survey`; None when it is gone meanwhile, somebody else's, or no file: not ours to remove."""
+    try:
+        file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    status = os.fstat(file.fd)
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        return None
+    held = not try_lock(file.fd, 0, exclusive=True) if remove else is_locked(file.fd, 0)
+    if not _same_file(file.fd, path):
+        return None
+    if remove and not held:
+        path.unlink(missing_ok=True)
+    inode = status.st_dev, status.st_ino
+    return SegmentFile(path.name, 512 * status.st_blocks, status.st_mtime, held, inode)
+
+
+def _open_named(path: Path, writable: bool) -> File:
     """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile.
 
     A lock that is refused says that someone sweeps just now: that may be the end of the file, or only of another name
@@ -449,41 +443,40 @@ def _open_named(path: Path, writable: bool) -> int:
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
-        fd = _open_existing(path, writable)
+        file = _open_existing(path, writable)
         try:
-            locked = try_lock(fd, 0, exclusive=False)
-            if locked and _same_file(fd, path):
-                return fd
+            locked = try_lock(file.fd, 0, exclusive=False)
+            if locked and _same_file(file.fd, path):
+                return file
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
-        os.close(fd)  # a later save took its name between open and lock, or nothing has it any more
+        file.close()  # a later save took its name between open and lock, or nothing has it any more
         if not locked:
             if time.monotonic() > deadline:
                 raise SegmentNotFound(f"{path}: another process has locked the segment to remove it")
             time.sleep(SWEEP_S / 1000)
 
 
-def _open_existing(path: Path, writable: bool) -> int:
+def _open_existing(path: Path, writable: bool) -> File:
     """Opens a file that may be a segment: a regular one of this user alone."""
+    file = File()
     try:
-        access = os.O_RDWR if writable else os.O_RDONLY
-        fd = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
+        status = os.fstat(file.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SegmentCorrupt(f"{path}: expected a regular file")
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
+        return file
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.EPERM):
             raise
         raise SegmentCorrupt(f"{path}: expected a segment, got {error.strerror}") from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SegmentCorrupt(f"{path}: expected a regular file")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
-        return fd
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
 
 
@@ -499,15 +492,6 @@ def _same_file(fd: int, path: Path) -> bool:
 def _unlink_ours(path: Path, fd: int) -> None:
     if _same_file(fd, path):
         path.unlink(missing_ok=True)
-
-
-def _release(fd: int, owned: str | None, pid: int) -> None:
-    """What the end of a Segment leaves to do; a forked child gives back descriptors but no names."""
-    try:
-        if owned is not None and pid == os.getpid():
-            _unlink_ours(Path(owned), fd)
-    finally:
-        os.close(fd)
 
 
 def _free_bytes(directory: Path) -> int:
@@ -544,4 +528,12 @@ def _after_fork() -> None:
         thing.forked()
 
 
+def _at_exit() -> None:
+    """Segments that were never closed: nothing is sure to be collected when a process ends."""
+    for thing in list(_forkable):
+        if isinstance(thing, Segment):
+            thing.close()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

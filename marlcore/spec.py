@@ -16,6 +16,8 @@ RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
 )
 _KINDS = "biufc"
+MAX_BYTES = 2**47  # of one array: the addresses that a process has
+MAX_AXES = 24  # a batch has up to three more, and NumPy up to 32
 MAX_EVERY = 2**23  # so that the rows of an episode, counted up to 2^24, can go on at about half of it
 
 
@@ -41,6 +43,8 @@ class Field:
             isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in shape
         ):
             raise ValueError(f"Field shape: expected a tuple of positive integers, got {self.shape!r}")
+        if len(shape) > MAX_AXES:
+            raise ValueError(f"Field shape: expected at most {MAX_AXES} axes, got {len(shape)}")
         try:
             if self.dtype is None:  # which NumPy takes for float64
                 raise TypeError
@@ -52,6 +56,8 @@ class Field:
         whole = isinstance(self.every, (int, np.integer)) and not isinstance(self.every, bool)
         if not whole or not 1 <= self.every <= MAX_EVERY:
             raise ValueError(f"Field every: expected an integer from 1 to {MAX_EVERY}, got {self.every!r}")
+        if math.prod(map(int, shape)) > MAX_BYTES // dtype.itemsize:
+            raise ValueError(f"Field shape: expected an array of at most {MAX_BYTES} bytes, got {self.shape!r}")
         object.__setattr__(self, "every", int(self.every))
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "dtype", dtype.name)

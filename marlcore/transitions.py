@@ -127,10 +127,14 @@ class TransitionLanes(Shared):
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
         claimed = claim(self._segment, self._lanes, int(lane), shared)
-        gate = self._gate(int(lane))
-        writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
-        self._writers.add(writer)
-        return writer
+        try:
+            gate = self._gate(int(lane))
+            writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
+            self._writers.add(writer)
+            return writer
+        except BaseException:
+            claimed.release()
+            raise
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:

@@ -6,6 +6,7 @@ import errno
 import time
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
 from .errors import StaleHandle
+from .guard import one_thread, refuse_second
 from .lane import LaneClaim
 from .limiter import Gate
 from .record import REWARD_OFFSET, Place, RecordLayout
@@ -30,6 +32,9 @@ _ALL = slice(None)
 
 class Writer:
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
+
+    It is used by one thread at a time, now this one, now that one: a second thread that adds while a first one does
+    is refused with UsedByTwoThreads. `close` is for any thread.
 
     Every value is checked before anything is written, so that a bad one leaves the replay as it was. Values of
     another dtype are taken when NumPy calls the conversion safe or of the same kind (float64 to float32, not float
@@ -55,6 +60,7 @@ class Writer:
         self._timeout = timeout
         self._gate = gate
         self._forked = False
+        self._inside: dict[int, None] = {}  # see guard.py
         self._layout = layout
         self._spec = spec
         self._records = np.zeros((2, layout.record_bytes), np.uint8)
@@ -105,29 +111,39 @@ class Writer:
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range.
             ClosedError: the writer was closed. SegmentCorrupt: the lane's counters were damaged.
-            TimeoutError: after the writer's timeout; nothing was written.
+            TimeoutError: after the writer's timeout; nothing was written. UsedByTwoThreads: see above.
         """
-        flags = 0
-        if terminated is not False or truncated is not False or final_obs is not None:
-            flags = self._ending(terminated, truncated, final_obs)
-        self._put_obs(obs)
-        self._put_action(action)
+        inside, me = self._inside, get_ident()
+        if inside:
+            refuse_second(self)
+        inside[me] = None
         try:
-            self._reward[0] = reward
-        except (TypeError, ValueError):
-            raise TypeError(f"reward: expected a number, got {came(reward)}") from None
-        if extras or self._extras:
-            self._put_extras(extras)
-        began = None
-        if self._gate is not None:
-            began = time.monotonic()
-            if not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
-                return self._leave_out()
-        ticket: int = self._add_row(self._raw, flags)
-        if ticket < 0:
-            ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
-        return ticket
+            if len(inside) > 1:
+                refuse_second(self)
+            flags = 0
+            if terminated is not False or truncated is not False or final_obs is not None:
+                flags = self._ending(terminated, truncated, final_obs)
+            self._put_obs(obs)
+            self._put_action(action)
+            try:
+                self._reward[0] = reward
+            except (TypeError, ValueError):
+                raise TypeError(f"reward: expected a number, got {came(reward)}") from None
+            if extras or self._extras:
+                self._put_extras(extras)
+            began = None
+            if self._gate is not None:
+                began = time.monotonic()
+                if not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
+                    return self._leave_out()
+            ticket: int = self._add_row(self._raw, flags)
+            if ticket < 0:
+                ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
+            return ticket
+        finally:
+            del inside[me]
 
+    @one_thread
     def add_batch(
         self,
         obs: Any,

@@ -179,3 +179,15 @@ def alarm():
 
     yield after
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path):
+    """A file system in memory, of 1 MiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "marlcore", where], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a tmpfs needs privileges: {mounted.stderr.decode().strip()}")
+    yield where
+    subprocess.run(["umount", where], check=True)

@@ -44,6 +44,7 @@ points = _load_core(sys.argv[3])
 from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402, I001
 from marlcore import shm  # noqa: E402
 from marlcore._native import Event  # noqa: E402
+from marlcore.files import File  # noqa: E402
 
 ERRORS = {  # besides EIO
     "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
@@ -507,12 +508,13 @@ SCENARIOS = {
 def named_at_once() -> None:
     """A file has its name before it is whole."""
 
-    def open_named(target: Path, nbytes: int) -> int:
-        fd = os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        os.posix_fallocate(fd, 0, nbytes)
-        return fd
+    def open_named(target: Path, nbytes: int, name: Path | None = None) -> File:
+        file = File(target)
+        file.open(name or target, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        os.posix_fallocate(file.fd, 0, nbytes)
+        return file
 
-    shm._open_nameless, shm._give_name = open_named, lambda fd, target: None
+    shm._open_nameless, shm._give_name = open_named, lambda file, target: None
 
 
 def removed_before_it_is_replaced() -> None:
@@ -528,8 +530,8 @@ def removed_before_it_is_replaced() -> None:
 
 def keeps_descriptors() -> None:
     """What is read of a file leaves it open."""
-    read = shm._Header.read
-    shm._Header.read = lambda fd, path: read(os.dup(fd), path)
+    read = shm.Header.read
+    shm.Header.read = lambda fd, path: read(os.dup(fd), path)
 
 
 SABOTAGE = {one.__name__: one for one in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}

@@ -11,8 +11,8 @@ PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
     {"errors", "spec", "options", "cgroup", "notices", "signals", "tables"},
-    {"protocols", "references", "values"},
-    {"_native"},
+    {"guard", "protocols", "references", "values"},
+    {"_native", "files", "header"},
     {"shm"},
     {"lane", "shared", "waiting"},
     {"control", "kernels", "limiter", "record", "save"},
@@ -56,7 +56,7 @@ THIRD_PARTY = {
         "workergroup",
     },
     "torchrl": {"compat/torchrl.py"},
-    "_core": {"_native"},
+    "_core": {"_native", "files"},
 }
 
 

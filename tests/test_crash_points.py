@@ -44,15 +44,15 @@ POINTS = {
 }
 FAILING = {
     "create": {"fallocate": "ENOSPC: SharedMemoryFull", "pwrite64": "ENOSPC: SharedMemoryFull",
-               "openat": "EMFILE: OSError", "mmap": "ENOMEM: OSError", "linkat": "ENOSPC: OSError"},
-    "create_file": {"fallocate": "ENOSPC: SharedMemoryFull", "linkat": "ENOSPC: OSError", "close": "EIO: OSError"},
-    "attach": {"openat": "EMFILE: OSError", "fcntl": "ENOLCK: OSError", "mmap": "ENOMEM: OSError",
+               "openat": "EMFILE: MarlcoreError", "mmap": "ENOMEM: SharedMemoryFull", "linkat": "ENOSPC: OSError"},
+    "create_file": {"fallocate": "ENOSPC: SharedMemoryFull", "linkat": "ENOSPC: OSError", "close": "EIO: nothing"},
+    "attach": {"openat": "EMFILE: MarlcoreError", "fcntl": "ENOLCK: OSError", "mmap": "ENOMEM: SharedMemoryFull",
                "pread64": "EIO: OSError"},
-    "claim": {"openat": "EMFILE: OSError", "fcntl": "ENOLCK: OSError"},
+    "claim": {"openat": "EMFILE: MarlcoreError", "fcntl": "ENOLCK: OSError"},
     "add_shared": {"fcntl": "ENOLCK: MarlcoreError", "futex": "ENOMEM: nothing"},
     "save": {"fallocate": "ENOSPC: SharedMemoryFull", "pwrite64": "ENOSPC: SharedMemoryFull", "fsync": "EIO: OSError",
              "linkat": "EIO: OSError", "rename": "EIO: OSError"},
-    "close": {"unlink": "EIO: OSError", "close": "EIO: OSError"},
+    "close": {"unlink": "EIO: OSError", "close": "EIO: nothing"},
     "sweep": {"unlink": "EIO: OSError", "fcntl": "ENOLCK: OSError"},
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from core import run
 from marlcore._core import lib
 
 from marlcore import SegmentNotFound, shm
+from marlcore.files import File
 from marlcore.shm import Segment, survey
 
 WORKERS = 6
@@ -50,7 +51,7 @@ def content(seed: int, words: int) -> np.ndarray:
 def has_name(segment: Segment) -> bool:
     """Whether the segment's path leads to its file."""
     try:
-        return os.path.samestat(os.stat(segment.path), os.fstat(segment._fd))
+        return os.path.samestat(os.stat(segment.path), os.fstat(segment._file.fd))
     except FileNotFoundError:
         return False
 
@@ -171,10 +172,10 @@ def name_before_the_lock() -> None:
     """A creator whose segment can be found before it has locked it."""
     give_name = shm._give_name
 
-    def give_name_unlocked(fd: int, target: Path) -> None:
-        lib.mc_lock_drop(fd, 0)
-        give_name(fd, target)
-        shm.try_lock(fd, 0, exclusive=False)
+    def give_name_unlocked(file: File, target: Path) -> None:
+        lib.mc_lock_drop(file.fd, 0)
+        give_name(file, target)
+        shm.try_lock(file.fd, 0, exclusive=False)
 
     shm._give_name = give_name_unlocked
 

@@ -310,11 +310,11 @@ def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            fd = replay._segment.lock(1 + replay.lanes)
+            held = replay._segment.lock(1 + replay.lanes)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Rang):
                 add(writer, 1)
-            os.close(fd)
+            held.close()
             assert add(writer, 2) == 0
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -322,10 +322,10 @@ def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
 
 def test_a_signal_whose_handler_returns_does_not_end_the_wait():
     rang = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(os.close(fd)))
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(held.close()))
     try:
         with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            fd = replay._segment.lock(1 + replay.lanes)
+            held = replay._segment.lock(1 + replay.lanes)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             assert add(writer, 1) == 0
             assert rang == [None]
@@ -394,10 +394,10 @@ def test_a_writer_closed_while_its_add_waits_says_so():
     try:
         with make(SMALL) as replay:
             writer = replay.writer(shared=True)
-            fd = replay._segment.lock(1 + replay.lanes)
+            held = replay._segment.lock(1 + replay.lanes)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(ClosedError):
                 add(writer, 1)
-            os.close(fd)
+            held.close()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -6,7 +6,6 @@ import os
 import pickle
 import stat
 import struct
-import subprocess
 import zlib
 from contextlib import closing
 from dataclasses import replace
@@ -27,6 +26,7 @@ from marlcore import (
 from marlcore import shm as shm_module
 from marlcore._native import try_lock
 from marlcore.cgroup import MemoryLimit
+from marlcore.files import File
 from marlcore.shm import Segment, SegmentHandle, replace_file, sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}
@@ -206,7 +206,7 @@ def test_a_segment_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch):
         raise OSError("no link today")
 
     before, fds = names(), descriptors()
-    monkeypatch.setattr(os, "link", fails)
+    monkeypatch.setattr(File, "link", fails)
     with pytest.raises(OSError, match="no link today"):
         Segment.create("test", DESCRIPTION, 10)
     with pytest.raises(OSError, match="no link today"):
@@ -276,17 +276,6 @@ def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
     with pytest.raises(SharedMemoryFull, match=r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory"):
         Segment.create("test", DESCRIPTION, 10_000)
     assert names() == before
-
-
-@pytest.fixture
-def small_tmpfs(tmp_path):
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "marlcore", where], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs needs privileges: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", where], check=True)
 
 
 @pytest.mark.parametrize("free_is_known", [True, False])
@@ -498,7 +487,7 @@ def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):
     owner = program(
         HOLD,
         "s = Segment.create('v', {}, 10); b = s.body; print(s.path, flush=True); sys.stdin.readline()\n"
-        "s._finalizer.detach(); s.close(); print('closed', flush=True); sys.stdin.read()",
+        "s._file.keep_name(); s.close(); print('closed', flush=True); sys.stdin.read()",
     )
     path = Path(owner.line())
     owner.tell()
@@ -577,25 +566,25 @@ def test_locks_are_of_one_byte_and_of_one_holder(segment):
     assert segment.lock(1) is None
     other = segment.lock(2)
     assert other is not None
-    os.close(held)
+    held.close()
     again = segment.lock(1)
     assert again is not None
-    os.close(again)
-    os.close(other)
+    again.close()
+    other.close()
 
 
 def test_the_lock_of_a_killed_process_is_free(segment, program):
     holder = program(
         HOLD,
-        "s = Segment.attach(sys.argv[1]); print(s.lock(1) is not None, flush=True); sys.stdin.read()",
+        "s = Segment.attach(sys.argv[1]); held = s.lock(1); print(held is not None, flush=True); sys.stdin.read()",
         args=[segment.path],
     )
     assert holder.line() == "True"
     assert segment.lock(1) is None
     holder.kill()
-    fd = segment.lock(1)
-    assert fd is not None
-    os.close(fd)
+    held = segment.lock(1)
+    assert held is not None
+    held.close()
 
 
 def test_a_body_is_aligned_to_pages(segment):

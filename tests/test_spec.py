@@ -169,3 +169,14 @@ def test_a_space_that_no_field_holds_is_refused_in_one_line(observation, action,
         ValueError, match=f"^{label}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got"
     ):
         TransitionSpec.from_spaces(observation, action)
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (2**31, 2**31), (10**30, 1)])
+def test_a_field_that_no_process_can_hold_is_refused(shape):
+    with pytest.raises(ValueError, match=r"^Field shape: expected an array of at most \d+ bytes, got \("):
+        Field(shape)
+
+
+def test_a_field_of_more_axes_than_a_batch_can_have_is_refused():
+    with pytest.raises(ValueError, match=r"^Field shape: expected at most 24 axes, got 70$"):
+        Field((1,) * 70)

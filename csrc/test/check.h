@@ -30,23 +30,30 @@ static inline void run_tests(const struct test *tests, size_t n) {
     }
 }
 
-/* A lane in memory of its own, each allocation apart, so that a sanitizer sees every step outside. */
-static inline struct mc_lane make_lane(uint64_t capacity, uint64_t columns, const uint64_t *sizes) {
+/* The first of n lanes side by side in memory of their own, each allocation apart, so that a sanitizer sees
+ * every step outside. */
+static inline struct mc_lane make_lanes(uint64_t n, uint64_t capacity, uint64_t columns,
+                                        const uint64_t *sizes) {
     struct mc_lane lane = {.capacity = capacity, .columns = columns};
-    lane.counters = calloc(1, MC_LINE);
+    lane.counters = calloc(n, MC_LINE);
     lane.event = calloc(1, MC_LINE);
     for (uint64_t k = 0; k < columns; k++) {
         struct mc_column *column = &lane.column[k];
         column->size = sizes[k];
         column->stride = (sizes[k] + 7) / 8 * 8;
         column->every = 1;
-        column->base = calloc(capacity, column->stride);
+        column->base = calloc(n * capacity, column->stride);
         CHECK(column->base);
     }
     CHECK(lane.counters && lane.event);
     return lane;
 }
 
+static inline struct mc_lane make_lane(uint64_t capacity, uint64_t columns, const uint64_t *sizes) {
+    return make_lanes(1, capacity, columns, sizes);
+}
+
+/* A lane, or lanes side by side by their first. */
 static inline void free_lane(struct mc_lane *lane) {
     for (uint64_t k = 0; k < lane->columns; k++)
         free(lane->column[k].base);

@@ -68,15 +68,16 @@ static void make_world(struct world *world, struct input *input) {
     sizes[0] = 16 + 8 * take_below(input, (MAX_ROW - 16) / 8);
     sizes[1] = 1 + take_bytes(input, 2) % MAX_ROW;
     sizes[2] = 1 + take_below(input, 40);
+    struct mc_column *stored = &world->lanes[0].column[2];
+    world->lanes[0] = make_lanes(world->count, world->capacity, COLUMNS, sizes);
+    stored->every = every;
+    free(stored->base);
+    stored->base = calloc(world->count * world->capacity / every, stored->stride);
+    CHECK(stored->base);
     for (uint64_t i = 0; i < world->count; i++) {
-        struct mc_lane *lane = &world->lanes[i];
-        struct mc_column *stored = &lane->column[2];
-        *lane = make_lane(world->capacity, COLUMNS, sizes);
-        stored->every = every;
-        free(stored->base);
-        stored->base = calloc(world->capacity / every, stored->stride);
-        CHECK(stored->base);
-        world->writers[i] = (struct mc_writer){.lane = *lane, .records = world->records};
+        if (i > 0)
+            mc_lanes_nth(world->lanes, i, &world->lanes[i]);
+        world->writers[i] = (struct mc_writer){.lane = world->lanes[i], .records = world->records};
         for (int k = 1; k < COLUMNS; k++)
             world->writers[i].frames[k] = world->writers[i].final_frames[k] = world->rows[k];
     }
@@ -189,7 +190,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     make_world(&world, &input);
     while (input.at < input.end)
         step(&world, &input);
-    for (uint64_t i = 0; i < world.count; i++)
-        free_lane(&world.lanes[i]);
+    free_lane(&world.lanes[0]);
     return 0;
 }

@@ -280,11 +280,11 @@ static void room(unsigned index) {
     uint8_t *event = (uint8_t *)space.event, *slot = (uint8_t *)&space.slot;
     model_memory::current->sleeping = true;
     for (int i = 0; index == 0 && i < now.appends; i++) {
-        mc_word_store(slot, i + 1);
+        mc_word_store(slot, 0, i + 1);
         mc_event_notify(event, 1);
     }
     if (index > 0)
-        sleep_until(event, now.appends, [&] { return mc_word_load(slot); });
+        sleep_until(event, now.appends, [&] { return mc_word_load(slot, 0); });
 }
 
 template <int threads> struct world : rl::test_suite<world<threads>, threads> {

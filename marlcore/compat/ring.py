@@ -9,7 +9,6 @@ no longer count. Positions in the ring are counted from the base, so that a clea
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from .._native import LINE, Words
 from ..errors import LaneBusy, MarlcoreError
+from ..files import File
 from ..kernels import columns
 from ..record import Place
 from ..replay import ReplayBuffer
@@ -129,15 +129,15 @@ class _Marks(Shared):
     def create(cls) -> _Marks:
         return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS))
 
-    def lock(self) -> int:
-        """A descriptor that holds the right to write the words until it is closed or its process dies.
+    def lock(self) -> File:
+        """An open file that holds the right to write the words until it is closed or its process dies.
 
         Raises: LaneBusy: a process that was stopped holds it.
         """
         for _ in range(ROUNDS):
-            fd = self._segment.lock(1)
-            if fd is not None:
-                return fd
+            held = self._segment.lock(1)
+            if held is not None:
+                return held
             time.sleep(NAP_S)
         raise LaneBusy(f"{self._segment.path}: a process that does not go on is clearing the ring")
 
@@ -256,11 +256,8 @@ class Ring:
 
     def clear(self) -> None:
         """Forgets every row committed until now. An add of another process at the same time lands on either side."""
-        fd = self.marks.lock()
-        try:
+        with self.marks.lock():
             self.marks.store(BASE, self.rows.edges()[1])
-        finally:
-            os.close(fd)
 
     def close(self) -> None:
         """Lets go of the memory; what its creator closes disappears."""

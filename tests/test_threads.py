@@ -1,0 +1,153 @@
+"""A second thread is refused what a first one is inside of, and nobody else's rows are mixed into its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marlcore import (
+    Field,
+    Mixture,
+    ParameterStore,
+    ReplayBuffer,
+    TrajectoryQueue,
+    TransitionSpec,
+    UsedByTwoThreads,
+)
+
+SPEC = TransitionSpec(Field((400,), "int64"), Field((), "int64"))
+ROWS = 3000  # of each thread
+
+
+@pytest.fixture
+def replay() -> Iterator[ReplayBuffer]:
+    with ReplayBuffer.create(SPEC, 10_000) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*acts: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_no_row_of_two_threads_is_mixed(replay: ReplayBuffer):
+    """Each value of a row is its thread's number; a call that is refused writes nothing."""
+    refused, added = [], []
+    with replay.writer() as writer:
+
+        def add(number: int) -> None:
+            obs = np.full(400, number)
+            for _ in range(ROWS):
+                try:
+                    added.append(writer.add(obs, number, number))
+                except UsedByTwoThreads:
+                    refused.append(number)
+
+        together(lambda: add(1), lambda: add(2))
+        assert len(replay) == len(added) == len(set(added)) == 2 * ROWS - len(refused)
+        writer.add(np.zeros(400, np.int64), 0, 0.0, terminated=True)
+    batch = replay.sampler(4096, min_size=1, seed=0).sample()
+    assert (batch.obs == batch.action[:, None]).all()
+    assert (batch.reward == batch.action).all()
+
+
+def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
+    """By name, a call of something that one thread at a time may use."""
+    replay = ReplayBuffer.create(SPEC, 100)
+    with replay.writer() as writer:
+        writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
+    queue = TrajectoryQueue.create(SPEC, 100)
+    model = torch.nn.Linear(2, 2)
+    store = ParameterStore.create(model)
+    made = {
+        "writer": (writer := replay.writer(), lambda: writer.add(np.zeros(400, np.int64), 0, 0.0)),
+        "add_batch": (writer, lambda: writer.add_batch(np.zeros((2, 400), np.int64), [0, 0], [0.0, 0.0])),
+        "sampler": (sampler := replay.sampler(4), sampler.sample),
+        "state_dict": (sampler, sampler.state_dict),
+        "mixture": (mixture := Mixture([replay], [1.0], 4), mixture.sample),
+        "publisher": (publisher := store.publisher(model), publisher.publish),
+        "subscriber": (subscriber := store.subscriber(torch.nn.Linear(2, 2)), subscriber.pull),
+        "reader": (reader := queue.reader(4), lambda: reader.read(0.0)),
+    }
+    return made | {"close": (None, lambda: [one.close() for one in (replay, queue, store)])}
+
+
+def test_a_second_thread_is_refused_and_a_later_one_is_not():
+    made = holders()
+    close = made.pop("close")[1]
+    for name, (used, call) in made.items():
+        used._inside[-1] = None  # another thread is in the middle of a call
+        with pytest.raises(UsedByTwoThreads, match=f"^{type(used).__name__}: expected one thread at a time"):
+            call()
+        used._inside.clear()
+        done: list[str] = []
+
+        def later(call: Callable[[], object] = call, name: str = name, done: list[str] = done) -> None:
+            with contextlib.suppress(TimeoutError):  # the queue is empty
+                call()
+            done.append(name)
+
+        together(later)
+        assert done == [name] and not used._inside
+    del made, used, call, later
+    close()
+
+
+class Interrupt(BaseException):
+    """What the handler raises."""
+
+
+def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuffer):
+    def ring(*_: object) -> None:
+        raise Interrupt
+
+    writer, obs, interrupted = replay.writer(), np.zeros(400, np.int64), 0
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for k in range(500):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + k % 40))
+                while True:
+                    writer.add(obs, 0, 0.0)
+            except Interrupt:
+                interrupted += 1
+            together(lambda: writer.add(obs, 0, 0.0))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted == 500
+    writer.close()
+
+
+def test_batches_that_are_held_and_dropped_are_given_back(replay: ReplayBuffer):
+    """All of them were kept for good, and looked through at each sample."""
+    with replay.writer() as writer:
+        writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
+    sampler = replay.sampler(4, seed=0)
+    held = [sampler.sample() for _ in range(100)]
+    assert len({id(batch.obs) for batch in held}) == 100
+    assert len(sampler._drawing._pool) <= 8
+    held.clear()
+    first = sampler.sample().obs.ctypes.data
+    assert sampler.sample().obs.ctypes.data == first
