@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -330,6 +332,10 @@ class Words:
 
     def load(self, index: int) -> int:
         return int(_lib.mc_word_load(self._at[index]))
+
+    def loader(self, index: int) -> Callable[[], int]:
+        """A call that loads one word."""
+        return partial(_lib.mc_word_load, self._at[index])
 
     def store(self, index: int, value: int) -> None:
         _lib.mc_word_store(self._at[index], value)
