@@ -354,7 +354,8 @@ def test_done_may_be_given_as_numbers():
     theirs, ours = pair(400, BOX, ACTIONS["discrete"])
     for *step, done, infos in steps:
         theirs.add(*step, done.astype(np.float64), infos)
-        ours.add(*step, done.astype(np.float64), infos)
+        numbers = [{name: np.float32([value]) for name, value in info.items()} for info in infos]
+        ours.add(*step, done.astype(np.float64), numbers)
     assert set(drawn(ours)) == everything(theirs)
     with pytest.raises(TypeError, match="done: expected bool"):
         ours.add(*steps[0][:4], np.array([0.5, 1.0]), steps[0][5])

@@ -247,7 +247,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.handle_timeout_termination:
             if len(infos) != self.n_envs:
                 raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
-            timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+            timeouts[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         rewards = self._rows("reward", _NUMBER, reward)
         if not np.isfinite(rewards).all():
             raise ValueError(f"reward: expected finite numbers, got {rewards}")
