@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -344,6 +345,10 @@ class Words:
 
     def load(self, index: int) -> int:
         return int(_lib.mc_word_load(self._memory, index))
+
+    def loader(self, index: int) -> Callable[[], int]:
+        """A call that loads one word."""
+        return partial(_lib.mc_word_load, self._memory, index)
 
     def store(self, index: int, value: int) -> None:
         _lib.mc_word_store(self._memory, index, value)

@@ -320,7 +320,30 @@ def test_a_clear_and_an_add_inside_a_look_count_the_rows_after_the_clear(cls, mo
     assert buffer.get_stored_size() == 1
 
 
+@BOTH
+def test_the_transitions_at_positions_are_those_that_were_added_there(cls) -> None:
+    buffer = cls(6, {"t": {}, "x": {"shape": (2, 2)}})
+    buffer.add(t=np.arange(4), x=np.zeros((4, 2, 2)))
+    np.testing.assert_array_equal(buffer._encode_sample(range(6))["t"].ravel(), [0, 1, 2, 3, 0, 0])
+    buffer.add(t=np.arange(4, 8), x=np.ones((4, 2, 2)))
+    found = buffer._encode_sample([5, 0, -1, 2])
+    assert found.keys() == {"t", "x"}
+    np.testing.assert_array_equal(found["t"], [[5], [6], [5], [2]])
+    assert (found["x"].shape, found["x"].dtype) == ((4, 2, 2), np.float32)
+    for bad in (6, -7):
+        with pytest.raises(IndexError, match=rf"idx: expected positions from -6 to 5, got {bad}"):
+            buffer._encode_sample([0, bad])
+
+
 # ---- bad calls raise at once, and add nothing ----
+
+
+@BOTH
+def test_a_manager_that_has_shut_down_is_refused(cls) -> None:
+    with SyncManager(ctx=mp.get_context("spawn")) as manager:
+        cls(4, ENV, ctx=manager)
+    with pytest.raises(mp.ProcessError, match="ctx: expected a context or a manager, got a manager that has shut down"):
+        cls(4, ENV, ctx=manager)
 
 
 @BOTH
@@ -538,8 +561,8 @@ def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeyp
     gather = rings._Lane.gather
 
     def believe(self, tickets, names):
-        rows, ok = gather(self, tickets, names)
-        return rows, np.ones_like(ok)
+        rows, _ = gather(self, tickets, names)
+        return rows, None
 
     monkeypatch.setattr(rings._Lane, "gather", believe)
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "float64"}})

@@ -301,6 +301,79 @@ def test_extend_adds_step_by_step_as_its_own_does():
     assert set(drawn(ours)) == everything(theirs)
 
 
+ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def arrays(buffer):
+    """Each array of a buffer, those of dict observations by their keys."""
+    found = {name: getattr(buffer, name) for name in ARRAYS}
+    return {
+        (name, key): one
+        for name, array in found.items()
+        for key, one in (array.items() if isinstance(array, dict) else {"": array}.items())
+    }
+
+
+@pytest.mark.parametrize("space", [*OBSERVATIONS, "dict"])
+def test_the_arrays_are_those_of_its_own_buffer(space):
+    space = DICT if space == "dict" else OBSERVATIONS[space]
+    theirs, ours = pair(160, space, ACTIONS["box"])
+    for count, step in enumerate(stream(space, ACTIONS["box"], 35, breaks=(7, 8, 20))):
+        theirs.add(*step)
+        ours.add(*step)
+        if count in (0, 9, 34):
+            expected, got = arrays(theirs), arrays(ours)
+            assert got.keys() == expected.keys()
+            for name, array in got.items():
+                assert (array.shape, array.dtype) == (expected[name].shape, expected[name].dtype), name
+                if name[0] in ("dones", "timeouts"):  # steps after which the stream broke off count as cut off
+                    wrong = (array != expected[name]).any(axis=1).nonzero()[0]
+                    assert set(wrong) <= {6, 7, 19}
+                else:
+                    np.testing.assert_array_equal(array, expected[name], str(name))
+                with pytest.raises(ValueError, match="read-only"):
+                    array[0] = 1
+
+
+def test_the_arrays_of_a_full_buffer_and_of_its_pickle_hold_the_newest_steps():
+    theirs, ours = pair(80, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 150))
+    copy = pickle.loads(pickle.dumps(ours))
+    expected, got, again = arrays(theirs), arrays(ours), arrays(copy)
+    held = got["observations", ""].any(axis=2)
+    assert 2 * ours.size() - 2 <= held.sum() < 80  # the last observations of episodes take the other rows
+    for name, array in got.items():
+        np.testing.assert_array_equal(array[held], expected[name][held])
+        np.testing.assert_array_equal(again[name], array)
+        assert not array[~held].any()
+    ours.reset()
+    assert not any(array.any() for array in arrays(ours).values())
+
+
+def test_done_may_be_given_as_numbers():
+    steps = list(stream(BOX, ACTIONS["discrete"], 40))
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"])
+    for *step, done, infos in steps:
+        theirs.add(*step, done.astype(np.float64), infos)
+        numbers = [{name: np.float32([value]) for name, value in info.items()} for info in infos]
+        ours.add(*step, done.astype(np.float64), numbers)
+    assert set(drawn(ours)) == everything(theirs)
+    with pytest.raises(TypeError, match="done: expected bool"):
+        ours.add(*steps[0][:4], np.array([0.5, 1.0]), steps[0][5])
+
+
+def test_what_is_not_supported_is_refused_in_one_line():
+    for buffer, options, said in (
+        (DictReplayBuffer, {"n_sampled_goal": 4}, "n_sampled_goal: hindsight .* use stable_baselines3.HerReplayBuffer"),
+        (ReplayBuffer, {"prioritized": True}, r"prioritized: not supported, .* buffer.replay.sampler"),
+        (ReplayBuffer, {"frames": 4}, "frames: expected no such argument"),
+    ):
+        with pytest.raises(TypeError, match=said) as caught:
+            buffer(400, BOX, ACTIONS["discrete"], **options)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TypeError, match="Mixed: hindsight relabelling is not supported"):
+        type("Mixed", (sb3.HerReplayBuffer, DictReplayBuffer), {})
+
+
 class Corridor(gymnasium.Env):
     """Walk right for eight cells: 1 at the end, -0.1 a step, cut off after twenty steps."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from marlcore import NotEnoughData
+from marlcore import ClosedError, LaneBusy, NotEnoughData
 from marlcore.compat.sorrel import Buffer
 
 OBS = (2, 3)
@@ -288,3 +289,66 @@ def test_an_actor_process_fills_what_a_learner_samples(method: str) -> None:
     assert sampled or method == "spawn"
     act(buffer, 1)  # the actor's end freed the ring for the next writer
     assert buffer.idx == 2001 % 64
+
+
+def look(buffer: Buffer) -> list[Any]:
+    """What a process can see of a buffer."""
+    found: list[Any] = [len(buffer), buffer.idx, buffer.current_state()]
+    found += [buffer.last_transition(back) for back in (0, 1, 7)]
+    if len(buffer) > 6:
+        np.random.seed(len(buffer) + buffer.idx)
+        found += buffer.sample(3)
+    return found
+
+
+@pytest.mark.parametrize("n_frames", [1, 3])
+@pytest.mark.parametrize("shape", [(2,), (150,)], ids=["in the record", "in a column"])
+def test_the_process_that_adds_sees_what_every_other_one_sees(n_frames: int, shape: tuple[int]) -> None:
+    """It reads its rows where they lie, the others copy and validate them."""
+    buffer = Buffer(11, shape, n_frames, who=0)
+    other = pickle.loads(pickle.dumps(buffer))
+    for t in range(120):
+        if t in (30, 77):
+            (buffer if t == 30 else other).clear()
+        if t in (12, 50):
+            buffer.add_empty()
+        if t == 60:
+            buffer.release()
+        for mine, theirs in zip(look(buffer), look(other), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        buffer.add(np.full((1, *shape), t, np.float64), t % 5, t / 2, t % 11 == 10, who=t)
+
+
+def test_one_process_adds_until_it_releases_the_buffer() -> None:
+    buffer = Buffer(8, (1,))
+    other = pickle.loads(pickle.dumps(buffer))
+    buffer.add([1], 1, 1.0, False)
+    with pytest.raises(LaneBusy, match="add: expected no other process to add until it released or closed the buffer"):
+        other.add([2], 2, 2.0, False)
+    buffer.release()
+    other.add([3], 3, 3.0, False)
+    assert buffer.last_transition() == (3, 3.0, False)
+    with pytest.raises(LaneBusy):
+        buffer.add([4], 4, 4.0, False)
+    other.close()
+    buffer.add([5], 5, 5.0, False)
+    assert len(buffer) == 3
+
+
+def test_a_buffer_filled_from_others_is_free_for_the_next_process(tmp_path: Path) -> None:
+    buffer, games = Buffer(4, (1,)), Buffer(9, (1,))
+    buffer.add([1], 1, 1.0, False)
+    buffer.save(tmp_path / "games.npz")
+    games.add_from_buffer(buffer)
+    for one in (games, Buffer.load(tmp_path / "games.npz")):
+        pickle.loads(pickle.dumps(one)).add([2], 2, 2.0, False)
+        assert one.last_transition() == (2, 2.0, False)
+
+
+def test_a_closed_buffer_takes_and_gives_nothing() -> None:
+    buffer = Buffer(4, (1,), 2)
+    buffer.add([1], 1, 1.0, False)
+    buffer.close()
+    for call in (buffer.current_state, buffer.last_transition, lambda: buffer.add([1], 1, 1.0, False)):
+        with pytest.raises(ClosedError):
+            call()

@@ -9,7 +9,8 @@ What differs:
 - A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
 - `sample` never returns a row that was not written whole, and raises ValueError on an empty buffer; so does the
   prioritized one. `get_all_transitions` leaves out rows that are being overwritten.
-- `ctx` is accepted and not used: no lock, event or manager is needed, and a manager that was not started stays so.
+- `ctx` is checked and not used: no lock, event or manager is needed, and a manager that was not started stays so.
+  One that has shut down is a ProcessError, as in cpprb.
   `backend` is checked and not used: both mean segments in /dev/shm, and running out of room is SharedMemoryFull instead
   of a bus error.
 - An `add` that wraps around gives each step its own priority; cpprb gives those behind the wrap the first ones again.
@@ -20,17 +21,17 @@ What differs:
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from multiprocessing import ProcessError, managers
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..kernels.sumtree import find, level_offsets, repair
 from ..spec import Field
 from ..values import came
 from .checks import number, whole_number
+from .priorities import RingPriorities, greatest_priority
 from .ring import MARK, Ints, Ring, Rows, Window
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
@@ -48,6 +49,7 @@ class MPReplayBuffer:
         logger, ctx, backend: accepted for compatibility.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+        multiprocessing.ProcessError: ctx is a manager that has shut down.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class MPReplayBuffer:
             raise ValueError(f"backend: expected one of {_BACKENDS}, got {backend!r}")
         if not env_dict:
             raise ValueError(f"env_dict: expected a dict of at least one field, got {env_dict!r}")
+        _check_manager(ctx)
         default = np.dtype(np.float32 if default_dtype is None else default_dtype)
         self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
-        self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1))
+        self._shapes = {name: (-1, *field.shape) for name, field in self._fields.items()}
+        self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1), shared=True)
 
     def _own_fields(self) -> dict[str, Field]:
         """Fields that rows have besides those of env_dict."""
@@ -106,7 +110,19 @@ class MPReplayBuffer:
         if shuffle:
             np.random.shuffle(positions)
         found, ok = self._ring.gather(window.tickets(positions))
-        return {name: found[name] if ok.all() else found[name][ok] for name in self._fields}
+        return {name: found[name] if ok is None else found[name][ok] for name in self._fields}
+
+    def _encode_sample(self, idx: Iterable[int]) -> Rows:
+        """The transitions at positions, as cpprb's: each field [n, *shape]; zeros where nothing is held.
+
+        Raises: IndexError: a position outside the buffer.
+        """
+        positions = np.array(idx, np.int64)
+        size = self._ring.capacity
+        bad = positions[(positions < -size) | (positions >= size)]
+        if bad.size:
+            raise IndexError(f"idx: expected positions from {-size} to {size - 1}, got {bad[0]}")
+        return self._ring.at(positions % size, *self._fields)
 
     def clear(self) -> None:
         """Forgets every transition, for all processes; the next one is added at position 0.
@@ -142,22 +158,21 @@ class MPReplayBuffer:
         return f"{type(self).__name__}(size={self._ring.capacity}, fields={list(self._fields)})"
 
     def _rows(self, values: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Each field of `values` as [steps, *shape] of its dtype, and the number of steps."""
+        """Each field of `values` as [steps, *shape], and the number of steps."""
         rows: Rows = {}
-        for name, field in self._fields.items():
+        for name, shape in self._shapes.items():
             if name not in values:
                 raise KeyError(f"{name}: expected a value for each of {list(self._fields)}, got {list(values)}")
             array = np.asarray(values[name])
             try:
-                steps = array.reshape(-1, *field.shape)
+                rows[name] = array.reshape(shape)
             except ValueError:
-                raise ValueError(f"{name}: expected steps of shape {field.shape}, got shape {array.shape}") from None
-            rows[name] = steps.astype(field.numpy, copy=False)
-        counts = {name: len(array) for name, array in rows.items()}
-        steps_each = set(counts.values())
-        if len(steps_each) > 1:
+                raise ValueError(f"{name}: expected steps of shape {shape[1:]}, got shape {array.shape}") from None
+        steps = {len(array) for array in rows.values()}
+        if len(steps) > 1:
+            counts = {name: len(array) for name, array in rows.items()}
             raise ValueError(f"steps: expected the same number of each field, got {counts}")
-        return rows, steps_each.pop()
+        return rows, steps.pop()
 
     def _append(self, rows: Rows, steps: int) -> int:
         if steps > self._ring.capacity:
@@ -205,10 +220,10 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
         self._alpha, self._eps = number("alpha", alpha), number("eps", eps)
-        self._most = _greatest_priority(self._ring.capacity, alpha, eps)
+        self._most = greatest_priority(self._ring.capacity, alpha, eps)
         if self._most < 1.0:
             raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
-        self._learner: _Learner | None = None
+        self._learner: RingPriorities | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_learner": None}
@@ -309,120 +324,25 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {came(bad.tolist())}")
         return array
 
-    def _caught_up(self) -> _Learner:
+    def _caught_up(self) -> RingPriorities:
         """The learner's priorities, with those of every row committed until now."""
         window = self._ring.window()
         learner = self._learner
         if learner is None or learner.window.base != window.base:
-            learner = self._learner = _Learner(window, self._alpha, self._eps)
+            learner = self._learner = RingPriorities(window, self._alpha, self._eps)
         pending = np.arange(max(learner.window.hi, window.hi - window.stored), window.hi)
         if len(pending):
             rows, ok = self._ring.gather(pending, "priorities")
-            learner.append(window.positions(pending), rows["priorities"], ok)
+            whole = np.ones(len(pending), np.bool_) if ok is None else ok
+            learner.append(window.positions(pending), rows["priorities"], whole)
         learner.window = window
         return learner
 
 
-class _Learner:
-    """The priorities of the rows of one ring, by position, since it was cleared."""
-
-    def __init__(self, window: Window, alpha: float, eps: float) -> None:
-        self._alpha, self._eps = alpha, eps
-        self._tree = _Tree(window.capacity)
-        self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
-        self._sampled = window.base  # rows from here on came after the last sample
-        self._lapped = np.zeros(0, np.int64)  # positions of which it had a row that was overwritten before it ended
-        self.greatest = 1.0
-
-    def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """New rows in the order of their tickets; a priority of NaN stands for the greatest one until then."""
-        given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
-        greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
-        leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
-        # What was overwritten meanwhile is not drawn.
-        self._tree.put(positions, np.where(ok, leaves, 0.0))
-        self.greatest = float(greatest[-1])
-
-    def mark_sampled(self, tickets: Ints) -> Ints:
-        """Positions of the rows that were drawn last; until the next sample, updates are for rows known now."""
-        self._sampled = self.window.hi
-        positions = self.window.positions(tickets)
-        gone = tickets < self.window.hi - self.window.stored
-        self._lapped = np.setdiff1d(positions[gone], positions[~gone]) if gone.any() else positions[:0]
-        return positions
-
-    def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
-        """New priorities of positions below stored; the last one counts where a position is repeated."""
-        tickets = self.window.tickets(positions)
-        current = (tickets >= self.window.lo) & (tickets < self._sampled)
-        if len(self._lapped):
-            current &= ~np.isin(positions, self._lapped)
-        positions, priorities = positions[current], priorities[current]
-        if len(positions):
-            self._tree.put(positions, self._leaves(priorities))
-            self.greatest = max(self.greatest, float(priorities.max()))
-
-    @property
-    def has_mass(self) -> bool:
-        return self._tree.total > 0
-
-    def draw(self, count: int) -> Ints:
-        """Tickets in proportion to their priorities."""
-        return self.window.tickets(self._tree.draw(count))
-
-    def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
-        leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
-        weights: NDArray[np.float32] = np.power(self._tree.least / leaves, beta).astype(np.float32)
-        return weights
-
-    def packed_greatest(self) -> int:
-        """The greatest priority and the base it belongs to, in one word."""
-        return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
-
-    def unpacked_greatest(self, word: int) -> float:
-        """What `packed_greatest` of the ring's learner said; 0 when it was of another base."""
-        if word >> 32 != self.window.base & 0x7FFFFFFF:
-            return 0.0
-        return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))
-
-    def _leaves(self, priorities: NDArray[Any]) -> NDArray[np.float64]:
-        leaves: NDArray[np.float64] = (priorities.astype(np.float64) + self._eps) ** self._alpha
-        return leaves
-
-
-class _Tree:
-    """The priorities' sums, and their minima over those that are not zero."""
-
-    def __init__(self, size: int) -> None:
-        self._offsets = level_offsets(size)
-        self._sums = np.zeros(self._offsets[-1])
-        self._minima = np.full(self._offsets[-1], np.inf)
-        self.leaves = self._sums[:size]
-
-    @property
-    def total(self) -> float:
-        return float(self._sums[-1])
-
-    @property
-    def least(self) -> float:
-        """The least leaf that is not zero."""
-        return float(self._minima[-1])
-
-    def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
-        self._sums[positions] = leaves
-        self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
-        repair(self._sums, self._offsets, positions.copy(), len(positions))
-        repair(self._minima, self._offsets, positions.copy(), len(positions), True)
-
-    def draw(self, count: int) -> Ints:
-        """Leaves in proportion to their values, by numbers from NumPy's global generator."""
-        points = np.random.random_sample(count) * self.total
-        order = np.argsort(points)
-        ascending = np.empty(count, np.int64)
-        find(self._sums, self._offsets, points[order], ascending, count)
-        found = np.empty(count, np.int64)
-        found[order] = ascending
-        return found
+def _check_manager(ctx: Any) -> None:
+    known: Any = managers  # whose types leave the state out
+    if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
+        raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
 
 
 def _check_not_empty(window: Window) -> None:
@@ -442,10 +362,3 @@ def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field
     if not field.shape:
         raise ValueError(f"env_dict[{name!r}]: expected a shape of at least one axis, got {shape!r}")
     return field
-
-
-def _greatest_priority(size: int, alpha: float, eps: float) -> float:
-    """The greatest float32 of which the sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
-    mass = sys.float_info.max / (2 * size)  # twice, since the sums are rounded
-    most: float = mass ** (1 / max(alpha, 1.0)) - eps
-    return min(most, float(np.finfo(np.float32).max))

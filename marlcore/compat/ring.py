@@ -10,9 +10,8 @@ no longer count. Positions in the ring are counted from the base, so that a clea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,13 @@ from .._native import LINE, Words
 from ..errors import LaneBusy, MarlcoreError
 from ..files import File
 from ..kernels import columns
-from ..record import Place
-from ..replay import ReplayBuffer
+from ..lane import claim
 from ..shared import Shared
 from ..shm import Segment, SegmentHandle, invalidate_after_fork
 from ..spec import Field
-from ..writer import Writer
-from .fields import append, spec_of
+from .fields import spec_of
+from .inplace import InPlace
+from .rows import RowWriter
 
 __all__ = ["MARK", "Ints", "Ring", "Rows", "Window"]
 
@@ -41,8 +40,7 @@ Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The tickets that a ring held at one moment: [lo, hi), counted from base."""
 
     lo: int
@@ -62,8 +60,10 @@ class Window:
 
     def tickets(self, positions: Ints) -> Ints:
         """The newest ticket at each position, from 0 to stored - 1."""
-        oldest = self.hi - self.stored
-        found: Ints = oldest + (positions - (oldest - self.base)) % self.capacity
+        head = self.head
+        found: Ints = positions + (self.hi - head)
+        if self.stored == self.capacity:  # from the head on, those of the lap before
+            found -= self.capacity * (positions >= head)
         return found
 
     def positions(self, tickets: Ints) -> Ints:
@@ -72,48 +72,76 @@ class Window:
         return found
 
 
-class _Lane(ReplayBuffer):
+class _Lane(InPlace):
     """A replay of one lane, read by ticket."""
 
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
-        self._edges = np.zeros((2, 1), np.int64)
-        self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
+        self._lo, self._hi = (edge.data for edge in self._edges)
         self._body = segment.body
-        self._places = {place.name: self._place(place) for place in self._layout.of_role("extra")}
-
-    def _place(self, place: Place) -> tuple[tuple[int, int, int], Field]:
-        """Offset of a field's first row, stride and size; and the field."""
-        offset = self._geometry.column_offset(place.column) + place.offset
-        return (offset, self._geometry.stride(place.column), place.field.nbytes), place.field
+        self._places = {place.name: place for place in self._layout.of_role("extra")}
+        self.stored_as: Mapping[str, str] = {name: name for name in self._places}  # by the names that callers use
+        self._copies: dict[tuple[str, ...], _Copy] = {}
 
     def edges(self) -> tuple[int, int]:
         """The tickets [lo, hi) that the lane holds."""
         self.check_open()
         self._read_edges()
-        return int(self._edges[0, 0]), int(self._edges[1, 0])
+        return self._lo[0], self._hi[0]
 
-    def gather(self, tickets: Ints, names: Iterable[str]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Copies of the named fields of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
+    def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """Copies of the named fields of tickets, int64 [n] below hi, and whether each was whole: bool [n].
+
+        None stands for all of them.
+        """
         self.check_open()
-        tickets = np.ascontiguousarray(tickets)
-        count, nbytes = len(tickets), 0
-        table, carved = [], []
+        copy = self._copies.get(names)
+        if copy is None or copy.rows != len(tickets):
+            copy = self._copies[names] = self._copy(names, len(tickets))
+        out = np.empty(copy.nbytes, np.uint8)
+        copy.tickets[:] = tickets
+        columns.gather(self._body, copy.table, self.capacity, copy.tickets, out)
+        rows = {name: np.ndarray(shape, dtype, out, at) for name, shape, dtype, at in copy.carved}
+        return rows, copy.ok.astype(np.bool_) if copy.validate(copy.rows) else None
+
+    def _copy(self, names: tuple[str, ...], count: int) -> _Copy:
+        table, carved, nbytes = [], [], 0
         for name in names:
-            place, field = self._places[name]
-            table.append((*place, nbytes))
-            carved.append((name, field, nbytes))
-            nbytes += -(-count * field.nbytes // LINE) * LINE
-        out = np.empty(nbytes, np.uint8)
-        columns.gather(self._body, np.array(table, np.int64), self.capacity, tickets, out)
-        ok = np.zeros(count, np.uint8)
-        self._lanes.validator(np.zeros(count, np.int64), tickets, ok)(count)
-        rows = {name: np.ndarray((count, *field.shape), field.numpy, out, at) for name, field, at in carved}
-        return rows, ok.view(np.bool_)
+            place = self._places[self.stored_as[name]]
+            base = self._geometry.column_offset(place.column) + place.offset
+            table.append((base, self._geometry.stride(place.column), place.field.nbytes, nbytes))
+            carved.append((name, (count, *place.field.shape), place.field.numpy, nbytes))
+            nbytes += -(-count * place.field.nbytes // LINE) * LINE
+        tickets, ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
+        validate = self._lanes.validator(np.zeros(count, np.int64), tickets, ok)
+        return _Copy(count, nbytes, np.array(table, np.int64), carved, tickets, ok, validate)
+
+    def named(self, name: str) -> NDArray[Any]:
+        """The named field of every row where it lies, [capacity, *shape]; for a process that alone writes there."""
+        found: NDArray[Any] = self.column(self._places[self.stored_as[name]])[0]
+        return found
+
+    def row_writer(self, shared: bool) -> RowWriter:
+        """The writing end, for this process alone or shared with others. Raises LaneBusy: another has it."""
+        claimed = claim(self._segment, self._lanes, 0, shared)
+        return RowWriter(self._lanes, self._layout, claimed, self.stored_as, shared, PATIENCE_S)
 
     def close(self) -> None:
         self._body = np.empty(0, np.uint8)
+        self._copies.clear()
         super().close()
+
+
+class _Copy(NamedTuple):
+    """How some fields of so many rows are copied: arrays whose addresses were taken once."""
+
+    rows: int
+    nbytes: int
+    table: Ints  # of kernels.columns.gather
+    carved: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]  # name, shape, dtype and offset of what was copied
+    tickets: Ints
+    ok: NDArray[np.uint8]
+    validate: Callable[[int], int]
 
 
 class _Marks(Shared):
@@ -124,6 +152,7 @@ class _Marks(Shared):
     def _understand(self, segment: Segment) -> None:
         self._words = Words(segment.body[: 8 * WORDS])
         self.load, self.store = self._words.load, self._words.store
+        self.load_base = self._words.loader(BASE)
 
     @classmethod
     def create(cls) -> _Marks:
@@ -150,21 +179,26 @@ class Ring:
     Args:
         fields: the fields of a row; any names.
         capacity: rows.
+        shared: any number of processes append, each in its turn, which costs two system calls an append. Otherwise
+            the first one to append keeps the right to, until it releases or closes the ring or ends.
 
     Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: there is no room.
     """
 
-    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
+    def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
-        self._stored_as = {name: f"f{i}" for i, name in enumerate(self.fields)}
+        self._shared = shared
+        self._names = tuple(self.fields)
+        self._stored_as = {name: f"f{i}" for i, name in enumerate(self._names)}
         spec = spec_of({stored: self.fields[name] for name, stored in self._stored_as.items()})
         self._open(cast(_Lane, _Lane.create(spec, capacity, name="ring")), _Marks.create())
 
     def _open(self, rows: _Lane, marks: _Marks) -> None:
         self._handles: tuple[SegmentHandle, SegmentHandle] = (rows.handle, marks.handle)
         self._attached: tuple[_Lane, _Marks] | None = (rows, marks)
-        self._writer: Writer | None = None
+        rows.stored_as = self._stored_as
+        self._writer: RowWriter | None = None
         invalidate_after_fork(self)
 
     def forked(self) -> None:
@@ -189,33 +223,72 @@ class Ring:
     def _attach(self) -> tuple[_Lane, _Marks]:
         if self._attached is None:
             self._attached = _Lane.attach(self._handles[0]), _Marks.attach(self._handles[1])
+            self._attached[0].stored_as = self._stored_as
         return self._attached
+
+    @property
+    def load_base(self) -> Callable[[], int]:
+        """A call that says from which ticket on rows count."""
+        return self.marks.load_base
 
     def window(self) -> Window:
         """What the ring holds now."""
         rows, marks = self._attach()
-        base = marks.load(BASE)
+        base = marks.load_base()
         while True:
             lo, hi = rows.edges()
-            before, base = base, marks.load(BASE)
+            before, base = base, marks.load_base()
             if base == before:  # otherwise hi may count rows that came after a clear of another process
                 return Window(max(lo, base), hi, base, self.capacity)
 
-    def append(self, rows: Mapping[str, NDArray[Any]], count: int) -> int:
-        """Adds count rows, all or none, each field as [count, *shape] of its dtype; the first one's ticket.
+    @property
+    def writer(self) -> RowWriter:
+        """This process's writing end.
 
-        Raises: TimeoutError: another process was stopped inside an add; nothing was added.
+        Raises: LaneBusy: another process keeps the right to append.
         """
-        stored = {stored_as: rows[name] for name, stored_as in self._stored_as.items()}
         if self._writer is None:
-            self._writer = self.rows.writer(0, shared=True, timeout=PATIENCE_S)
-        return append(self._writer, stored, count)
+            try:
+                self._writer = self.rows.row_writer(self._shared)
+            except LaneBusy:
+                raise LaneBusy("add: expected no other process to add until it released or closed the buffer") from None
+        return self._writer
 
-    def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_]]:
-        """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n]."""
-        stored_as = {name: self._stored_as[name] for name in names or self.fields}
-        rows, ok = self.rows.gather(tickets, stored_as.values())
-        return {name: rows[stored] for name, stored in stored_as.items()}, ok
+    def release(self) -> None:
+        """Lets another process append; harmless when repeated."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def append(self, rows: Mapping[str, Any], count: int) -> int:
+        """Adds count rows, all or none, each field [count, *shape]; the first one's ticket. NumPy converts the dtypes.
+
+        Raises: TimeoutError: another process was stopped inside an add; LaneBusy: as `writer`. Nothing was added.
+        """
+        writer = self.writer
+        for name, view in (writer.row if count == 1 else writer.batch(count)).items():
+            view[...] = rows[name]
+        return writer.append() if count == 1 else writer.append_batch()
+
+    def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n].
+
+        None stands for all of them.
+        """
+        return self.rows.gather(tickets, names or self._names)
+
+    def at(self, positions: Ints, *names: str) -> Rows:
+        """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros where nothing is held."""
+        window = self.window()
+        held = positions < window.stored
+        rows, ok = self.gather(window.tickets(positions[held]), *names)
+        if ok is not None:
+            held[held] = ok
+        found: Rows = {}
+        for name, copied in rows.items():
+            found[name] = np.zeros((*positions.shape, *copied.shape[1:]), copied.dtype)
+            found[name][held] = copied if ok is None else copied[ok]
+        return found
 
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows that were all whole; a group that a writer overwrote meanwhile is drawn again.
@@ -230,29 +303,31 @@ class Ring:
 
         Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        todo = np.arange(groups)
         found: Rows = {}
+        todo: Ints | None = None  # groups that were overwritten; at first all
         for _ in range(ROUNDS):
-            fresh = draw(len(todo))
-            if len(fresh) < len(todo):
+            missing = groups if todo is None else len(todo)
+            fresh = draw(missing)
+            if len(fresh) < missing:
                 time.sleep(NAP_S)
                 continue
             rows, ok = self.gather(fresh.ravel(), *names)
-            rows["tickets"] = fresh.ravel()
+            rows["tickets"] = fresh
             for name, part in rows.items():
-                part = part.reshape(*fresh.shape, *part.shape[1:])
-                if len(todo) == groups:
+                part = part.reshape(*fresh.shape, *part.shape[1:]) if part is not fresh else part
+                if todo is None:
                     found[name] = part
                 else:
                     found[name][todo] = part
-            todo = todo[~ok.reshape(fresh.shape).all(axis=1)]
-            if not len(todo):
+            if ok is None:
                 return found, found.pop("tickets")
+            torn = ~ok.reshape(fresh.shape).all(axis=1)
+            todo = np.flatnonzero(torn) if todo is None else todo[torn]
         raise MarlcoreError(f"{self.rows!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:
         """Where a ticket lies in the ring."""
-        return (ticket - self.marks.load(BASE)) % self.capacity
+        return (ticket - self.marks.load_base()) % self.capacity
 
     def clear(self) -> None:
         """Forgets every row committed until now. An add of another process at the same time lands on either side."""
@@ -261,6 +336,8 @@ class Ring:
 
     def close(self) -> None:
         """Lets go of the memory; what its creator closes disappears."""
+        if self._writer is not None:
+            self._writer.close()
         if self._attached is not None:
             for shared in self._attached:
                 shared.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ..replay import ReplayBuffer
 
 __all__ = ["from_bytes", "to_bytes"]
+
+R = TypeVar("R", bound=ReplayBuffer)
 
 
 def to_bytes(replay: ReplayBuffer) -> bytes:
@@ -18,8 +21,8 @@ def to_bytes(replay: ReplayBuffer) -> bytes:
         return path.read_bytes()
 
 
-def from_bytes(saved: bytes | memoryview, name: str) -> ReplayBuffer:
-    """A new replay with what `to_bytes` gave.
+def from_bytes(saved: bytes | memoryview, name: str, cls: type[R]) -> R:
+    """A new replay of a class with what `to_bytes` gave.
 
     Raises: as ReplayBuffer.load; OSError when the directory for temporary files has no room.
     """
@@ -27,4 +30,4 @@ def from_bytes(saved: bytes | memoryview, name: str) -> ReplayBuffer:
         path = Path(folder) / "replay"
         path.touch(mode=0o600)  # nobody else may read what is attached to
         path.write_bytes(saved)
-        return ReplayBuffer.load(path, name=name)
+        return cast(R, cls.load(path, name=name))

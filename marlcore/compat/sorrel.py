@@ -14,22 +14,22 @@ What differs from sorrel.buffers.Buffer (sorrel itself is not needed):
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from ..errors import NotEnoughData
+from ..shm import invalidate_after_fork
 from ..spec import Field
 from ..values import as_field, came, names_error
 from .checks import whole_number
-from .ring import Ints, Ring, Window
+from .npz import read_npz
+from .ring import Ints, Ring, Rows, Window
+from .tail import Tail, newest_count
 
 __all__ = ["Buffer"]
 
@@ -43,7 +43,8 @@ class Buffer:
     """Transitions of one agent, in the order of its steps, in shared memory.
 
     An episode ends where `done` is true. The interface has no truncation: an episode that was cut off must be marked
-    as done too, or windows go on into the next one. One process adds at a time; any number sample.
+    as done too, or windows go on into the next one. One process adds: the first to do so, until it calls `release`,
+    closes the buffer or ends. Any number sample.
 
     Args:
         capacity: rows, at least 1.
@@ -80,8 +81,13 @@ class Buffer:
                 **extras,
             },
             capacity,
+            shared=False,
         )
         self._extra_fields = extras
+        self._nothing = {name: np.zeros(field.shape, np.int64) for name, field in extras.items()}
+        self._span = np.arange(n_frames + 1)
+        self._tail: Tail | None = None
+        invalidate_after_fork(self)
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
         """Adds one step.
@@ -91,18 +97,22 @@ class Buffer:
             action: an integer. reward: what it earned. done: whether the episode ended with it.
             kwargs: the extra fields; those left out are zero.
 
-        Raises: ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
+        Raises:
+            ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
+            LaneBusy: another process adds to this buffer, and did not `release` it.
         """
-        if not kwargs.keys() <= self._extra_fields.keys():
-            raise names_error("extra fields", self._extra_fields, kwargs)
-        obs = np.asarray(obs)
-        while obs.ndim > len(self.obs_shape) and len(obs) == 1:
-            obs = obs[0]
-        values = {"obs": obs, "action": action, "reward": reward, "done": done, **kwargs}
-        rows = self._zeros(1)
-        for name, value in values.items():
-            rows[name][0] = as_field(name, self._ring.fields[name], value)
-        self._append(rows, np.ones(1, np.int64))
+        tail = self._tail
+        if tail is None or not tail.is_current():
+            tail = self._tail = Tail(self._ring)
+        if self._extra_fields or kwargs:
+            self._stage_extras(tail, kwargs)
+        tail.add(obs, action, reward, done)
+
+    def _stage_extras(self, tail: Tail, values: Mapping[str, Any]) -> None:
+        if not values.keys() <= self._extra_fields.keys():
+            raise names_error("extra fields", self._extra_fields, values)
+        for name in self._extra_fields:
+            tail.put(name, values.get(name, self._nothing[name]))
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one game's frames out of the next one's states."""
@@ -124,6 +134,7 @@ class Buffer:
         if size:
             columns = {"obs": buffer.states, "action": buffer.actions, "reward": buffer.rewards, "done": buffer.dones}
             self._add_columns({**columns, **buffer.extra_data}, 0, size)
+            self.release()
 
     def sample(self, batch_size: int) -> Batch:
         """Windows of n_frames steps and the observation after them, each drawn at most once.
@@ -139,37 +150,27 @@ class Buffer:
             NotEnoughData: the ring holds no whole window.
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        window = self._ring.window()
-        population = max(1, self._size(window) - self.n_frames - 1)
+        tail, seen = self._current_tail(), self._window()
+        population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
             raise ValueError(f"batch_size: expected at most {population} while {len(self)} rows are held, "
                              f"got {batch_size}")  # fmt: skip
-        span = np.arange(self.n_frames + 1)
-        taken = np.zeros(0, np.int64)
-
-        def draw(count: int) -> Ints:
-            nonlocal taken
-            window = self._ring.window()
-            if not len(taken):
-                starts = np.random.choice(population, count, replace=False)
-                bad = np.flatnonzero(~self._is_window(window, starts))
-                if len(bad):
-                    starts[bad] = self._others(window, population, len(bad), starts)
-            else:
-                starts = self._others(window, population, count, taken)
-            taken = np.concatenate([taken, starts])
-            return window.tickets(starts[:, np.newaxis] + span)
-
-        rows, _ = self._ring.whole(batch_size, draw)
-        obs, done = rows["obs"], rows["done"]
         last = self.n_frames - 1
+        if tail is not None and seen.hi - seen.lo == seen.stored:
+            at = self._starts(seen, population, batch_size)[:, np.newaxis] + self._span
+            obs, done = tail.take("obs", at), tail.take("done", at[:, :-1])
+            action, reward = tail.take("action", at[:, last]), tail.take("reward", at[:, last])
+        else:
+            rows = self._whole(seen, population, batch_size)
+            obs, done = rows["obs"], rows["done"][:, :-1]
+            action, reward = rows["action"][:, last], rows["reward"][:, last]
         return (
             obs[:, :-1].reshape(batch_size, -1),
-            rows["action"][:, last].reshape(batch_size, -1),
-            rows["reward"][:, last].reshape(batch_size, -1),
+            action.reshape(batch_size, 1),
+            reward.reshape(batch_size, 1),
             obs[:, 1:].reshape(batch_size, -1),
-            done[:, last].reshape(batch_size, -1),
-            (1.0 - np.any(done[:, :last], axis=-1)).reshape(batch_size, -1),
+            done[:, last:],
+            np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
     def clear(self) -> None:
@@ -182,35 +183,46 @@ class Buffer:
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of `offset` rows before the newest one; None when there is no such row."""
-        window = self._ring.window()
-        if self._size(window) <= offset:
+        tail, window = self._current_tail(), self._window()
+        ticket = window.hi - 1 - offset
+        if self._size(window) <= offset or ticket < window.lo:
             return None
-        rows, ok = self._ring.gather(np.array([window.hi - 1 - offset]))
-        if not ok[0]:
-            return None
-        return int(rows["action"][0]), float(rows["reward"][0]), bool(rows["done"][0])
+        if tail is not None:
+            action, reward, done = (tail.take(name, (ticket - window.base) % self.capacity) for name in _ONE)
+        else:
+            rows, ok = self._ring.gather(np.array([ticket]), *_ONE)
+            if ok is not None:
+                return None
+            action, reward, done = (rows[name][0] for name in _ONE)
+        return int(action), float(reward), bool(done)
 
     def current_state(self) -> NDArray[np.float32]:
         """The last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
 
         Where fewer were added since the ring was cleared, zeros stand in their places.
         """
+        tail = self._tail
+        if tail is not None and tail.is_current():
+            newest = tail.observations(self.n_frames - 1)
+            if newest is not None:
+                return newest
         window = self._ring.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
         rows, ok = self._ring.gather(np.arange(window.hi - held, window.hi), "obs")
-        state[len(state) - held :][ok] = rows["obs"][ok]
+        whole = slice(None) if ok is None else ok
+        state[len(state) - held :][whole] = rows["obs"][whole]
         return state
 
     @property
     def idx(self) -> int:
         """The position that is written next."""
-        return self._ring.window().head
+        return self._window().head
 
     @property
     def size(self) -> int:
         """Rows held, as sorrel counts them: `add_empty` counts as one."""
-        return self._size(self._ring.window())
+        return self._size(self._window())
 
     @property
     def states(self) -> NDArray[np.float32]:
@@ -251,10 +263,7 @@ class Buffer:
 
         Raises: ValueError: it is another file. OSError: it cannot be read.
         """
-        try:
-            columns = _read(Path(input_file))
-        except (ValueError, EOFError, BadZipFile, zlib.error) as error:
-            raise ValueError(f"input_file: expected an .npz file, got {str(input_file)!r} ({came(error)})") from None
+        columns = read_npz(Path(input_file))
         if not {*columns} >= _SAVED:
             raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(columns)}")
         n_frames, idx = int(columns.pop("n_frames")), int(columns.pop("idx"))
@@ -265,11 +274,29 @@ class Buffer:
         buffer._add_columns(rows, 0, capacity)
         if idx:  # the rows before the write head again, which moves it there
             buffer._add_columns(rows, 0, idx)
+        buffer.release()
         return buffer
+
+    def release(self) -> None:
+        """Lets another process add to the buffer; harmless when repeated, and in a process that never added."""
+        self._tail = None
+        self._ring.release()
 
     def close(self) -> None:
         """Lets go of the memory; it also goes with the last reference to the buffer."""
+        self._tail = None
         self._ring.close()
+
+    def forked(self) -> None:
+        """In a forked child: its parent is the one that adds."""
+        self._tail = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tail": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        invalidate_after_fork(self)
 
     def __len__(self) -> int:
         return self.size
@@ -286,13 +313,8 @@ class Buffer:
         return {name: np.zeros((count, *field.shape), field.dtype) for name, field in self._ring.fields.items()}
 
     def _append(self, rows: dict[str, NDArray[Any]], counts: Ints) -> None:
-        window = self._ring.window()
-        before = 0
-        if window.hi > window.base:
-            newest, _ = self._ring.gather(np.array([window.hi - 1]), "count")
-            before = int(newest["count"][0])
-        rows["count"] = before + np.cumsum(counts)
-        self._ring.append(rows, len(counts))
+        self._ring.append({**rows, "count": newest_count(self._ring) + np.cumsum(counts)}, len(counts))
+        self._tail = None
 
     def _add_columns(self, columns: Mapping[str, Any], first: int, last: int) -> None:
         """Adds rows first to last - 1 of arrays of at least that length."""
@@ -302,48 +324,74 @@ class Buffer:
             rows[name] = as_field(name, Field((last - first, *field.shape), field.dtype), array[first:last])
         self._append(rows, np.ones(last - first, np.int64))
 
+    def _current_tail(self) -> Tail | None:
+        """What this process knows of the ring, when it is the one that adds."""
+        return self._tail if self._tail is not None and self._tail.is_current() else None
+
+    def _window(self) -> Window:
+        tail = self._current_tail()
+        return self._ring.window() if tail is None else tail.window()
+
     def _size(self, window: Window) -> int:
+        tail = self._current_tail()
+        if tail is not None:
+            return min(tail.count, window.stored)
         if not window.stored:
             return 0
         newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
-        return min(int(newest["count"][0]), window.stored) if ok[0] else window.stored
+        return min(int(newest["count"][0]), window.stored) if ok is None else window.stored
 
-    def _is_window(self, window: Window, starts: Ints) -> NDArray[np.bool_]:
-        """Whether the windows that begin at these positions are held and do not cross the write head."""
-        ends = starts + self.n_frames
+    def _crosses(self, window: Window, starts: Ints) -> NDArray[np.bool_]:
+        """Whether the windows that begin at these positions cross the write head, or go on to where nothing is held."""
         if window.stored < self.capacity:
-            return ends < window.stored
-        return (starts >= window.head) | (ends < window.head)
+            return starts + self.n_frames >= window.stored
+        before_head = (window.head - 1 - starts).view(np.uint64)  # from the head on these are huge
+        return before_head < self.n_frames
+
+    def _starts(self, window: Window, population: int, count: int) -> Ints:
+        """Positions of whole windows, drawn as sorrel does where that is possible."""
+        starts: Ints = np.random.choice(population, count, replace=False)
+        if window.stored == self.capacity or population + self.n_frames > window.stored:
+            bad = self._crosses(window, starts).nonzero()[0]
+            if len(bad):
+                starts[bad] = self._others(window, population, len(bad), starts)
+        return starts
+
+    def _whole(self, seen: Window, population: int, count: int) -> Rows:
+        """Windows that no writer overwrote while they were copied, [count, n_frames + 1, *shape] of each field."""
+        drawn: list[Ints] = []
+
+        def draw(missing: int) -> Ints:
+            window = self._ring.window() if drawn else seen
+            if drawn:
+                starts = self._others(window, population, missing, np.concatenate(drawn))
+            else:
+                starts = self._starts(window, population, missing)
+            drawn.append(starts)
+            return window.tickets(starts)[:, np.newaxis] + self._span
+
+        return self._ring.whole(count, draw, "obs", *_ONE)[0]
 
     def _others(self, window: Window, population: int, count: int, taken: Ints) -> Ints:
         """Starts of windows that are held, with those already taken only where there are not enough others.
 
         Raises: NotEnoughData: there is no such window.
         """
-        starts = np.arange(population)
-        starts = starts[self._is_window(window, starts)]
-        if not len(starts):
+        free = ~self._crosses(window, np.arange(population))
+        if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
-        others = np.setdiff1d(starts, taken)
-        return np.random.choice(others if len(others) >= count else starts, count, replace=len(others) < count)
+        others = free.copy()
+        others[taken] = False
+        enough = np.count_nonzero(others) >= count
+        places = (others if enough else free).nonzero()[0]
+        picks = np.random.randint(0, len(places), count)
+        if enough and len({*picks.tolist()}) < count:
+            picks = np.random.choice(len(places), count, replace=False)  # it permutes all of them: slow
+        return places[picks]
 
     def _snapshot(self) -> dict[str, NDArray[Any]]:
         """Read-only copies of all fields by position; zeros where nothing is held."""
-        window = self._ring.window()
-        found = self._zeros(self.capacity)
-        positions = np.arange(window.stored)
-        rows, ok = self._ring.gather(window.tickets(positions))
-        for name, array in found.items():
-            array[positions[ok]] = rows[name][ok]
+        found = self._ring.at(np.arange(self.capacity))
+        for array in found.values():
             array.flags.writeable = False
         return found
-
-
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name. Raises what NumPy does for another file; ValueError: it is one array."""
-    with path.open("rb") as file:  # NumPy leaves one open that it cannot read
-        found = np.load(file)
-        if not isinstance(found, NpzFile):
-            raise ValueError(f"it holds one array of shape {found.shape}")
-        with found:
-            return {name: found[name] for name in found.files}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -19,50 +18,32 @@ from numpy.typing import NDArray
 from stable_baselines3.common import buffers
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
 from ..batch import Batch
 from ..errors import NotEnoughData
-from ..replay import ReplayBuffer as Replay
 from ..sampler import Sampler
 from ..spec import Field, TransitionSpec
 from ..values import came, names_error, rows_of
 from ..writer import Writer
 from .checks import number, whole_number
+from .inplace import InPlace
 from .saved import from_bytes, to_bytes
+from .steps import Positions, Step, Transitions, pick, put, put_at, same
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
 _NAME = "sb3"  # of the replays
+_NO_HER = (
+    "hindsight relabelling is not supported, since it rewrites stored goals: use stable_baselines3.HerReplayBuffer"
+)
+_REFUSED = {
+    "prioritized": "not supported, since Stable-Baselines3's algorithms report no TD errors and ignore importance "
+    "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
+    **dict.fromkeys(("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"), _NO_HER),
+}
 _NUMBER = Field((), "float32")
 _FLAG = Field((), "bool")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One transition of each environment: arrays [n_envs, *shape], or dicts of them for observations."""
-
-    obs: Any
-    next_obs: Any
-    action: NDArray[Any]
-    reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-
-    @property
-    def ended(self) -> NDArray[np.bool_]:
-        return self.terminated | self.truncated
-
-
-@dataclass(frozen=True)
-class _Transitions:
-    """What a sample is made of: B transitions."""
-
-    obs: Any
-    next_obs: Any
-    action: NDArray[Any]
-    reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    discount: NDArray[np.float32]
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -71,8 +52,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
     Draws as its model does: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps - 1
     steps before the newest one of an episode that goes on are drawn once the rows that complete their returns were
     added; the model cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
-    observation of an episode takes one of them. Rows have no index, so that nothing that reaches into `observations` or
-    `next_observations` works, HerReplayBuffer among it.
+    observation of an episode takes one of them. `observations`, `actions` and the other arrays are read-only copies.
+    HerReplayBuffer, which writes to them, and `prioritized=` are refused.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as the model's.
@@ -97,7 +78,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         seed: int | None = None,
+        **others: Any,
     ) -> None:
+        for name in others:
+            raise TypeError(f"{name}: {_REFUSED.get(name, 'expected no such argument')}")
         # The constructor of the model's base: its own would allocate the arrays that the lanes stand for.
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.pos: int = 0
@@ -111,13 +95,21 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._spec = TransitionSpec(self._obs_fields(), action)
         self._open(self._empty())
 
-    def _empty(self) -> Replay:
-        rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
-        return Replay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)
+    def __init_subclass__(cls, **options: Any) -> None:
+        if issubclass(cls, _HerReplayBuffer):
+            raise TypeError(f"{cls.__name__}: {_NO_HER}")
+        super().__init_subclass__(**options)
 
-    def _open(self, replay: Replay, newest: _Step | None = None) -> None:
-        """This process's ends of a replay's lanes; `newest` is the last step in them."""
+    def _empty(self) -> InPlace:
+        rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
+        return cast(InPlace, InPlace.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME))
+
+    def _open(self, replay: InPlace, newest: Step | None = None, tickets: NDArray[np.int64] | None = None) -> None:
+        """This process's ends of a replay's lanes; `newest` is the last step in them, `tickets` those by position."""
+        if tickets is None:
+            tickets = np.full((self.buffer_size, self.n_envs), -1, np.int64)
         self.replay = replay
+        self._positions = Positions(replay, tickets)
         self._writers: list[Writer] = [self.replay.writer(lane) for lane in range(self.n_envs)]
         self._samplers: dict[int, Sampler] = {}
         self._newest = newest
@@ -139,9 +131,53 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return held
 
     @property
+    def observations(self) -> Any:
+        """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of them.
+
+        Zeros stand where nothing was added, in this array and in the others, and where the rows of a full buffer gave
+        way to the last observations of episodes.
+        """
+        return self._read_only(self._positions.observations())
+
+    @property
+    def next_observations(self) -> Any:
+        """A read-only copy by position of what followed `observations`: where done, an episode's last one."""
+        found = self._positions.observations(later=1)
+        if self._newest is not None:  # whose next observations are not in the lanes yet
+            waiting, position = ~self._newest.ended, (self.pos - 1) % self.buffer_size
+            put_at(found, (position, waiting), pick(self._newest.next_obs, waiting))
+        return self._read_only(found)
+
+    @property
+    def actions(self) -> NDArray[Any]:
+        """A read-only copy by position: [buffer_size, n_envs, action_dim]."""
+        return _frozen(self._positions.actions())
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        """A read-only copy by position: float32 [buffer_size, n_envs]."""
+        return _frozen(self._positions.rewards())
+
+    @property
     def dones(self) -> NDArray[np.float32]:
-        """Where the algorithms mark a last episode as cut off: `add` notices by itself that it was."""
-        return np.zeros((self.buffer_size, self.n_envs), np.float32)
+        """A copy by position of where episodes ended, also where they broke off: float32 [buffer_size, n_envs].
+
+        Read-only, except with optimize_memory_usage: there the algorithms mark a last episode as cut off, of which
+        `add` notices by itself that it was.
+        """
+        found = self._positions.ends(cut_off_alone=False)
+        return found if self.optimize_memory_usage else _frozen(found)
+
+    @property
+    def timeouts(self) -> NDArray[np.float32]:
+        """A read-only copy by position of where episodes were cut off: float32 [buffer_size, n_envs]."""
+        return _frozen(self._positions.ends(cut_off_alone=True))
+
+    def _read_only(self, obs: Any) -> Any:
+        """Observations under the names of the observation space."""
+        for array in obs.values() if isinstance(obs, dict) else (obs,):
+            _frozen(array)
+        return self._spaced(obs)
 
     def add(
         self,
@@ -164,7 +200,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         step = self._checked(obs, next_obs, action, reward, done, infos)
         self._bridge_gaps(step.obs)
         for i in range(self.n_envs):
-            self._write(i, step)
+            self._write(i, step, self.pos)
         self._newest = step
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -191,31 +227,31 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> NoReturn:
-        raise NotImplementedError("rows are drawn from lanes and have no index: use sample()")
+        raise NotImplementedError("rows are drawn from lanes: use sample()")
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything, the replay's save included: a pickle holds the transitions and shares nothing."""
         state = self.__dict__.copy()
-        del state["replay"], state["_writers"], state["_samplers"]
-        return {**state, "_saved": to_bytes(self.replay)}
+        del state["replay"], state["_writers"], state["_samplers"], state["_positions"]
+        return {**state, "_saved": to_bytes(self.replay), "_tickets": self._positions.tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        saved, newest = state.pop("_saved"), state.pop("_newest")
+        saved, newest, tickets = (state.pop(name) for name in ("_saved", "_newest", "_tickets"))
         self.__dict__.update(state)
-        self._open(from_bytes(saved, _NAME), newest)
+        self._open(from_bytes(saved, _NAME, InPlace), newest, tickets)
 
-    def _checked(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> _Step:
+    def _checked(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> Step:
         """Copies in the spec's shapes and dtypes, so that a bad value is found before anything is written."""
-        ended = self._rows("done", _FLAG, done)
+        ended = self._rows("done", _FLAG, _flags(done))
         timeouts = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             if len(infos) != self.n_envs:
                 raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
-            timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+            timeouts[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         rewards = self._rows("reward", _NUMBER, reward)
         if not np.isfinite(rewards).all():
             raise ValueError(f"reward: expected finite numbers, got {rewards}")
-        return _Step(
+        return Step(
             self._obs_rows("obs", obs),
             self._obs_rows("next_obs", next_obs),
             self._rows("action", self._spec.action, action),
@@ -240,23 +276,23 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self._newest is None:
             return
         for i in map(int, np.flatnonzero(~self._newest.ended)):
-            if self._resumed or not _same(_at(self._newest.next_obs, i), _at(obs, i)):
+            if self._resumed or not same(pick(self._newest.next_obs, i), pick(obs, i)):
                 self._writers[i].new_episode()
-                self._write(i, self._newest, cut=True)
+                self._write(i, self._newest, (self.pos - 1) % self.buffer_size, cut=True)
                 self._writers[i].new_episode()
         self._resumed = False
 
-    def _write(self, i: int, step: _Step, cut: bool = False) -> None:
-        self._writers[i].add(
-            _at(step.obs, i),
+    def _write(self, i: int, step: Step, position: int, cut: bool = False) -> None:
+        self._positions.tickets[position, i] = self._writers[i].add(
+            pick(step.obs, i),
             step.action[i],
             step.reward[i],
             terminated=step.terminated[i],
             truncated=step.truncated[i] or cut,
-            final_obs=_at(step.next_obs, i) if cut or step.ended[i] else None,
+            final_obs=pick(step.next_obs, i) if cut or step.ended[i] else None,
         )
 
-    def _draw(self, batch_size: int) -> _Transitions | Batch:
+    def _draw(self, batch_size: int) -> Transitions | Batch:
         """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
         if self._newest is None:
             raise NotEnoughData("sample: expected at least one step, got an empty buffer")
@@ -274,7 +310,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if count:
             newest = self._of_newest(waiting, count)
             for name in ("obs", "next_obs", "action", "reward", "terminated", "discount"):
-                _put(getattr(batch, name), getattr(newest, name))
+                put(getattr(batch, name), getattr(newest, name))
         return batch
 
     def _sampler(self, batch_size: int) -> Sampler:
@@ -285,13 +321,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
             )
         return self._samplers[batch_size]
 
-    def _of_newest(self, envs: NDArray[np.int64], count: int) -> _Transitions:
+    def _of_newest(self, envs: NDArray[np.int64], count: int) -> Transitions:
         newest = self._newest
         assert newest is not None
         at = self._rng.choice(envs, count)
         discount = np.full(count, self.gamma, np.float32)
-        return _Transitions(
-            _at(newest.obs, at), _at(newest.next_obs, at), newest.action[at], newest.reward[at],
+        return Transitions(
+            pick(newest.obs, at), pick(newest.next_obs, at), newest.action[at], newest.reward[at],
             newest.terminated[at], discount,
         )  # fmt: skip
 
@@ -348,21 +384,14 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
     return Field(shape, np.dtype(space.dtype).name)
 
 
-def _at(obs: Any, index: Any) -> Any:
-    return {name: one[index] for name, one in obs.items()} if isinstance(obs, dict) else obs[index]
+def _flags(done: Any) -> Any:
+    """`done` as booleans where it is given as numbers 0 and 1."""
+    array = np.asarray(done)
+    if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
+        return done
+    return array.astype(np.bool_)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two observations are the same bytes: a NaN equals itself here."""
-    if isinstance(one, dict):
-        return all(_same(one[name], other[name]) for name in one)
-    return bool(one.tobytes() == other.tobytes())
-
-
-def _put(rows: Any, first: Any) -> None:
-    """Replaces the first rows."""
-    if isinstance(rows, dict):
-        for name, one in rows.items():
-            _put(one, first[name])
-    else:
-        rows[: len(first)] = first
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array

@@ -197,7 +197,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         if not state_dict:
             self.close()
             return
-        keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME)
+        keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME, Replay)
         try:
             self._check_fits(keys, replay)
         except ValueError:

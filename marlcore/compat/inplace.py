@@ -1,0 +1,58 @@
+"""A replay read where its rows lie, by the process that writes them all and so knows that none changes meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..record import HEAD_BYTES, Place
+from ..replay import ReplayBuffer
+from ..shm import Segment
+
+__all__ = ["InPlace"]
+
+_HEAD = np.dtype([("ordinal", "u4"), ("place", "u4"), ("policy_version", "u4"), ("reward", "f4")])  # csrc/api.h
+_FLAGS_SHIFT = 24
+assert _HEAD.itemsize == HEAD_BYTES
+
+
+class InPlace(ReplayBuffer):
+    """A replay with read-only views of its columns, [lanes, rows, *shape]; a ticket lies at row ticket mod rows."""
+
+    def _understand(self, segment: Segment) -> None:
+        super()._understand(segment)
+        self._edges = np.zeros((2, self.lanes), np.int64)
+        self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
+
+    def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Copies of the tickets [lo, hi) that each lane holds: int64 [lanes] each."""
+        self.check_open()
+        self._read_edges()
+        return self._edges[0].copy(), self._edges[1].copy()
+
+    def columns(self, role: str) -> dict[str, NDArray[Any]]:
+        """The fields of a role, such as "obs" or "extra", by name."""
+        return {place.name: self.column(place) for place in self._layout.of_role(role)}
+
+    def column(self, place: Place) -> NDArray[Any]:
+        """One field."""
+        return self._view(place.column, place.offset, place.field.numpy, place.field.shape)
+
+    def rewards(self) -> NDArray[np.float32]:
+        """float32 [lanes, rows]."""
+        return self._view(0, 0, _HEAD, ())["reward"]
+
+    def flags(self) -> NDArray[np.uint32]:
+        """A copy of how rows end: TERMINATED, TRUNCATED, BOUNDARY; uint32 [lanes, rows]."""
+        return self._view(0, 0, _HEAD, ())["place"] >> np.uint32(_FLAGS_SHIFT)
+
+    def _view(self, column: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        self.check_open()
+        rows, stride = self._geometry.rows(column), self._geometry.stride(column)
+        strides = (rows * stride, stride, *np.empty(shape, dtype).strides)
+        offset += self._geometry.column_offset(column)
+        view = np.ndarray((self.lanes, rows, *shape), dtype, self._segment.body, offset, strides)
+        view.flags.writeable = False
+        return view

@@ -1,0 +1,123 @@
+"""The priorities of a ring's rows, as the learner that samples it keeps them: cpprb's rules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.sumtree import find, level_offsets, repair
+from .ring import Ints, Window
+
+__all__ = ["RingPriorities", "greatest_priority"]
+
+
+class RingPriorities:
+    """The priorities of the rows of one ring, by position, since it was cleared."""
+
+    def __init__(self, window: Window, alpha: float, eps: float) -> None:
+        self._alpha, self._eps = alpha, eps
+        self._tree = _Tree(window.capacity)
+        self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
+        self._sampled = window.base  # rows from here on came after the last sample
+        self._lapped = np.zeros(0, np.int64)  # positions of which it had a row that was overwritten before it ended
+        self.greatest = 1.0
+
+    def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
+        """New rows in the order of their tickets; a priority of NaN stands for the greatest one until then."""
+        given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
+        greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
+        leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
+        # What was overwritten meanwhile is not drawn.
+        self._tree.put(positions, np.where(ok, leaves, 0.0))
+        self.greatest = float(greatest[-1])
+
+    def mark_sampled(self, tickets: Ints) -> Ints:
+        """Positions of the rows that were drawn last; until the next sample, updates are for rows known now."""
+        self._sampled = self.window.hi
+        positions = self.window.positions(tickets)
+        gone = tickets < self.window.hi - self.window.stored
+        self._lapped = np.setdiff1d(positions[gone], positions[~gone]) if gone.any() else positions[:0]
+        return positions
+
+    def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
+        """New priorities of positions below stored; the last one counts where a position is repeated."""
+        tickets = self.window.tickets(positions)
+        current = (tickets >= self.window.lo) & (tickets < self._sampled)
+        if len(self._lapped):
+            current &= ~np.isin(positions, self._lapped)
+        positions, priorities = positions[current], priorities[current]
+        if len(positions):
+            self._tree.put(positions, self._leaves(priorities))
+            self.greatest = max(self.greatest, float(priorities.max()))
+
+    @property
+    def has_mass(self) -> bool:
+        return self._tree.total > 0
+
+    def draw(self, count: int) -> Ints:
+        """Tickets in proportion to their priorities."""
+        return self.window.tickets(self._tree.draw(count))
+
+    def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
+        leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
+        weights: NDArray[np.float32] = np.power(self._tree.least / leaves, beta).astype(np.float32)
+        return weights
+
+    def packed_greatest(self) -> int:
+        """The greatest priority and the base it belongs to, in one word."""
+        return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
+
+    def unpacked_greatest(self, word: int) -> float:
+        """What `packed_greatest` of the ring's learner said; 0 when it was of another base."""
+        if word >> 32 != self.window.base & 0x7FFFFFFF:
+            return 0.0
+        return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))
+
+    def _leaves(self, priorities: NDArray[Any]) -> NDArray[np.float64]:
+        leaves: NDArray[np.float64] = (priorities.astype(np.float64) + self._eps) ** self._alpha
+        return leaves
+
+
+class _Tree:
+    """The priorities' sums, and their minima over those that are not zero."""
+
+    def __init__(self, size: int) -> None:
+        self._offsets = level_offsets(size)
+        self._sums = np.zeros(self._offsets[-1])
+        self._minima = np.full(self._offsets[-1], np.inf)
+        self.leaves = self._sums[:size]
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[-1])
+
+    @property
+    def least(self) -> float:
+        """The least leaf that is not zero."""
+        return float(self._minima[-1])
+
+    def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
+        self._sums[positions] = leaves
+        self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
+        repair(self._sums, self._offsets, positions.copy(), len(positions))
+        repair(self._minima, self._offsets, positions.copy(), len(positions), True)
+
+    def draw(self, count: int) -> Ints:
+        """Leaves in proportion to their values, by numbers from NumPy's global generator."""
+        points = np.random.random_sample(count) * self.total
+        order = np.argsort(points)
+        ascending = np.empty(count, np.int64)
+        find(self._sums, self._offsets, points[order], ascending, count)
+        found = np.empty(count, np.int64)
+        found[order] = ascending
+        return found
+
+
+def greatest_priority(size: int, alpha: float, eps: float) -> float:
+    """The greatest float32 of which the sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
+    mass = sys.float_info.max / (2 * size)  # twice, since the sums are rounded
+    most: float = mass ** (1 / max(alpha, 1.0)) - eps
+    return min(most, float(np.finfo(np.float32).max))

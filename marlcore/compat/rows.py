@@ -1,0 +1,125 @@
+"""The writing end of a ring: rows are staged in arrays whose addresses are taken once, and appended by one call."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._native import NativeLanes, NativeWriter
+from ..lane import LaneClaim
+from ..record import RecordLayout
+from ..waiting import WAIT_SLICE_S
+
+__all__ = ["RowWriter", "Views"]
+
+Views = dict[str, NDArray[Any]]
+
+
+class RowWriter:
+    """Appends rows of named fields to the one lane of a replay, of which they are the extras.
+
+    Args:
+        lanes, layout, claim: of that replay, and the right to write to its lane.
+        names: what the caller calls each extra.
+        shared: other writers have the lane too: each append takes its turn.
+        patience_s: seconds that an append waits for its turn at most.
+
+    Attributes:
+        row: where the next row is staged: a view [1, *shape] of each field. What is put there stays.
+    """
+
+    def __init__(
+        self,
+        lanes: NativeLanes,
+        layout: RecordLayout,
+        claim: LaneClaim,
+        names: Mapping[str, str],
+        shared: bool,
+        patience_s: float,
+    ) -> None:
+        self._claim = claim
+        self._layout = layout
+        self._names = dict(names)
+        self._patience_s = patience_s
+        records = np.zeros((2, layout.record_bytes), np.uint8)
+        lock = (claim.fd, 1 + lanes.count, min(patience_s, WAIT_SLICE_S)) if shared else None
+        self._native = NativeWriter(lanes, 0, records, lock)
+        self._add_row = partial(self._native.add_row, self._native.raw, 0)
+        frames = self._frames(1)
+        self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
+        self.row = self._views(records[:1], frames)
+        self._batch: _Batch | None = None
+
+    def append(self) -> int:
+        """Appends `row`; its ticket.
+
+        Raises: TimeoutError: another writer was stopped inside an append. ClosedError: this one was closed.
+        """
+        ticket: int = self._add_row()
+        return ticket if ticket >= 0 else self._again(ticket, self._add_row)
+
+    def batch(self, count: int) -> Views:
+        """Views of where `count` rows are staged, [count, *shape] each, for `append_batch`."""
+        if self._batch is None or self._batch.count != count:
+            records, frames = np.zeros((count, self._layout.record_bytes), np.uint8), self._frames(count)
+            ends = np.zeros((3, count), np.uint8)
+            adder = self._native.rows_adder(records, ends, False)
+            self._batch = _Batch(count, self._views(records, frames), frames, adder)
+        return self._batch.views
+
+    def append_batch(self) -> int:
+        """Appends the rows of the last `batch`, all or none; the first one's ticket. Raises: as `append`."""
+        batch = self._batch
+        assert batch is not None
+        ticket = batch.append()
+        return ticket if ticket >= 0 else self._again(ticket, batch.append)
+
+    def close(self) -> None:
+        """Gives the lane back; harmless when repeated."""
+        self._native.close()
+        self._claim.release()
+
+    def _frames(self, count: int) -> list[NDArray[Any]]:
+        """Staging for the large fields, of which each has a column of its own."""
+        large = [place.field for place in self._layout.places if place.column]
+        return [np.zeros((count, *field.shape), field.numpy) for field in large]
+
+    def _views(self, records: NDArray[np.uint8], frames: list[NDArray[Any]]) -> Views:
+        extras = {place.name: place for place in self._layout.of_role("extra")}
+        found = {}
+        for name, stored_as in self._names.items():
+            place = extras[stored_as]
+            found[name] = frames[place.column - 1] if place.column else place.views(records)
+        return found
+
+    def _again(self, code: int, append: Callable[[], int]) -> int:
+        """The ticket in the end, when other writers were busy in the lane; signals are seen in between."""
+        began = time.monotonic()
+        while code in (-errno.EAGAIN, -errno.EINTR):
+            if time.monotonic() >= began + self._patience_s:
+                raise TimeoutError(
+                    f"add: another process was inside an add when this one had waited {self._patience_s} seconds"
+                )
+            code = append()
+        if code < 0:
+            raise self._native.fail(code)
+        return code
+
+
+class _Batch:
+    """Staged rows."""
+
+    def __init__(self, count: int, views: Views, frames: list[NDArray[Any]], adder: Callable[..., int]) -> None:
+        self.count = count
+        self.views = views
+        self._frames = frames
+        self._adder = adder
+
+    def append(self) -> int:
+        return self._adder(self._frames)

@@ -1,0 +1,114 @@
+"""The ring of a sorrel buffer as the one process sees it that appends to it, which needs no look at what others do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..values import as_field, setter
+from .ring import Ring, Window
+
+__all__ = ["Tail", "newest_count"]
+
+
+class Tail:
+    """Appends rows to a ring and reads the newest ones where they lie: nobody else overwrites them meanwhile.
+
+    Good until the ring is cleared: see `is_current`.
+
+    Args:
+        ring: with the fields obs, action, reward, done and count, and others.
+
+    Attributes:
+        count: the newest row's; 0 when there is none.
+
+    Raises: LaneBusy: another process keeps the right to append.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._append = ring.writer.append
+        row = ring.writer.row
+        self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
+        self._field = ring.fields["obs"]
+        self._shapes = (self._field.shape, (1, *self._field.shape))
+        self._obs = row["obs"][0, ...]
+        self._action, self._reward, self._done, self._count = (
+            row[name].data for name in ("action", "reward", "done", "count")
+        )
+        self._load_base = ring.load_base
+        window = ring.window()
+        self._base, self._first, self._next = window.base, window.lo, window.hi
+        self._capacity = ring.capacity
+        self._shift = self._base % self._capacity
+        self._columns = {name: ring.rows.named(name) for name in ("obs", "action", "reward", "done")}
+        self._observations = self._columns["obs"]
+        self.count = newest_count(ring)
+
+    def is_current(self) -> bool:
+        """Whether the ring was not cleared since."""
+        return self._load_base() == self._base
+
+    def window(self) -> Window:
+        """What the ring holds."""
+        oldest = max(self._first, self._next - self._capacity)
+        return Window(oldest, self._next, self._base, self._capacity)
+
+    def put(self, name: str, value: Any) -> None:
+        """Stages a field of the next row. Raises: ValueError, TypeError: as `add`."""
+        self._puts[name](value)
+
+    def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
+        """Appends a row; leading axes of one of the observation are dropped.
+
+        Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
+        """
+        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.kind in "fiub":
+            self._obs[...] = obs
+        else:
+            self._obs[...] = as_field("obs", self._field, _squeezed(obs, len(self._field.shape)))
+        try:
+            self._action[0] = action
+            self._reward[0] = reward
+            self._done[0] = done
+        except (TypeError, ValueError):  # of another kind, which NumPy may convert
+            for name, value in (("action", action), ("reward", reward), ("done", done)):
+                self._puts[name](value)
+        count = self._count[0] = self.count + 1
+        self._next = self._append() + 1
+        self.count = count
+
+    def observations(self, count: int) -> NDArray[np.float32] | None:
+        """A copy of the last `count`, oldest first; None when they are not all there."""
+        first = self._next - count
+        if first < self._first:
+            return None
+        begin = first % self._capacity
+        end = begin + count
+        if end <= self._capacity:
+            return self._observations[begin:end].copy()
+        return np.concatenate([self._observations[begin:], self._observations[: end - self._capacity]])
+
+    def take(self, name: str, positions: Any) -> NDArray[Any]:
+        """Copies of obs, action, reward or done at positions that are held whole, [*positions.shape, *shape]."""
+        if self._shift:
+            positions = (positions + self._shift) % self._capacity
+        found: NDArray[Any] = self._columns[name][positions]
+        return found
+
+
+def newest_count(ring: Ring) -> int:
+    """The count of a ring's newest row; 0 when it has none."""
+    window = ring.window()
+    if window.hi == window.base:
+        return 0
+    newest, _ = ring.gather(np.array([window.hi - 1]), "count")
+    return int(newest["count"][0])
+
+
+def _squeezed(value: Any, axes: int) -> NDArray[Any]:
+    obs: NDArray[Any] = np.asarray(value)
+    while obs.ndim > axes and len(obs) == 1:
+        obs = obs[0]
+    return obs
