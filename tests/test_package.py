@@ -66,7 +66,7 @@ def test_every_folder_of_the_package_is_installed() -> None:
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     script = tmp_path / "quickstart.py"
-    script.write_text(blocks[0] + blocks[1] + "print(batch.obs.shape, batch.mask.shape)\n")
+    script.write_text("".join(blocks[:3]) + "print(batch.obs.shape, batch.mask.shape)\n")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
