@@ -25,6 +25,7 @@ from .envs import adapt, factory
 from .errors import MarlcoreError, WorkerFailed
 from .forkserver import ForkServer
 from .learner import choose_device
+from .monitor import Monitor
 from .params import ParameterStore
 from .processes import WorkerProcess, check_picklable, reason_of
 from .progress import Progress, final_returns
@@ -34,7 +35,7 @@ from .rundir import RunDirectory, read_metrics, setup_logging
 from .signals import Interrupts
 from .spec import Field, TransitionSpec
 from .supervisor import Supervisor
-from .telemetry import NAME_BYTES, Metric, Telemetry
+from .telemetry import NAME_BYTES, Telemetry
 from .warmup import compile_before_a_run
 from .workers import (
     ActorWorker,
@@ -54,8 +55,6 @@ __all__ = ["Result", "train"]
 
 POLL_S = 0.1
 GRACE_S = 60.0  # at least, for the last checkpoints
-NOTE_S = 5.0  # between notes of how far the run is
-RATE_ROWS = 200  # rows of env_steps_per_s in a run
 SERIAL_ROUNDS = 50  # between looks at telemetry
 
 log = logging.getLogger(__name__)
@@ -190,7 +189,7 @@ def _run(
         began = time.monotonic() - _restore_progress(run, control)
         blueprint = Blueprint(env_fn, algorithm, config, plans, control.handle, telemetry.handle, began)
         table = stack.enter_context(Progress()) if show else None
-        monitor = _Monitor(run, control, telemetry, table, config.total_steps, began)
+        monitor = Monitor(run, control, telemetry, table, config.total_steps, began)
         stack.callback(monitor.finish)
         server = stack.enter_context(closing(ForkServer(hurry=lambda: interrupts.signum is not None)))
         supervisor = None
@@ -338,65 +337,7 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -
     return True
 
 
-class _Monitor:
-    """Moves metrics from shared memory to the run directory and to the screen, and notes how far the run is."""
-
-    def __init__(
-        self,
-        run: RunDirectory,
-        control: Control,
-        telemetry: Telemetry,
-        table: Progress | None,
-        total_steps: int,
-        began: float,
-    ) -> None:
-        self._run = run
-        self._control = control
-        self._telemetry = telemetry
-        self._table = table
-        self._total = total_steps
-        self._began = began
-        self._rate_every = max(total_steps // RATE_ROWS, 1)
-        self._rate_from = (time.monotonic() - began, control.steps)
-        self._rate = 0.0
-        self._noted = -NOTE_S
-
-    def tick(self) -> None:
-        for metric in self._telemetry.tail():
-            self._record(metric)
-        steps, now = self._control.steps, time.monotonic() - self._began
-        if steps:
-            self._run.keep()
-        since, before = self._rate_from
-        if before // self._rate_every != steps // self._rate_every:
-            self._rate = (steps - before) / max(now - since, 1e-9)
-            self._rate_from = (now, steps)
-            self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
-            self._run.flush()
-        if now - self._noted > NOTE_S:
-            self._note(now)
-        if self._table is not None:
-            self._table.tick(steps, self._total, self._rate)
-
-    def finish(self) -> None:
-        """The last tick."""
-        self.tick()
-        self._note(time.monotonic() - self._began)
-
-    def _note(self, now: float) -> None:
-        """For a run that is resumed."""
-        self._noted = now
-        steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
-        self._run.save_progress({"time_s": now, "steps": steps})
-        self._run.flush()
-
-    def _record(self, metric: Metric) -> None:
-        self._run.record(metric)
-        if self._table is not None:
-            self._table.update(metric)
-
-
-def _run_serial(blueprint: Blueprint, monitor: _Monitor, interrupts: Interrupts) -> None:
+def _run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
     """The workers' work in turn, in this process: the same objects, deterministic under a seed."""
     config = blueprint.config
     with ExitStack() as stack:
@@ -431,7 +372,7 @@ def _guarded(worker: Worker, step: Callable[[], object]) -> None:
 
 
 def _run_async(
-    supervisor: Supervisor, actors: list[str], control: Control, monitor: _Monitor, interrupts: Interrupts, grace: float
+    supervisor: Supervisor, actors: list[str], control: Control, monitor: Monitor, interrupts: Interrupts, grace: float
 ) -> None:
     """Until the actors have taken all steps, a worker failed for good, or a signal came; then until all have ended."""
     failed = None
@@ -451,7 +392,7 @@ def _run_async(
 
 
 def _await_end(
-    supervisor: Supervisor, monitor: _Monitor, interrupts: Interrupts, grace: float, failed: WorkerFailed | None
+    supervisor: Supervisor, monitor: Monitor, interrupts: Interrupts, grace: float, failed: WorkerFailed | None
 ) -> WorkerFailed | None:
     """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
 

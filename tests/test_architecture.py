@@ -22,7 +22,7 @@ LAYERS = [
     {"priorities"},
     {"sampler", "rundir", "reader"},
     {"prefetch", "replay", "trajectories", "params", "curves", "progress"},
-    {"actor", "learner", "mixture"},
+    {"actor", "learner", "mixture", "monitor"},
     {"envs", "algos", "compat"},
     {"describe", "warmup", "workers"},
     {"forkserver"},
