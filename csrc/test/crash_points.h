@@ -29,13 +29,23 @@ void mc_points_disarm(void);
 void mc_point(int64_t what);
 void *mc_copy_in_halves(void *to, const void *from, size_t size);
 
+static inline int mc_exchange_if(_Atomic uint32_t *to, uint32_t *expected, uint32_t value) {
+    int same = *to == *expected;
+    if (same)
+        *to = value;
+    else
+        *expected = *to;
+    return same;
+}
+
 /* Stronger orders than the core asks for: a process that dies alone cannot tell. */
 #undef atomic_store_explicit
 #undef atomic_fetch_add_explicit
-#undef atomic_exchange_explicit
+#undef atomic_compare_exchange_weak_explicit
 #define atomic_store_explicit(to, value, order) (mc_point(MC_POINT_STORE), (void)(*(to) = (value)))
 #define atomic_fetch_add_explicit(to, value, order) (mc_point(MC_POINT_STORE), (void)(*(to) += (value)))
-#define atomic_exchange_explicit(to, value, order) (mc_point(MC_POINT_STORE), (void)(*(to) = (value)))
+#define atomic_compare_exchange_weak_explicit(to, expected, value, order, failure)                           \
+    (mc_point(MC_POINT_STORE), mc_exchange_if(to, expected, value))
 #define memcpy mc_copy_in_halves
 
 #endif
