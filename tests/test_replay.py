@@ -474,7 +474,7 @@ def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
         asleep = threading.Thread(target=lambda: writer.tell())
         prepare = sampler._drawing.event.prepare
         monkeypatch.setattr(
-            sampler._drawing.event, "prepare", lambda: (prepare(), asleep.ident is None and asleep.start())[0]
+            sampler._drawing.event, "prepare", lambda n: (prepare(n), asleep.ident is None and asleep.start())[0]
         )
         batch = sampler.sample(timeout=1e6)
         asleep.join()
