@@ -4,9 +4,12 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import marlcore
 
@@ -61,6 +64,37 @@ def test_every_folder_of_the_package_is_installed() -> None:
     folders = {path.parent for path in (ROOT / "marlcore").rglob("*.py")}
     assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
     assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def egg_info(folder: Path) -> Path:
+    """What setuptools says of the package: SOURCES.txt, the files of its source distribution, and requires.txt."""
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return folder / "marlcore.egg-info"
+
+
+def test_the_source_distribution_has_every_file_that_its_tests_read(tmp_path: Path) -> None:
+    listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
+    folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
+    kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".typed"}
+    files = {file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds}
+    wanted = {str(file.relative_to(ROOT)) for file in files - {ROOT / "marlcore" / "_core.c"}}
+    assert sorted({*wanted, "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt"} - listed) == []
+
+
+def test_the_constraints_pin_every_package_once_for_each_python(tmp_path: Path) -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    needs = [line for line in (egg_info(tmp_path) / "requires.txt").read_text().split("\n") if line and line[0] != "["]
+    needed = {canonicalize_name(Requirement(line).name) for line in needs} - {
+        "marlcore",
+        "cpprb",
+    }  # the extra pins cpprb
+    for python in ["3.10.0", "3.11.0", "3.11.5", "3.12.0", "3.13.0", "3.14.0"]:
+        environment = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+        pins = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate(environment)]
+        counts = Counter(canonicalize_name(pin.name) for pin in pins)
+        assert [name for name in counts if counts[name] > 1] == [], python
+        assert sorted(needed - counts.keys()) == [], python
 
 
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
