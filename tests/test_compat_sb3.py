@@ -283,6 +283,7 @@ def test_a_bad_value_leaves_the_newest_step_as_it_was():
     for place, bad in ((2, np.array([0.5, 1.0])), (3, np.array([0.0, np.nan]))):
         with pytest.raises((ValueError, TypeError)):
             ours.add(steps[9][0], steps[9][1], *[bad if i == place else steps[9][i] for i in range(2, 6)])
+    assert set(drawn(ours)) == everything(theirs)
     for step in steps[6:]:
         theirs.add(*step)
         ours.add(*step)
