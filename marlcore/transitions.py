@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,10 @@ __all__ = ["TransitionLanes", "spec_difference"]
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
 
 
 class TransitionLanes(Shared):
@@ -45,7 +49,7 @@ class TransitionLanes(Shared):
         self._geometry = self._geometry_of(segment.description)
         self.capacity = self.lanes * self._geometry.capacity
         self._lanes = self._geometry.bind(segment.body)
-        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._writers: weakref.WeakSet[_Closes] = weakref.WeakSet()
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:

@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from stable_baselines3.common import buffers
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from marlcore import NotEnoughData
+from marlcore import ClosedError, NotEnoughData
 from marlcore.compat.stable_baselines3 import DictReplayBuffer, ReplayBuffer
 
 BOX = spaces.Box(-1e6, 1e6, (3,), np.float32)
@@ -275,6 +275,26 @@ def test_a_bad_value_names_its_field_and_adds_nothing():
     ):
         with pytest.raises(ValueError, match=said):
             ReplayBuffer(400, BOX, ACTIONS["discrete"], **option)
+
+
+def test_a_bad_value_leaves_the_newest_step_as_it_was():
+    steps = list(stream(BOX, ACTIONS["discrete"], 12))
+    theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=steps[:6])
+    for place, bad in ((2, np.array([0.5, 1.0])), (3, np.array([0.0, np.nan]))):
+        with pytest.raises((ValueError, TypeError)):
+            ours.add(steps[9][0], steps[9][1], *[bad if i == place else steps[9][i] for i in range(2, 6)])
+    assert set(drawn(ours)) == everything(theirs)
+    for step in steps[6:]:
+        theirs.add(*step)
+        ours.add(*step)
+    assert set(drawn(ours)) == everything(theirs)
+
+
+def test_a_closed_replay_takes_no_more_steps():
+    _, ours = pair(400, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 5))
+    ours.replay.close()
+    with pytest.raises(ClosedError):
+        ours.add(*next(stream(BOX, ACTIONS["discrete"], 1)))
 
 
 def test_reset_forgets_and_a_pickle_goes_on_where_the_buffer_was():

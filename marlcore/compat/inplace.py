@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lane import claim
 from ..record import HEAD_BYTES, Place
 from ..replay import ReplayBuffer
 from ..shm import Segment
+from .lanes import LanesWriter
 
 __all__ = ["InPlace"]
 
@@ -47,6 +50,18 @@ class InPlace(ReplayBuffer):
     def flags(self) -> NDArray[np.uint32]:
         """A copy of how rows end: TERMINATED, TRUNCATED, BOUNDARY; uint32 [lanes, rows]."""
         return self._view(0, 0, _HEAD, ())["place"] >> np.uint32(_FLAGS_SHIFT)
+
+    def lanes_writer(self) -> LanesWriter:
+        """The writing end of all lanes, for this process alone. Raises LaneBusy: a writer of one of them lives."""
+        with contextlib.ExitStack() as undo:
+            claims = []
+            for lane in range(self.lanes):
+                claims.append(claim(self._segment, self._lanes, lane))
+                undo.callback(claims[-1].release)
+            writer = LanesWriter(self._lanes, self._layout, claims)
+            undo.pop_all()
+        self._writers.add(writer)
+        return writer
 
     def _view(self, column: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         self.check_open()

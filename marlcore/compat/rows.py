@@ -13,12 +13,23 @@ from numpy.typing import NDArray
 
 from .._native import NativeLanes, NativeWriter
 from ..lane import LaneClaim
-from ..record import RecordLayout
+from ..record import Place, RecordLayout
 from ..waiting import WAIT_SLICE_S
 
-__all__ = ["RowWriter", "Views"]
+__all__ = ["RowWriter", "Views", "frames_of", "view_of"]
 
 Views = dict[str, NDArray[Any]]
+
+
+def frames_of(layout: RecordLayout, count: int) -> list[NDArray[Any]]:
+    """Staging of `count` rows for the large fields, of which each has a column of its own."""
+    large = [place.field for place in layout.places if place.column]
+    return [np.zeros((count, *field.shape), field.numpy) for field in large]
+
+
+def view_of(place: Place, records: NDArray[np.uint8], frames: list[NDArray[Any]]) -> NDArray[Any]:
+    """Where a field of rows is staged, [count, *shape]: in their records, uint8 [count, record bytes], or frames."""
+    return frames[place.column - 1] if place.column else place.views(records)
 
 
 class RowWriter:
@@ -51,7 +62,7 @@ class RowWriter:
         lock = (claim.fd, 1 + lanes.count, min(patience_s, WAIT_SLICE_S)) if shared else None
         self._native = NativeWriter(lanes, 0, records, lock)
         self._add_row = partial(self._native.add_row, self._native.raw, 0)
-        frames = self._frames(1)
+        frames = frames_of(layout, 1)
         self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
         self.row = self._views(records[:1], frames)
         self._batch: _Batch | None = None
@@ -67,7 +78,7 @@ class RowWriter:
     def batch(self, count: int) -> Views:
         """Views of where `count` rows are staged, [count, *shape] each, for `append_batch`."""
         if self._batch is None or self._batch.count != count:
-            records, frames = np.zeros((count, self._layout.record_bytes), np.uint8), self._frames(count)
+            records, frames = np.zeros((count, self._layout.record_bytes), np.uint8), frames_of(self._layout, count)
             ends = np.zeros((3, count), np.uint8)
             adder = self._native.rows_adder(records, ends, False)
             self._batch = _Batch(count, self._views(records, frames), frames, adder)
@@ -85,18 +96,9 @@ class RowWriter:
         self._native.close()
         self._claim.release()
 
-    def _frames(self, count: int) -> list[NDArray[Any]]:
-        """Staging for the large fields, of which each has a column of its own."""
-        large = [place.field for place in self._layout.places if place.column]
-        return [np.zeros((count, *field.shape), field.numpy) for field in large]
-
     def _views(self, records: NDArray[np.uint8], frames: list[NDArray[Any]]) -> Views:
         extras = {place.name: place for place in self._layout.of_role("extra")}
-        found = {}
-        for name, stored_as in self._names.items():
-            place = extras[stored_as]
-            found[name] = frames[place.column - 1] if place.column else place.views(records)
-        return found
+        return {name: view_of(extras[stored_as], records, frames) for name, stored_as in self._names.items()}
 
     def _again(self, code: int, append: Callable[[], int]) -> int:
         """The ticket in the end, when other writers were busy in the lane; signals are seen in between."""

@@ -20,16 +20,16 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
+from .._native import BOUNDARY, TERMINATED, TRUNCATED
 from ..batch import Batch
 from ..errors import NotEnoughData
 from ..sampler import Sampler
 from ..spec import Field, TransitionSpec
-from ..values import came, names_error, rows_of
-from ..writer import Writer
+from ..values import came, names_error
 from .checks import number, whole_number
 from .inplace import InPlace
 from .saved import from_bytes, to_bytes
-from .steps import Positions, Step, Transitions, pick, put, put_at, same
+from .steps import Positions, Step, Transitions, pick, put, put_at, rows_check
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
@@ -44,6 +44,17 @@ _REFUSED = {
 }
 _NUMBER = Field((), "float32")
 _FLAG = Field((), "bool")
+_OPENED = (
+    "replay",
+    "_lanes",
+    "_positions",
+    "_samplers",
+    "_check_obs",
+    "_check_next_obs",
+    "_check_action",
+    "_check_reward",
+    "_check_done",
+)  # by _open
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -110,10 +121,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
             tickets = np.full((self.buffer_size, self.n_envs), -1, np.int64)
         self.replay = replay
         self._positions = Positions(replay, tickets)
-        self._writers: list[Writer] = [self.replay.writer(lane) for lane in range(self.n_envs)]
+        self._lanes = replay.lanes_writer()
         self._samplers: dict[int, Sampler] = {}
-        self._newest = newest
-        self._resumed = newest is not None
+        self._newest: Step | None = None
+        if newest is not None:
+            self._lanes.restore(newest)
+            self._newest = self._lanes.step
+        self._check_obs, self._check_next_obs = self._obs_checks("obs"), self._obs_checks("next_obs")
+        self._check_action = rows_check("action", self._spec.action, self.n_envs)
+        self._check_reward = rows_check("reward", _NUMBER, self.n_envs)
+        self._check_done = rows_check("done", _FLAG, self.n_envs)
 
     def reset(self) -> None:
         """Forgets every transition."""
@@ -197,11 +214,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         Raises: ValueError, TypeError: naming the field, what was expected and what came; nothing was added.
         """
-        step = self._checked(obs, next_obs, action, reward, done, infos)
-        self._bridge_gaps(step.obs)
-        for i in range(self.n_envs):
-            self._write(i, step, self.pos)
-        self._newest = step
+        ends = self._ends(done, infos)
+        rewards = self._check_reward(reward)
+        if not all(map(math.isfinite, rewards.tolist())):
+            raise ValueError(f"reward: expected finite numbers, got {rewards}")
+        found = self._check_obs(obs)
+        rows = [*found, *self._check_next_obs(next_obs), self._check_action(action), rewards]
+        if self._newest is not None:
+            self._bridge_gaps(found)
+        self._positions.tickets[self.pos] = self._lanes.add(rows, ends)
+        self._newest = self._lanes.step
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -231,8 +253,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything, the replay's save included: a pickle holds the transitions and shares nothing."""
-        state = self.__dict__.copy()
-        del state["replay"], state["_writers"], state["_samplers"], state["_positions"]
+        state = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
         return {**state, "_saved": to_bytes(self.replay), "_tickets": self._positions.tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -240,57 +261,27 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.__dict__.update(state)
         self._open(from_bytes(saved, _NAME, InPlace), newest, tickets)
 
-    def _checked(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> Step:
-        """Copies in the spec's shapes and dtypes, so that a bad value is found before anything is written."""
-        ended = self._rows("done", _FLAG, _flags(done))
-        timeouts = np.zeros(self.n_envs, np.bool_)
-        if self.handle_timeout_termination:
-            if len(infos) != self.n_envs:
-                raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
-            timeouts[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
-        rewards = self._rows("reward", _NUMBER, reward)
-        if not np.isfinite(rewards).all():
-            raise ValueError(f"reward: expected finite numbers, got {rewards}")
-        return Step(
-            self._obs_rows("obs", obs),
-            self._obs_rows("next_obs", next_obs),
-            self._rows("action", self._spec.action, action),
-            rewards,
-            terminated=ended & ~timeouts,
-            truncated=ended & timeouts,
-        )
+    def _ends(self, done: Any, infos: Any) -> bytes:
+        """How each environment's step ends, as LanesWriter.add takes it."""
+        ended = self._check_done(_flags(done)).tolist()
+        timeouts = self.handle_timeout_termination
+        if timeouts and len(infos) != self.n_envs:
+            raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
+        ends = bytearray(self.n_envs)
+        if True in ended:
+            for i in [i for i, one in enumerate(ended) if one]:
+                cut_off = timeouts and bool(infos[i].get("TimeLimit.truncated", False))
+                ends[i] = (TRUNCATED if cut_off else TERMINATED) | BOUNDARY
+        return bytes(ends)
 
-    def _rows(self, label: str, field: Field, value: Any) -> NDArray[Any]:
-        array = np.asarray(value)
-        shape = (self.n_envs, *field.shape)
-        if array.size == math.prod(shape):  # scalars of discrete spaces come without an axis of their own
-            array = array.reshape(shape)
-        return np.array(rows_of(label, field, array, self.n_envs))
-
-    def _bridge_gaps(self, obs: Any) -> None:
+    def _bridge_gaps(self, obs: list[NDArray[Any]]) -> None:
         """Keeps the newest steps sampleable where `obs` does not follow: learn() begun anew, or a buffer loaded.
 
         Such a step is written again as a truncated one, which stores the observation after it; the first copy is not
         drawn any more, since its lane goes on with another episode.
         """
-        if self._newest is None:
-            return
-        for i in map(int, np.flatnonzero(~self._newest.ended)):
-            if self._resumed or not same(pick(self._newest.next_obs, i), pick(obs, i)):
-                self._writers[i].new_episode()
-                self._write(i, self._newest, (self.pos - 1) % self.buffer_size, cut=True)
-                self._writers[i].new_episode()
-        self._resumed = False
-
-    def _write(self, i: int, step: Step, position: int, cut: bool = False) -> None:
-        self._positions.tickets[position, i] = self._writers[i].add(
-            pick(step.obs, i),
-            step.action[i],
-            step.reward[i],
-            terminated=step.terminated[i],
-            truncated=step.truncated[i] or cut,
-            final_obs=pick(step.next_obs, i) if cut or step.ended[i] else None,
-        )
+        for i in self._lanes.gaps(obs):
+            self._positions.tickets[self.pos - 1, i] = self._lanes.add_cut_off(i)
 
     def _draw(self, batch_size: int) -> Transitions | Batch:
         """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
@@ -342,8 +333,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _obs_fields(self) -> Field | dict[str, Field]:
         return _field(self.obs_shape, self.observation_space)
 
-    def _obs_rows(self, label: str, obs: Any) -> Any:
-        return self._rows(label, self._spec.obs_fields[""], obs)
+    def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
+        """A call that gives an observation's fields by name as arrays in the spec's shapes and dtypes."""
+        check = rows_check(label, self._spec.obs_fields[""], self.n_envs)
+        return lambda obs: [check(obs)]
 
     def _spaced(self, obs: Any) -> Any:
         """Sampled observations under the names of the observation space."""
@@ -363,11 +356,18 @@ class DictReplayBuffer(ReplayBuffer):
         self._names = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
         return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._names.items()}
 
-    def _obs_rows(self, label: str, obs: Any) -> dict[str, NDArray[Any]]:
-        if obs.keys() != self.obs_shape.keys():
-            raise names_error(label, self.obs_shape.keys(), obs)
-        fields = self._spec.obs_fields
-        return {n: self._rows(f"{label}[{key!r}]", fields[n], obs[key]) for n, key in self._names.items()}
+    def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
+        fields, keys = self._spec.obs_fields, self.obs_shape.keys()
+        checks = [
+            (key, rows_check(f"{label}[{key!r}]", fields[n], self.n_envs)) for n, key in sorted(self._names.items())
+        ]
+
+        def check_all(obs: Any) -> list[NDArray[Any]]:
+            if obs.keys() != keys:
+                raise names_error(label, keys, obs)
+            return [check(obs[key]) for key, check in checks]
+
+        return check_all
 
     def _spaced(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {key: obs[name] for name, key in self._names.items()}
@@ -386,7 +386,7 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
 
 def _flags(done: Any) -> Any:
     """`done` as booleans where it is given as numbers 0 and 1."""
-    array = np.asarray(done)
+    array = done if done.__class__ is np.ndarray else np.asarray(done)
     if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
         return done
     return array.astype(np.bool_)

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._native import TERMINATED, TRUNCATED
-from .inplace import InPlace
+from ..spec import Field
+from ..values import as_field
 
-__all__ = ["Positions", "Step", "Transitions", "pick", "put", "put_at", "same"]
+if TYPE_CHECKING:
+    from .inplace import InPlace
+
+__all__ = ["Positions", "Step", "Transitions", "only", "pick", "put", "put_at", "rows_check"]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One transition of each environment: arrays [n_envs, *shape], or dicts of them for observations."""
 
     obs: Any
     next_obs: Any
     action: NDArray[Any]
     reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
+    ends: NDArray[np.uint8]  # as LanesWriter.add takes them
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = (self.ends & TERMINATED) != 0
+        return found
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        return self.terminated | self.truncated
+        found: NDArray[np.bool_] = self.ends != 0
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,7 @@ class Positions:
 
     def observations(self, later: int = 0) -> Any:
         """Those of the steps, or of the rows after them: [buffer_size, n_envs, *shape], a dict for dict ones."""
-        found = {name: self._copied(column, later) for name, column in self._replay.columns("obs").items()}
-        return found[""] if found.keys() == {""} else found
+        return only({name: self._copied(column, later) for name, column in self._replay.columns("obs").items()})
 
     def actions(self) -> NDArray[Any]:
         return self._copied(self._replay.columns("action")[""])
@@ -81,15 +90,13 @@ class Positions:
         return found
 
 
+def only(obs: dict[str, Any]) -> Any:
+    """Fields of an observation by name as users have them: the array alone where it is no dict of fields."""
+    return obs[""] if obs.keys() == {""} else obs
+
+
 def pick(obs: Any, index: Any) -> Any:
     return {name: one[index] for name, one in obs.items()} if isinstance(obs, dict) else obs[index]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two observations are the same bytes: a NaN equals itself here."""
-    if isinstance(one, dict):
-        return all(same(one[name], other[name]) for name in one)
-    return bool(one.tobytes() == other.tobytes())
 
 
 def put(rows: Any, first: Any) -> None:
@@ -108,3 +115,25 @@ def put_at(rows: Any, where: Any, values: Any) -> None:
             one[where] = values[name]
     else:
         rows[where] = values
+
+
+def rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
+    """A call that gives a value as an array [rows, *shape] of the field's dtype: the value itself when it is one.
+
+    Scalars of discrete spaces may come without an axis of their own.
+    """
+    dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
+    shape, size = whole.shape, math.prod(whole.shape)
+
+    def check(value: Any) -> NDArray[Any]:
+        array: NDArray[Any] = value if value.__class__ is np.ndarray else np.asarray(value)
+        if array.shape != shape and array.size == size:
+            array = array.reshape(shape)
+        if array.shape == shape:
+            if array.dtype == dtype:
+                return array
+            if array.dtype.kind == dtype.kind == "f":  # what as_field comes to as well
+                return array.astype(dtype)
+        return as_field(label, whole, array)
+
+    return check
