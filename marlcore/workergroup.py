@@ -100,6 +100,12 @@ class Worker:
         with self._lock:
             self._let_go()
 
+    def close(self) -> None:
+        """Gives back the memory that it shared with its process, also what lasts until the last view is gone."""
+        self.telemetry.close()
+        self.control.close()
+        del self.telemetry, self.control
+
     def _let_go(self) -> None:
         if self.process is not None:
             self.process.close()
@@ -142,7 +148,7 @@ class Workers:
         self._grace = grace
         self._began = time.monotonic()
         self._owner = os.getpid()
-        self._open = False
+        self._entered = self._open = False
         self._workers: list[Worker] = []
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
@@ -151,7 +157,10 @@ class Workers:
         self._held = ExitStack()
 
     def __enter__(self) -> Workers:
-        self._open = True
+        """Raises ClosedError: it was entered before."""
+        if self._entered:
+            raise ClosedError("a group of workers is entered once: make another Workers() for another block")
+        self._entered = self._open = True
         self._held.callback(self._server.close)
         before = interrupt_waits_with(None)
         interrupt_waits_with(self._in_a_wait(before))
@@ -313,8 +322,7 @@ class Workers:
         self._collect()
         self._open = False
         for worker in self._workers:
-            worker.telemetry.close()
-            worker.control.close()
+            worker.close()
 
 
 def _live(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -328,6 +329,34 @@ def test_bad_use_is_one_line(lasting: ForkServer) -> None:
         assert len(workers) == 0
     with pytest.raises(mc.ClosedError, match="inside their with-block"):
         workers.start(idle)
+
+
+def test_a_group_is_entered_once(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        workers.start(idle)
+        with pytest.raises(mc.ClosedError, match="entered once"), workers:
+            pass
+        assert all(worker.running for worker in workers)
+    with pytest.raises(mc.ClosedError, match="entered once"), workers:
+        pass
+
+
+def test_a_block_that_ended_holds_no_descriptor(lasting: ForkServer) -> None:
+    """Also before the collector runs: a loop of blocks would come to the limit of open files."""
+
+    def descriptors() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    gc.disable()
+    try:
+        with mc.Workers() as workers:
+            for _ in range(3):
+                workers.start(idle)
+        assert len(workers) == 3
+        assert descriptors() <= before
+    finally:
+        gc.enable()
 
 
 PROGRAM = """
