@@ -198,9 +198,11 @@ class Config:
         if self.updates_per_step is None:
             return None
         samples_per_insert = self.updates_per_step * self.learner.batch_size
-        # In serial mode nobody samples before every environment copy has added its row.
-        round_of_rows = samples_per_insert * (self.lanes + 1) + self.learner.batch_size
-        tolerance = max(self.updates_tolerance * self.learner.batch_size, round_of_rows)
+        # No side may wait for the other at once: a row must fit, in serial mode the rows of every environment copy.
+        least = samples_per_insert
+        if self.mode == "serial":
+            least = samples_per_insert * (self.lanes + 1) + self.learner.batch_size
+        tolerance = max(self.updates_tolerance * self.learner.batch_size, least)
         return RateLimiter(samples_per_insert, self.learner.warmup, tolerance)
 
     @property

@@ -306,8 +306,9 @@ class Sampler:
         """Transitions that have to be written before enough are held."""
         held, geometry = self._lanes.transitions, self._lanes.geometry
         # Full lanes never hold more, and some of their rows may be boundary rows.
-        full = all(self._lanes.native.committed(lane) >= geometry.capacity for lane in range(geometry.lanes))
-        return 0 if full else max(0, (self._options.min_size or self._options.batch_size) - held)
+        committed = map(self._lanes.native.committed, range(geometry.lanes))
+        room = sum(max(0, geometry.capacity - count) for count in committed)
+        return min(room, max(0, (self._options.min_size or self._options.batch_size) - held))
 
     def _can_draw(self) -> bool:
         """Whether anything can be drawn; asking does not change what is drawn next, or was."""

@@ -350,3 +350,6 @@ def _live(
         except ClosedError:
             if not context.stopping:
                 raise
+        except SystemExit as end:
+            if end.code not in (None, 0):  # as everywhere, sys.exit() is a good end
+                raise

@@ -422,3 +422,12 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         thread.start()
         thread.join()
         assert not workers.wait(timeout=0.5)
+
+
+def test_a_worker_may_end_by_exit(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        workers.start(lambda context: sys.exit())
+        assert workers.wait(LONG_S)
+        workers.start(lambda context: sys.exit(3))
+        with pytest.raises(mc.WorkerFailed, match="SystemExit: 3"):
+            workers.wait(LONG_S)
