@@ -131,7 +131,7 @@ class ReadCursor(CursorLines):
 
 
 class QueueGate:
-    """What a lane's writer passes before it adds; see limiter.Gate.
+    """What a lane's writer passes before it adds; see gates.Gate.
 
     Args:
         when_full: "wait", "drop_oldest" or "drop_newest".

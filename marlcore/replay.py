@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
-from .limiter import SLOTS, Gate, RateLimiter, WriteGate
+from .gates import SLOTS, Gate, WriteGate
+from .limiter import RateLimiter
 from .save import Stateful, copy_segment, read_state, save_segment
 from .shm import Segment
 from .spec import TransitionSpec

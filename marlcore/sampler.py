@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from .batch import Batch, BatchMemory
 from .drawing import Drawing, Lanes, Window, check_count
 from .errors import MarlcoreError, NotEnoughData
+from .gates import SampleGate
 from .guard import one_thread
 from .kernels import uniform
-from .limiter import SampleGate
 from .priorities import Prioritized, PriorityTree
 from .values import came
 from .waiting import sleep_until

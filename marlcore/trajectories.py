@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cursor import CursorLines, QueueGate
-from .limiter import Gate
+from .gates import Gate
 from .shm import Segment
 from .spec import TransitionSpec
 from .transitions import TransitionLanes

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from .errors import LayoutMismatch
+from .gates import Gate
 from .lane import LaneGeometry, claim
-from .limiter import Gate
 from .record import RecordLayout
 from .shared import Shared
 from .shm import Segment, SegmentHandle

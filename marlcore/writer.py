@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._native import BOUNDARY, TERMINATED, TRUNCATED, NativeLanes, NativeWriter
 from .errors import StaleHandle
+from .gates import Gate
 from .guard import one_thread, refuse_second
 from .lane import LaneClaim
-from .limiter import Gate
 from .record import REWARD_OFFSET, Place, RecordLayout
 from .shm import invalidate_after_fork
 from .spec import Field, TransitionSpec

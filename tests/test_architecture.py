@@ -10,13 +10,12 @@ import marlcore
 PACKAGE = Path(marlcore.__file__).parent
 
 LAYERS = [
-    {"errors", "spec", "options", "cgroup", "notices", "signals", "tables"},
-    {"guard", "protocols", "references", "values"},
+    {"errors", "limiter", "spec", "options", "cgroup", "notices", "signals", "tables"},
+    {"config", "guard", "protocols", "references", "values"},
     {"_native", "files", "header"},
     {"shm"},
     {"lane", "shared", "waiting"},
-    {"control", "kernels", "limiter", "record", "save"},
-    {"config"},
+    {"control", "gates", "kernels", "record", "save"},
     {"batch", "telemetry", "writer", "flat", "cursor"},
     {"drawing", "transitions"},
     {"priorities"},

@@ -21,7 +21,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
-from marlcore.limiter import SLOTS
+from marlcore.gates import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
 SHARED = TransitionSpec(Field(), Field(), next_obs=True)

@@ -215,7 +215,9 @@ def _run(folder: Path, parent: int) -> None:
         total_steps=10**12,
         run_dir=str(folder / "run"),
         actor=ActorConfig(processes=2, envs=2, sync_interval=5),
-        learner=LearnerConfig(batch_size=256, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"),
+        learner=LearnerConfig(
+            batch_size=256, n_step=1, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"
+        ),
         updates_per_step=None,  # free, and the replays small, so that writers lap samplers
         replay=ReplayConfig(capacity=2000),
         supervision=SupervisionConfig(
