@@ -102,7 +102,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._began = self._drawn = monotonic()
         if self._live is not None:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(

@@ -55,7 +55,7 @@ class TopOptions:
     A terminal too narrow for one table shows several, without the pids; --json has every figure.
     """
 
-    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
     """Of which run; not needed where only one lives."""
     once: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show one table and end."""
