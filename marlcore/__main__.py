@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import shlex
 import signal
 import sys
 from importlib import import_module
@@ -85,12 +86,10 @@ def _main(argv: list[str] | None) -> int:
 
 
 def _usage() -> str:
-    calls = {f"marlcore {name} {options}".rstrip(): does for name, (_, _, options, does) in COMMANDS.items()}
-    calls["marlcore COMMAND --help"] = "all options"
-    calls["marlcore --version"] = ""
-    width = max(map(len, calls))
-    lines = [f"{call:{width}}   {does}".rstrip() for call, does in calls.items()]
-    return "usage: " + "\n       ".join(lines) + "\n"
+    lines = []
+    for name, (_, _, options, does) in COMMANDS.items():
+        lines += [f"marlcore {name} {options}".rstrip(), f"    {does}"]
+    return "usage: " + "\n       ".join([*lines, "marlcore COMMAND --help", "    all options", "marlcore --version\n"])
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -110,9 +109,13 @@ def _run(command: str, arguments: list[str]) -> int:
             raise
         sys.stderr.write(f"marlcore: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("marlcore: stopped\n")
+    except KeyboardInterrupt as stop:
+        sys.stderr.write("marlcore: stopped" + _how_to_resume(str(stop)) + "\n")
         return 130
+
+
+def _how_to_resume(run_dir: str) -> str:
+    return f"; go on with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
 
 
 def _nobody_reads() -> bool:

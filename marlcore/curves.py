@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ _MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 def draw(metrics: list[Metric], path: Path, title: str) -> None:
     """Draw each agent's `episode_return` over environment steps, 1200 x 700 pixels, as a PNG at `path`.
 
-    Faint points are episodes, the line is their running mean. NaN and infinite returns are left out. The
+    Points are episodes, the line is their running mean. NaN and infinite returns are left out. The
     file is replaced at once, so a viewer never sees half a picture.
     """
     # Imported here: matplotlib takes longer to import than marlcore itself.
@@ -32,12 +33,14 @@ def draw(metrics: list[Metric], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=15, pad=12, parse_math=False)  # a title may hold a dollar sign
+    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may hold a dollar sign
     curves = _returns(metrics)
     _style(axes)
     if curves:
         _draw_curves(axes, curves)
-        figure.legend(loc="outside right upper", frameon=False)
+        widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+        # Below, for it would take a sixth of the width beside the curves.
+        figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
@@ -75,7 +78,7 @@ def _style(axes: Axes) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel("environment steps", fontsize=12)
-    axes.set_ylabel("episode return", fontsize=12)
+    axes.set_ylabel("return (points: episodes, lines: running means)", fontsize=12)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k rather than 200000
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
@@ -91,10 +94,10 @@ def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
         # Wide enough to be smooth, at most a tenth of the run: short runs keep their shape.
         window = max(1, min(100, len(returns) // 10), len(returns) // 50)
         mean = _thin(steps[window - 1 :], _running_mean(returns, window))
-        axes.plot(*_thin(steps, returns), ".", color=color, markersize=4, alpha=0.25, markeredgewidth=0)
+        axes.plot(*_thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
         # A white rim sets the line off from the points.
         axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
-        label = f"{agent or 'all'} (mean of {window})"
+        label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"
         marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
         axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
 

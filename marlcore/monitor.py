@@ -55,6 +55,11 @@ class Monitor:
         if self._table is not None:
             self._table.tick(steps, self._total, self._rate)
 
+    def say(self, text: str) -> None:
+        """Prints a line where progress is shown."""
+        if self._table is not None:
+            self._table.say(text)
+
     def finish(self) -> None:
         """The last tick."""
         self.tick()

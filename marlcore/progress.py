@@ -87,6 +87,7 @@ class Progress:
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, _Agent] = {}
         self._step, self._total, self._rate = 0, 0, 0.0
+        self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._drawn = monotonic()
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -101,7 +102,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._began = self._drawn = monotonic()
         if self._live is not None:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
@@ -125,23 +126,39 @@ class Progress:
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
         """Say how far the run is, in environment steps, and draw if it is time to; call it often."""
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
+        self._first = step if self._first is None else self._first
         if monotonic() - self._drawn >= self._period:
             self._draw()
+
+    def say(self, text: str) -> None:
+        """Print a line at once; on a terminal it stands above the table."""
+        self._print(f"marlcore: {text}")
 
     def _draw(self) -> None:
         self._drawn = monotonic()
         if self._live is not None:
             self._live.refresh()
         else:
-            # Names and numbers only: no markup, no colours, no wrapping at 80 columns.
-            self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+            self._print(self._line())
+
+    def _print(self, line: str) -> None:
+        # Text only: no markup, no colours, no wrapping at 80 columns.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def _starting(self) -> bool:
+        """Whether no step was taken and no agent reported a metric yet."""
+        return not self._agents and self._step == (self._first or 0)
 
     def _header(self) -> list[str]:
+        elapsed = f"elapsed {_clock(monotonic() - self._began)}"
+        if self._starting:
+            return ["starting workers", elapsed]
         left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
         return [
             f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
             f"{self._rate:,.0f} env steps/s",
-            f"elapsed {_clock(monotonic() - self._began)}",
+            elapsed,
             f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
         ]
 
@@ -157,8 +174,7 @@ class Progress:
         rows = {
             name or "all": list(self._agents[name].cells().values()) for name in sorted(self._agents, key=agent_order)
         }
-        titles = ["mean return", *(title for name, title in _TITLES.items() if name != "episode_return")]
-        return FittedTable(self._header(), "agent", titles, rows, _MIN_WIDTH, crop=True)
+        return FittedTable(self._header(), "agent", list(_TITLES.values()), rows, _MIN_WIDTH, crop=True)
 
 
 def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:

@@ -46,8 +46,10 @@ class Interrupts:
         elif time.monotonic() - self._first > PATIENCE_S:
             self.again = True
 
-    def deliver(self) -> None:
-        """Raises KeyboardInterrupt when the first signal was SIGINT, SystemExit(128 + signum) when it was another."""
+    def deliver(self, message: str = "") -> None:
+        """Raises when a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
+        if self.signum == signal.SIGINT:
+            raise KeyboardInterrupt(message)
         if self.signum is not None:
             raise_for(self.signum)
 

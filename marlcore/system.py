@@ -56,6 +56,7 @@ __all__ = ["Result", "train"]
 POLL_S = 0.1
 GRACE_S = 60.0  # at least, for the last checkpoints
 SERIAL_ROUNDS = 50  # between looks at telemetry
+STOPPING = "stopping: writing checkpoints ..."
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def train(
             tracebacks, and says whether its environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
+            The message of KeyboardInterrupt is the run's directory, if it has one.
     """
     config = config or Config()
     chosen = _chosen(algorithm)
@@ -127,7 +129,7 @@ def train(
     compile_before_a_run()
     with Interrupts() as interrupts:
         result = _run(make_env, chosen, config, spaces, interrupts, progress, resume)
-    interrupts.deliver()
+    interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
     return result
 
 
@@ -209,7 +211,7 @@ def _run(
         restarts = {name: notes.load(RESTARTS) for name, notes in control.notes.items()}
     _warn_of_few_samples(config, steps / len(plans), updates)
     metrics = read_metrics(run.path / "metrics.csv")
-    draw(metrics, run.path / "curves.png", f"{type(algorithm).__name__}, seed {config.seed}")
+    draw(metrics, run.path / "curves.png", f"{described['env']}, {type(algorithm).__name__}, seed {config.seed}")
     return Result(run.path, steps, updates, final_returns(metrics, config.total_steps), telemetry.lost, restarts)
 
 
@@ -359,6 +361,8 @@ def _run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) 
             rounds += 1
             if rounds % SERIAL_ROUNDS == 0:
                 monitor.tick()
+        if interrupts.signum is not None:
+            monitor.say(STOPPING)
         for learner in learners:
             learner.finish()
 
@@ -382,6 +386,8 @@ def _run_async(
             monitor.tick()
     except WorkerFailed as error:
         failed = error
+    if interrupts.signum is not None:
+        monitor.say(STOPPING)
     if failed or interrupts.signum is not None:
         control.stop()
     else:

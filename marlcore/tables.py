@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -23,9 +23,11 @@ class FittedTable:
         headline: its parts, which stand side by side where they fit.
         label: the title of the names.
         titles: of the columns, the most important first.
-        rows: by name: the text of each column. A table leaves out the rows that are empty in it.
+        rows: by name: the text of each column. A table leaves out the rows that are empty in it; without rows, only
+            the headline is drawn.
         min_width: of a column, which keeps it steady while its numbers grow.
         crop: whether further tables that find no room in the console's height are left out.
+        optional: titles of columns that are drawn only where one table has room for all columns.
     """
 
     headline: Sequence[str]
@@ -34,6 +36,7 @@ class FittedTable:
     rows: Mapping[str, Sequence[str]]
     min_width: int = 0
     crop: bool = False
+    optional: Collection[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
@@ -41,6 +44,8 @@ class FittedTable:
         for line in _side_by_side(self.headline, width):
             yield Text(line, style="bold")
             used += -(-len(line) // width)
+        if not self.rows:
+            return
         for number, columns in enumerate(self._stacked(width)):
             rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
             shown = {name: cells for name, cells in rows.items() if any(cells) or number == 0}
@@ -51,9 +56,16 @@ class FittedTable:
 
     def _stacked(self, width: int) -> list[list[int]]:
         """The columns of each table."""
+        columns = range(len(self.titles))
+        tables = self._filled(columns, width)
+        if len(tables) == 1:
+            return tables
+        return self._filled([i for i in columns if self.titles[i] not in self.optional], width)
+
+    def _filled(self, columns: Iterable[int], width: int) -> list[list[int]]:
         tables: list[list[int]] = [[]]
         left = room = width - self._name_width(width) - 4  # of the first column: padding and two lines
-        for i in range(len(self.titles)):
+        for i in columns:
             needed = self._width(i) + 3
             if needed > left and tables[-1]:
                 tables.append([])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -51,9 +51,11 @@ class TopOptions:
 
     The replay ratio is transitions drawn for each one written. Policy lag is in versions of the weights, in the batch
     of the learner's last report; lapped and redrawn rows and seconds waited count from the learner's start.
+
+    A terminal too narrow for one table shows several, without the pids; --json has every figure.
     """
 
-    run_dir: tyro.conf.Positional[str] = ""
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
     """Of which run; not needed where only one lives."""
     once: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show one table and end."""
@@ -122,11 +124,10 @@ class Run:
         }
 
     def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
-        notes, counters = self._control.notes[name], self._control.workers[name]
-        restarts = notes.load(RESTARTS)
-        pid = notes.load(PID)
-        state = "running" if counters.load(READY) == restarts + 1 else "starting"
-        found: dict[str, Any] = {"state": state if pid else "down", "pid": pid, "restarts": restarts}
+        counters = self._control.workers[name]
+        pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
+        state = _state(pid, restarts, counters.load(READY))
+        found: dict[str, Any] = {"state": state, "pid": pid, "restarts": restarts}
         if not name.startswith("learner-"):
             rate = (now.steps[name] - before.steps[name]) / seconds
             return {**found, "steps": now.steps[name], "steps_per_s": rate}
@@ -145,6 +146,13 @@ class Run:
             {name: counters.load(STEPS) for name, counters in workers},
             {name: counters.load(UPDATES) for name, counters in workers},
         )
+
+
+def _state(pid: int, restarts: int, ready: int) -> str:
+    """Of a worker, from its words in the control block; a worker without a process is down if it ever had one."""
+    if not pid:
+        return "down" if restarts or ready else "starting"
+    return "running" if ready == restarts + 1 else "starting"
 
 
 @dataclass
@@ -197,7 +205,10 @@ def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
     ]
     titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
     rows = {
-        worker: [format(row[name], form) if name in row else "" for name, form in COLUMNS.items()]
+        worker: [
+            format(row[name], form) if name in row and (name, row[name]) != ("pid", 0) else ""
+            for name, form in COLUMNS.items()
+        ]
         for worker, row in figures["workers"].items()
     }
-    return FittedTable(headline, "worker", titles, rows, crop=crop)
+    return FittedTable(headline, "worker", titles, rows, crop=crop, optional=["pid"])

@@ -381,6 +381,11 @@ def test_done_may_be_given_as_numbers():
         ours.add(*steps[0][:4], np.array([0.5, 1.0]), steps[0][5])
 
 
+def test_its_repr_names_the_memory():
+    buffer = ReplayBuffer(10, spaces.Box(-1, 1, (2,)), spaces.Discrete(2), n_envs=2)
+    assert repr(buffer) == f"<ReplayBuffer buffer_size=5 n_envs=2 in {buffer.replay!r}>"
+
+
 def test_what_is_not_supported_is_refused_in_one_line():
     for buffer, options, said in (
         (DictReplayBuffer, {"n_sampled_goal": 4}, "n_sampled_goal: hindsight .* use stable_baselines3.HerReplayBuffer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from marlcore import gc
 from marlcore.__main__ import main
 from marlcore.control import Control
+from marlcore.signals import Interrupts
 from marlcore.telemetry import Telemetry
 
 
@@ -37,6 +39,27 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
         about = {"pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(telemetry.handle)}
         with Control.create(["actor-0"], run_dir="/a/run", **about):
             assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
+
+
+def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "says"),
+    [("", "stopped"), ("runs/a b", "stopped; go on with marlcore train --resume 'runs/a b'")],
+)
+def test_a_stopped_run_says_how_to_go_on(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run_dir: str, says: str
+) -> None:
+    def stop(arguments: list[str]) -> int:
+        Interrupts(signal.SIGINT).deliver(run_dir)
+        return 0
+
+    monkeypatch.setattr(gc, "main", stop)
+    assert main(["gc"]) == 130
+    assert capfd.readouterr().err == f"marlcore: {says}\n"
 
 
 def test_a_pipe_of_something_else_that_breaks_is_an_error_like_any_other(

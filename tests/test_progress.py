@@ -120,6 +120,27 @@ def test_a_terminal_shows_a_table_and_keeps_the_last_one(clock):
     assert last.splitlines()[-2].endswith("┘")  # the last line shows the cursor again
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("first", [0, 500])
+def test_until_a_step_is_taken_it_says_that_workers_start(clock, terminal, first):
+    """A run that is resumed begins with the steps that it had."""
+    out = console(terminal)
+    with Progress(out) as shown:
+        clock.now += 12.0
+        shown.tick(first, 2000, 0.0)
+        assert "starting workers  elapsed 0:00:12" in text(out) and "ETA" not in text(out) and "┃" not in text(out)
+        shown.tick(first + 1, 2000, 0.0)
+    assert "ETA" in text(out).splitlines()[-1 - terminal]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_is_said_at_once(clock, terminal):
+    out = console(terminal)
+    with Progress(out) as shown:
+        shown.say("stopping [now]")
+        assert "marlcore: stopping [now]\n" in text(out)
+
+
 def test_a_terminal_is_drawn_at_most_four_times_a_second(clock):
     out = console(terminal=True)
     with Progress(out) as shown:
@@ -151,7 +172,7 @@ def test_a_run_that_never_ticked_ends_quietly(clock):
     out = console(terminal=False)
     with Progress(out):
         pass
-    assert text(out) == "step 0/0 (0.0%)  0 env steps/s  elapsed 0:00:00  ETA -\n"
+    assert text(out) == "starting workers  elapsed 0:00:00\n"
 
 
 def test_numbers_that_are_not_finite_are_shown(clock):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from marlcore.control import Control
+from marlcore.control import READY, Control
 from marlcore.telemetry import Telemetry
 from marlcore.testing.victim import parent_of
 from marlcore.top import Run
@@ -105,7 +105,9 @@ def test_whoever_looks_cannot_write():
             looking = Control.watch(control.handle)
             assert not looking._segment.body.flags.writeable
             run = Run(looking)
-            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "down"
+            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
+            control.workers["actor-0"].store(READY, 1)
+            assert run.figures()["workers"]["actor-0"]["state"] == "down"
             control.stop()
             assert not run.alive
             run.close()

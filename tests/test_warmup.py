@@ -78,6 +78,6 @@ def test_the_benchmark_says_what_each_call_and_its_bound_take(
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     assert main(["bench"]) == 0
     out = capsys.readouterr().out
-    assert "load" in out and "random rows" in out
+    assert "load" in out and "copies of its rows" in out and "ratio: us / bound us" in out
     for call in ("add", "add_batch of 256", "sample 256", "priority", "publish", "pull"):
         assert call in out

@@ -111,6 +111,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise TypeError(f"{cls.__name__}: {_NO_HER}")
         super().__init_subclass__(**options)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} buffer_size={self.buffer_size} n_envs={self.n_envs} in {self.replay!r}>"
+
     def _empty(self) -> InPlace:
         rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
         return cast(InPlace, InPlace.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME))
