@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import EnvironmentFailed
 from .protocols import Algorithm, Environment
+from .values import as_field
 
 __all__ = ["Actor", "Policy"]
 
@@ -145,6 +146,17 @@ class _Copy:
     def step(self, action: int | None) -> None:
         self._run(self._env.step, action)
 
+    def check(self, agent: str, obs: NDArray[Any]) -> None:
+        """Raises EnvironmentFailed: the observation is not what the environment says it to be."""
+        try:
+            as_field("obs", self._env.observations[agent], obs)
+        except (ValueError, TypeError) as error:
+            raise self.failed(agent, error) from error
+
+    def failed(self, agent: str, error: Exception) -> EnvironmentFailed:
+        """The failure that the values of an agent were refused."""
+        return EnvironmentFailed(f"environment copy {self._index}, {agent}: {error}")
+
     def _run(self, method: Callable[..., T], *args: Any) -> T:
         try:
             return method(*args)
@@ -167,7 +179,7 @@ class Actor:
     Attributes:
         episodes: that ended.
 
-    Raises: EnvironmentFailed, here and from `step`: an environment raised.
+    Raises: EnvironmentFailed, here and from `step`: an environment raised, or returned what the replay refuses.
     """
 
     def __init__(
@@ -204,12 +216,22 @@ class Actor:
             agent, obs = self._next_turn(copy)
             turns.setdefault(agent, []).append((copy, obs))
         for agent, members in turns.items():
-            stacked = np.stack([self._players[copy][agent].stacked(obs) for copy, obs in members])
-            actions = self._policies[agent].act(stacked).tolist()
+            actions = self._choose(agent, members)
             for (copy, obs), action in zip(members, actions, strict=True):
                 self._players[copy][agent].act(obs, action)
                 self._envs[copy].step(action)
         return len(self._envs)
+
+    def _choose(self, agent: str, members: list[tuple[int, NDArray[Any]]]) -> list[int]:
+        """Actions of an agent, one for each (copy, observation)."""
+        try:
+            stacked = np.stack([self._players[copy][agent].stacked(obs) for copy, obs in members])
+            actions: list[int] = self._policies[agent].act(stacked).tolist()
+            return actions
+        except Exception:
+            for copy, obs in members:
+                self._envs[copy].check(agent, obs)
+            raise
 
     def _next_turn(self, copy: int) -> tuple[str, NDArray[Any]]:
         """Brings a copy to the next turn of an agent that lives, through ends and beginnings of episodes."""
@@ -221,7 +243,10 @@ class Actor:
                 continue
             obs, reward, terminated, truncated = env.last()
             player = players[agent]
-            player.observe(obs, reward, terminated, truncated)
+            try:
+                player.observe(obs, reward, terminated, truncated)
+            except (ValueError, TypeError) as error:
+                raise env.failed(agent, error) from error
             if not (terminated or truncated):
                 return agent, obs
             self._report(agent, "episode_return", player.episode_return)

@@ -54,7 +54,7 @@ def train(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # of modules that --env and --algo name; workers search where this process does
     resume = None
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
-        given = parse(ResumeOptions, arguments, "train")
+        given = parse(ResumeOptions, arguments, "train", "--resume takes only --total-steps, got {}".format)
         resume, (env, algorithm, config) = given.resume, described_run(given.resume)
         if given.total_steps is not None:
             config = dataclasses.replace(config, total_steps=given.total_steps)
@@ -72,7 +72,8 @@ def train(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> Any:
     """TrainOptions with one more field, `algorithm`: the hyperparameters of the algorithm that --algo names."""
     named = re.search(r"--algo[ =](\S+)", " ".join(arguments))
-    hyperparameters: Any = algos.find(named[1] if named else TrainOptions.algo)
+    algorithm = named[1] if named else TrainOptions.algo
+    hyperparameters: Any = algos.find(algorithm)
     kind = dataclasses.make_dataclass(
         "TrainOptions",
         [("algorithm", hyperparameters, field(default_factory=hyperparameters))],
@@ -80,4 +81,9 @@ def _parse(arguments: list[str]) -> Any:
         frozen=True,
         namespace={"__doc__": TrainOptions.__doc__},
     )
-    return parse(kind, arguments, "train")
+
+    def refuse(option: str) -> str:
+        is_the_algorithms = option.startswith("--algorithm.")
+        return f"{option} is no option of {algorithm}" if is_the_algorithms else f"unknown option {option}"
+
+    return parse(kind, arguments, "train", refuse)

@@ -144,7 +144,10 @@ class SupervisionConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A training run."""
+    """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
+
+    Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
+    """
 
     total_steps: int = 300_000
     """Steps of the whole run; a step is one action of one agent."""
@@ -165,24 +168,35 @@ class Config:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     def __post_init__(self) -> None:
+        self._check_parts()
         _require(self, "total_steps", 1)
         _require(self, "seed", 0, 2**63)
         if self.mode not in ("async", "serial"):
             raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
         self._check_ratio()
-        if self.replay.capacity < self.lanes:
+        self._check_rows()
+
+    def _check_parts(self) -> None:
+        for one in fields(self):
+            part, value = one.default_factory, getattr(self, one.name)
+            if isinstance(part, type) and not isinstance(value, part):
+                article = "an" if part.__name__[0] in "AEIOU" else "a"
+                raise TypeError(f"{one.name}: expected {article} {part.__name__}, got {value!r}")
+
+    def _check_rows(self) -> None:
+        replay, lanes = self.replay, self.lanes
+        if replay.capacity // lanes < replay.stack + self.learner.n_step:
             raise ValueError(
-                f"replay.capacity: expected at least one row for each of {self.lanes} lanes, got {self.replay.capacity}"
+                f"replay.capacity: expected at least {lanes * (replay.stack + self.learner.n_step)}, so that a lane "
+                f"holds stack + n_step = {replay.stack} + {self.learner.n_step} rows; "
+                f"rows of a lane are capacity / (processes x envs) = {replay.capacity} / {lanes}, "
+                f"got {replay.capacity}"
             )
-        rows = self.replay.capacity // self.lanes
-        if self.replay.stack + self.learner.n_step > rows:
+        rows = replay.capacity // lanes * lanes
+        if self.learner.warmup > rows:
             raise ValueError(
-                f"replay.stack: expected stack + n_step of at most the {rows} rows of a lane, "
-                f"got {self.replay.stack} + {self.learner.n_step}"
-            )
-        if self.learner.warmup > rows * self.lanes:
-            raise ValueError(
-                f"learner.warmup: expected at most the {rows * self.lanes} rows of a replay, got {self.learner.warmup}"
+                f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, "
+                f"got {self.learner.warmup}"
             )
 
     def _check_ratio(self) -> None:

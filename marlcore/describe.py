@@ -14,7 +14,7 @@ from . import algos
 from .config import Config
 from .protocols import Algorithm
 from .references import reference_to
-from .rundir import read_config
+from .rundir import read_config, read_progress
 
 __all__ = ["check_resumed", "describe", "described_run"]
 
@@ -73,8 +73,8 @@ def _given(label: str, value: Any) -> Any:
     return tuple(_given(label, one) for one in value) if isinstance(value, list) else value
 
 
-def check_resumed(run_dir: Path, described: dict[str, Any]) -> None:
-    """Raises ValueError: what is described does not fit the run that it is to go on with."""
+def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
+    """Raises ValueError: the directory holds no run, what is described does not fit it, or no step is left to take."""
     before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
     for label in ("algorithm", "hyperparameters"):
         if before.get(label) != now[label]:
@@ -84,3 +84,8 @@ def check_resumed(run_dir: Path, described: dict[str, Any]) -> None:
         had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
+    taken = sum(read_progress(run_dir).get("steps", {}).values())
+    if now["total_steps"] <= taken:
+        raise ValueError(
+            f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
+        )

@@ -62,7 +62,7 @@ class ClosedError(MarlcoreError):
 
 
 class EnvironmentFailed(MarlcoreError):
-    """An environment raised; what it raised is the `__cause__`."""
+    """An environment raised, or returned what its replay refuses; the error behind it is the `__cause__`."""
 
 
 class WorkerFailed(MarlcoreError):

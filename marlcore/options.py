@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -13,19 +16,59 @@ __all__ = ["parse"]
 T = TypeVar("T")
 
 
-def parse(kind: type[T], arguments: list[str], command: str) -> T:
+def parse(
+    kind: type[T], arguments: list[str], command: str, refuse: Callable[[str], str] = "unknown option {}".format
+) -> T:
     """The options of `marlcore <command>`, as the dataclass `kind`.
+
+    Args:
+        refuse: what to say of an option that the dataclass does not have; the nearest one is named after it.
 
     Raises: ValueError: an option is unknown or out of range, in one line. SystemExit: --help was shown.
     """
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, args=arguments, prog=f"marlcore {command}")
+            found, unknown = tyro.cli(kind, args=arguments, prog=f"marlcore {command}", return_unknown_args=True)
     except SystemExit as end:
         if not end.code:
             raise
-    raise ValueError(_first_message(errors.getvalue()))
+        raise ValueError(_first_message(errors.getvalue())) from None
+    if unknown:
+        raise ValueError(f"{_unknown(unknown, kind, refuse)} see marlcore {command} --help")
+    return found
+
+
+def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> str:
+    """A message about the first option of these arguments that nothing knows."""
+    option = next((one.partition("=")[0] for one in arguments if one.startswith("-")), None)
+    if option is None:
+        return f"expected an option, got {arguments[0]!r};"
+    nearest = _nearest(option, [f"--{name}" for name in _names(kind)])
+    return refuse(option) + (f"; did you mean {nearest}?" if nearest else ";")
+
+
+def _nearest(option: str, known: list[str]) -> str | None:
+    """The known option whose last part is most like that of `option`; of several, the one most like it as a whole."""
+
+    def last(name: str) -> str:
+        return name.lstrip("-").rpartition(".")[2].replace("_", "-")
+
+    best = get_close_matches(last(option), [last(name) for name in known], n=1)
+    alike = [name for name in known if last(name) in best]
+    return max(alike, key=lambda name: SequenceMatcher(None, name, option).ratio(), default=None)
+
+
+def _names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Of the options that a dataclass and those in it give."""
+    hints = get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        part = one.default_factory
+        if dataclasses.is_dataclass(part):
+            unnamed = any(getattr(mark, "name", None) == "" for mark in getattr(hints[one.name], "__metadata__", ()))
+            yield from _names(part, prefix if unnamed else f"{prefix}{one.name}.")
+        else:
+            yield prefix + one.name.replace("_", "-")
 
 
 def _first_message(box: str) -> str:

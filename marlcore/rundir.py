@@ -23,7 +23,15 @@ from .errors import ClosedError
 from .telemetry import Metric
 from .values import came
 
-__all__ = ["RunDirectory", "agent_order", "read_config", "read_metrics", "setup_logging", "write_atomically"]
+__all__ = [
+    "RunDirectory",
+    "agent_order",
+    "read_config",
+    "read_metrics",
+    "read_progress",
+    "setup_logging",
+    "write_atomically",
+]
 
 RUNS = "runs"  # where directories are that nobody named
 _HEADER = ["time_s", "step", "agent", "name", "value"]
@@ -124,14 +132,8 @@ class RunDirectory:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What was last saved of how far the run is; empty when nothing was. Raises ValueError: it is damaged."""
-        path = self.path / "checkpoints" / "run.json"
-        saved = _read_object(path) if path.exists() else {}
-        time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
-        if not (_is_number(time_s, float, int) and isinstance(steps, dict)
-                and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
-            raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
-        return saved
+        """As `read_progress`."""
+        return read_progress(self.path)
 
     def record(self, metric: Metric) -> None:
         """Append a metric to metrics.csv and to the TensorBoard events; buffered until `flush`.
@@ -199,6 +201,17 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
         return _read_object(Path(run_dir) / "config.json")
     except (OSError, ValueError) as error:
         raise _no_run(run_dir, error) from None
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """What a run last saved of how far it is; empty when nothing was saved. Raises ValueError: it is damaged."""
+    path = Path(run_dir) / "checkpoints" / "run.json"
+    saved = _read_object(path) if path.exists() else {}
+    time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
+    if not (_is_number(time_s, float, int) and isinstance(steps, dict)
+            and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
+        raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
+    return saved
 
 
 def read_metrics(path: str | Path) -> list[Metric]:

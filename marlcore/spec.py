@@ -140,13 +140,18 @@ class TransitionSpec:
             next_obs: as of the spec.
             extras: further fields, by name.
 
-        Raises: ValueError: a space of another kind, such as a Tuple or a Dict in a Dict.
+        Raises:
+            ValueError: a space of another kind, such as a Tuple or a Dict in a Dict.
+            TypeError: an environment in the place of a space.
         """
+        for label, given in (("observation_space", observation_space), ("action_space", action_space)):
+            if hasattr(given, label):
+                raise TypeError(f"{label}: expected a space, got an environment, {given!r}; pass env.{label}")
         members = getattr(observation_space, "spaces", None)
         if isinstance(members, Mapping):
             obs: Any = {name: _field_of(f"observation_space[{name!r}]", one) for name, one in members.items()}
         else:
-            obs = _field_of("observation_space", observation_space)
+            obs = _field_of("observation_space", observation_space, "Box, Discrete, MultiDiscrete, MultiBinary or Dict")
         return cls(obs=obs, action=_field_of("action_space", action_space), extras=extras, next_obs=next_obs)
 
     @property
@@ -181,11 +186,11 @@ class TransitionSpec:
         )
 
 
-def _field_of(label: str, space: Any) -> Field:
+def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
     """A space's Field; Gymnasium's other kinds have no shape or no dtype of numbers."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
-        raise ValueError(f"{label}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}")
+        raise ValueError(f"{label}: expected a {kinds} space, got {space!r}")
     try:
         return Field(shape, np.dtype(dtype).name)
     except ValueError as error:

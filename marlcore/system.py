@@ -100,7 +100,8 @@ def train(
         config: the settings.
         progress: show a table of how it goes.
         resume: the directory of a run to go on with from its last checkpoints, in the place of config.run_dir. The
-            algorithm and the configuration must fit it; `total_steps` counts from the run's beginning.
+            algorithm and the configuration must fit it; `total_steps` counts from the run's beginning, and must be
+            more than the steps that the run has taken.
 
     A run that fails before its first step leaves no directory.
 
@@ -112,6 +113,8 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
+    if not isinstance(config, Config | None):
+        raise TypeError(f"config: expected a Config or None, got {config!r}")
     config = config or Config()
     chosen = _chosen(algorithm)
     make_env = AdaptedEnv(factory(env_fn))
@@ -170,8 +173,8 @@ def _run(
         if resume is None:
             run = stack.enter_context(RunDirectory.create(config.run_dir, described))
         else:
+            check_resumed(resume, described)  # first, so that a refused run is left as it was
             run = stack.enter_context(RunDirectory.resume(resume))
-            check_resumed(run.path, described)
             _warn_of_what_begins_anew(run, [agent for agent, _, _ in spaces])
         telemetry = stack.enter_context(closing(Telemetry.create(workers)))
         control = stack.enter_context(closing(Control.create(workers, **_about(config, run.path, telemetry))))
@@ -234,8 +237,8 @@ def _warn_of_short_run(config: Config, agents: int) -> None:
     steps = config.total_steps / agents
     if steps <= config.learner.warmup:
         log.warning(
-            "learner.warmup: each agent takes %g of the %d steps, and learns only after %d: nothing will be learned",
-            steps, config.total_steps, config.learner.warmup,
+            "learner.warmup: each agent takes %s of the %d steps, and learns only after %d: nothing will be learned",
+            f"{steps:.1f}".removesuffix(".0"), config.total_steps, config.learner.warmup,
         )  # fmt: skip
 
 

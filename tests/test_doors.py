@@ -242,6 +242,42 @@ def test_an_environment_that_fails_in_its_first_episode_gets_one_more_try(tmp_pa
     assert "start 2:" in caught.value.traceback and "start 3:" not in caught.value.traceback
 
 
+class Broken(Corridor):
+    """Its first step returns what its spaces do not promise."""
+
+    def __init__(self, fault: str, steps: int) -> None:
+        super().__init__()
+        self.fault, self.good = fault, steps
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        if self.at <= self.good:
+            return obs, reward, *rest
+        return (np.zeros(3, np.float32), reward, *rest) if self.fault == "shape" else (obs, float("nan"), *rest)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("shape", r"obs: expected float32 \(1,\), got shape \(3,\)"), ("reward", "reward: expected a finite number")],
+)
+def test_a_value_that_the_replay_refuses_is_the_environments_fault(tmp_path: Path, fault: str, message: str) -> None:
+    with pytest.raises(mc.WorkerFailed, match=f"environment copy 0, agent_0: {message}") as caught:
+        train(partial(Broken, fault, 2), tmp_path / "run")
+    assert caught.value.reason == "environment"
+    assert "start 2:" in caught.value.traceback and "start 3:" not in caught.value.traceback
+
+
+@pytest.mark.parametrize("given", [{"learner": {"gamma": 0.9}}, {"learner": 3}, {"actor": mc.LearnerConfig()}])
+def test_a_part_of_another_kind_is_refused_in_one_line(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"^(learner: expected a Learner|actor: expected an Actor)Config, got "):
+        mc.Config(**given)
+
+
+def test_a_configuration_of_another_kind_is_refused_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"^config: expected a Config or None, got \{'total_steps': 100\}$"):
+        mc.train(Corridor, "dqn", {"total_steps": 100})  # type: ignore[arg-type]
+
+
 # Environments that a package registers when it is imported
 
 

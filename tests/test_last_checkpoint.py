@@ -25,6 +25,7 @@ from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.control import Control
 from marlcore.gc import holders
+from marlcore.rundir import read_progress
 from marlcore.shm import SHM_DIR, survey
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
@@ -112,6 +113,11 @@ class Run:
         """What was written of files that had no time to become whole."""
         return sorted(file.name for file in (self.path / "checkpoints").glob(".*"))
 
+    @property
+    def steps(self) -> int:
+        """How many the run has noted."""
+        return sum(read_progress(self.path).get("steps", {}).values())
+
     def checkpoints(self) -> list[dict[str, Any]]:
         return [torch.load(self.path / "checkpoints" / f"{agent}.pt") for agent in AGENTS]
 
@@ -171,7 +177,9 @@ def test_a_second_ctrl_c_waits_for_nothing_and_what_was_saved_before_is_whole(ru
     assert run.unfinished == [f".{agent}.pt.new" for agent in AGENTS]
     assert not any(path.exists() for path in segments)
     (run.folder / "slow").unlink()
-    again = run.program("--resume", str(run.path), "--total-steps", "1")  # it saves last checkpoints, and nothing else
+    again = run.program(
+        "--resume", str(run.path), "--total-steps", str(run.steps + 1)
+    )  # it saves last checkpoints, and nothing else
     _, said = again.communicate()
     assert again.returncode == 0, said
     assert run.unfinished == []

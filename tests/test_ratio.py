@@ -12,6 +12,7 @@ from hunt import HUNT
 
 import marlcore as mc
 from marlcore.config import ActorConfig, LearnerConfig
+from marlcore.system import _warn_of_short_run
 
 CONFIG = mc.Config(
     total_steps=1_600,
@@ -64,6 +65,11 @@ def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pyte
         result = train(tmp_path / "run", mode="serial", total_steps=90)
     assert set(result.updates.values()) == {0}
     assert "learner.warmup: each agent takes 45 of the 90 steps" in caplog.text
+
+
+def test_a_share_of_steps_is_told_with_one_decimal(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_short_run(mc.Config(total_steps=10), 3)
+    assert "each agent takes 3.3 of the 10 steps" in caplog.text
 
 
 def test_serial_mode_needs_a_ratio() -> None:

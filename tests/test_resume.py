@@ -77,8 +77,8 @@ def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) ->
     config = replace(RUN, run_dir=str(tmp_path / "run"))
     first = train(config)
     before = checkpoints(first.run_dir)
-    more = train(config, resume=first.run_dir)  # nothing is left to do
-    assert (more.steps, more.updates) == (first.steps, first.updates)
+    more = train(replace(config, total_steps=first.steps + 1), resume=first.run_dir)  # fewer than the warm-up
+    assert more.steps > first.steps and more.updates == first.updates
     for old, new in zip(before, checkpoints(more.run_dir), strict=True):
         assert all(torch.equal(old["network"][name], tensor) for name, tensor in new["network"].items())
         assert torch.equal(old["torch"], new["torch"]) and old["epsilon"] == new["epsilon"]
@@ -164,6 +164,16 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("total", [3000, 100])
+def test_a_run_without_a_step_left_is_refused_and_stays_as_it_was(tmp_path: Path, total: int) -> None:
+    run = train(replace(RUN, run_dir=str(tmp_path / "run"))).run_dir
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError) as caught:
+        train(replace(RUN, total_steps=total), resume=run)
+    assert str(caught.value) == f"total_steps: expected more than the 3,000 steps that the run has taken, got {total}"
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 MODULE = """
 from dataclasses import dataclass
 import marlcore as mc
@@ -218,7 +228,7 @@ def test_what_cannot_be_made_again_is_refused_in_a_line(tmp_path: Path, changes:
 
 BAD = [
     (["--resume", "nowhere"], "resume: expected the directory of a run, got 'nowhere'"),
-    (["--resume", "nowhere", "--seed", "3"], "--seed"),
+    (["--resume", "nowhere", "--seed", "3"], "--resume takes only --total-steps, got --seed; see"),
     (["--resume"], "resume"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -165,9 +166,7 @@ def test_a_dict_space_becomes_a_dict_of_fields():
     ids=str,
 )
 def test_a_space_that_no_field_holds_is_refused_in_one_line(observation, action, label):
-    with pytest.raises(
-        ValueError, match=f"^{label}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got"
-    ):
+    with pytest.raises(ValueError, match=f"^{label}: expected a Box, Discrete, MultiDiscrete.* space, got"):
         TransitionSpec.from_spaces(observation, action)
 
 
@@ -180,3 +179,15 @@ def test_a_field_that_no_process_can_hold_is_refused(shape):
 def test_a_field_of_more_axes_than_a_batch_can_have_is_refused():
     with pytest.raises(ValueError, match=r"^Field shape: expected at most 24 axes, got 70$"):
         Field((1,) * 70)
+
+
+def test_a_refused_observation_space_lists_dict_among_those_that_are_taken():
+    with pytest.raises(ValueError, match=r"^observation_space: expected a Box, .* MultiBinary or Dict space, got"):
+        TransitionSpec.from_spaces(spaces.Text(3), spaces.Discrete(2))
+
+
+def test_an_environment_in_the_place_of_its_space_is_refused():
+    env = gymnasium.make("CartPole-v1")
+    with pytest.raises(TypeError, match=r"got an environment, .*; pass env\.observation_space$"):
+        TransitionSpec.from_spaces(env, env.action_space)
+    env.close()

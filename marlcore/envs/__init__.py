@@ -43,9 +43,26 @@ def make(name: str, /, **options: Any) -> Environment:
         from .pettingzoo import make_pettingzoo
 
         return make_pettingzoo(kind, rest, **options)
-    if is_importable(name):
-        return adapt(resolve("environment", name)(**options))
-    raise ValueError(f"environment: expected {KINDS}, got {name!r}")
+    if is_importable(name) and rest:
+        return adapt(_call(name, options))
+    hint = f"; did you mean gymnasium:{name}?" if _in_gymnasium(name) else ""
+    raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
+
+
+def _call(name: str, options: dict[str, Any]) -> Any:
+    function = resolve("environment", name)
+    try:
+        return function(**options)
+    except TypeError as error:
+        raise TypeError(f"environment: {name!r}: {error}") from error
+
+
+def _in_gymnasium(name: str) -> bool:
+    try:
+        from .gymnasium import is_registered
+    except ImportError:
+        return False
+    return is_registered(name)
 
 
 @dataclass(frozen=True)

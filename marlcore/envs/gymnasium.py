@@ -26,7 +26,7 @@ PACKAGES = {
     "highway": "highway-env",
 }
 
-__all__ = ["GymnasiumEnvironment", "action_range", "make_gymnasium", "observation_field"]
+__all__ = ["GymnasiumEnvironment", "action_range", "is_registered", "make_gymnasium", "observation_field"]
 
 
 class GymnasiumEnvironment:
@@ -98,6 +98,11 @@ def make_gymnasium(id: str, /, **options: Any) -> GymnasiumEnvironment:
     return GymnasiumEnvironment(env)
 
 
+def is_registered(id: str) -> bool:
+    """Whether Gymnasium knows an environment under this id by now."""
+    return id in gymnasium.registry
+
+
 def _import_what_registers(id: str) -> None:
     """Imports the package that registers `id`, where its name follows from the id; some do so only when imported.
 
@@ -124,5 +129,7 @@ def observation_field(agent: str, space: Any) -> Field:
 def action_range(agent: str, space: Any) -> tuple[int, int]:
     """(number of actions, the first one) of a Discrete, or a ValueError naming the agent."""
     if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ValueError(f"action space of {agent}: expected a Discrete, got {space}")
+        raise ValueError(
+            f"action space of {agent}: expected a Discrete, got {space}; DQN and IQN need discrete actions"
+        )
     return int(space.n), int(space.start)
