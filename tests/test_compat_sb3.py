@@ -369,6 +369,41 @@ def test_the_arrays_of_a_full_buffer_and_of_its_pickle_hold_the_newest_steps():
     assert not any(array.any() for array in arrays(ours).values())
 
 
+@pytest.mark.parametrize("space", ["box", "dict"])
+def test_subclasses_get_the_steps_at_positions_as_from_its_own_buffer(space):
+    space = DICT if space == "dict" else BOX
+    theirs, ours = pair(160, space, ACTIONS["box"])
+    with pytest.raises(NotEnoughData, match="empty buffer"):
+        ours._get_samples(np.array([0]))
+    for count, step in enumerate(stream(space, ACTIONS["box"], 60, breaks=(7, 20))):
+        theirs.add(*step)
+        ours.add(*step)
+        if count in (0, 30, 59):
+            for position in range(count + 1):
+                expected, got = (buffer._get_samples(np.full(40, position)) for buffer in (theirs, ours))
+                assert type(got) is type(expected)
+                assert {key_of(got, i) for i in range(40)} == {key_of(expected, i) for i in range(40)}
+    with pytest.raises(ValueError, match=r"batch_inds: expected positions whose rows are held, .* got 60"):
+        ours._get_samples(np.array([3, 60]))
+
+
+def test_subclasses_get_n_step_returns_as_from_its_own_n_step_buffer():
+    made = (buffers.NStepReplayBuffer, ReplayBuffer)
+    theirs, ours = (made_by(25, BOX, ACTIONS["box"], "cpu", 1, n_steps=3, gamma=0.9) for made_by in made)
+    for step in stream(BOX, ACTIONS["box"], 40, envs=1):  # more than fit
+        theirs.add(*step)
+        ours.add(*step)
+    held = ours.observations.any(axis=(1, 2)).nonzero()[0]
+    expected, got = theirs._get_samples(held), ours._get_samples(held)
+    torch.testing.assert_close(got.discounts, expected.discounts * (1 - expected.dones))
+    for name in ("observations", "actions", "next_observations", "dones", "rewards"):
+        torch.testing.assert_close(getattr(got, name), getattr(expected, name))
+    lost = np.setdiff1d(np.arange(25), held)
+    assert len(lost) and len(held) > 10
+    with pytest.raises(ValueError, match=f"whose rows are held, .* got {lost[0]}$"):
+        ours._get_samples(lost)
+
+
 def test_done_may_be_given_as_numbers():
     steps = list(stream(BOX, ACTIONS["discrete"], 40))
     theirs, ours = pair(400, BOX, ACTIONS["discrete"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,11 +29,12 @@ from ..values import came, names_error
 from .checks import number, whole_number
 from .inplace import InPlace
 from .saved import from_bytes, to_bytes
-from .steps import Positions, Step, Transitions, pick, put, put_at, rows_check
+from .steps import Positions, Step, Transitions, flags, frozen, pick, put, put_at, rows_check
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
 _NAME = "sb3"  # of the replays
+_EMPTY = "sample: expected at least one step, got an empty buffer"
 _NO_HER = (
     "hindsight relabelling is not supported, since it rewrites stored goals: use stable_baselines3.HerReplayBuffer"
 )
@@ -171,12 +172,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
     @property
     def actions(self) -> NDArray[Any]:
         """A read-only copy by position: [buffer_size, n_envs, action_dim]."""
-        return _frozen(self._positions.actions())
+        return frozen(self._positions.actions())
 
     @property
     def rewards(self) -> NDArray[np.float32]:
         """A read-only copy by position: float32 [buffer_size, n_envs]."""
-        return _frozen(self._positions.rewards())
+        return frozen(self._positions.rewards())
 
     @property
     def dones(self) -> NDArray[np.float32]:
@@ -186,17 +187,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         `add` notices by itself that it was.
         """
         found = self._positions.ends(cut_off_alone=False)
-        return found if self.optimize_memory_usage else _frozen(found)
+        return found if self.optimize_memory_usage else frozen(found)
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
         """A read-only copy by position of where episodes were cut off: float32 [buffer_size, n_envs]."""
-        return _frozen(self._positions.ends(cut_off_alone=True))
+        return frozen(self._positions.ends(cut_off_alone=True))
 
     def _read_only(self, obs: Any) -> Any:
         """Observations under the names of the observation space."""
         for array in obs.values() if isinstance(obs, dict) else (obs,):
-            _frozen(array)
+            frozen(array)
         return self._spaced(obs)
 
     def add(
@@ -238,9 +239,24 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
+        return self._samples(self._draw(batch_size), env)
+
+    def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
+        """The steps at positions of `observations`, an environment drawn for each, for subclasses that choose them.
+
+        Raises: NotEnoughData: nothing was added yet. ValueError: no row is held at a position; and as `sample`.
+        """
+        if self._newest is None:
+            raise NotEnoughData(_EMPTY)
+        positions = np.asarray(batch_inds)
+        envs = self._rng.integers(self.n_envs, size=len(positions))
+        ahead = (positions[:, None] + np.arange(self.n_steps)) % self.buffer_size
+        found = self._positions.transitions(ahead, envs, (self.pos - 1) % self.buffer_size, self._newest, self.gamma)
+        return self._samples(found, env)
+
+    def _samples(self, found: Transitions | Batch, env: VecNormalize | None) -> Any:
         if env is not None and env.norm_reward and self.n_steps > 1:
             raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
-        found = self._draw(batch_size)
         discounts = {"discounts": self._column(found.discount)} if self.n_steps > 1 else {}
         return self._samples_class(
             observations=self._tensors(self._normalize_obs(self._spaced(found.obs), env)),
@@ -250,9 +266,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
             rewards=self._column(self._normalize_reward(found.reward, env)),
             **discounts,
         )
-
-    def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> NoReturn:
-        raise NotImplementedError("rows are drawn from lanes: use sample()")
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything, the replay's save included: a pickle holds the transitions and shares nothing."""
@@ -266,7 +279,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _ends(self, done: Any, infos: Any) -> bytes:
         """How each environment's step ends, as LanesWriter.add takes it."""
-        ended = self._check_done(_flags(done)).tolist()
+        ended = self._check_done(flags(done)).tolist()
         timeouts = self.handle_timeout_termination
         if timeouts and len(infos) != self.n_envs:
             raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
@@ -289,7 +302,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _draw(self, batch_size: int) -> Transitions | Batch:
         """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
         if self._newest is None:
-            raise NotEnoughData("sample: expected at least one step, got an empty buffer")
+            raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)
         held = len(self.replay)
         count = self._rng.binomial(batch_size, min(1.0, len(waiting) / held)) if len(waiting) else 0
@@ -385,16 +398,3 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
             f"observation_space: expected one of arrays, or DictReplayBuffer for a Dict of them, got {space}"
         )
     return Field(shape, np.dtype(space.dtype).name)
-
-
-def _flags(done: Any) -> Any:
-    """`done` as booleans where it is given as numbers 0 and 1."""
-    array = done if done.__class__ is np.ndarray else np.asarray(done)
-    if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
-        return done
-    return array.astype(np.bool_)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array.flags.writeable = False
-    return array

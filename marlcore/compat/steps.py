@@ -17,7 +17,7 @@ from ..values import as_field
 if TYPE_CHECKING:
     from .inplace import InPlace
 
-__all__ = ["Positions", "Step", "Transitions", "only", "pick", "put", "put_at", "rows_check"]
+__all__ = ["Positions", "Step", "Transitions", "flags", "frozen", "only", "pick", "put", "put_at", "rows_check"]
 
 
 class Step(NamedTuple):
@@ -80,6 +80,45 @@ class Positions:
         ended: NDArray[np.bool_] = (self._copied(self._replay.flags()) & flags) != 0
         return ended.astype(np.float32)
 
+    def transitions(
+        self, ahead: NDArray[np.int64], envs: NDArray[np.int64], position: int, newest: Step, gamma: float
+    ) -> Transitions:
+        """Transitions over the steps at positions `ahead` [B, n_steps], of which a return takes those up to its end.
+
+        A return ends with its episode, and with the newest step, which is at `position`.
+
+        Raises: ValueError: no row is held at a first position.
+        """
+        lo, hi = self._replay.windows()
+        tickets, lanes = self.tickets[ahead, envs[:, None]], envs[:, None]
+        first = tickets[:, 0]
+        if (gone := first < lo[envs]).any():
+            raise ValueError(
+                f"batch_inds: expected positions whose rows are held, as sample() draws, got {ahead[gone, 0][0]}"
+            )
+        bits, rewards = self._replay.flags(), self._replay.rewards()
+        capacity = rewards.shape[1]
+        ends = ((bits[lanes, tickets % capacity] & (TERMINATED | TRUNCATED)) != 0) | (ahead == position)
+        ends[:, -1] = True
+        count = ends.argmax(axis=1) + 1
+        last = tickets[np.arange(len(envs)), count - 1]
+        powers = np.arange(ahead.shape[1])
+        weights = np.where(powers < count[:, None], gamma**powers, 0.0)
+        terminated = (bits[envs, last % capacity] & TERMINATED) != 0
+        columns = self._replay.columns("obs")
+        obs = only({name: column[envs, first % capacity] for name, column in columns.items()})
+        next_obs = only({name: column[envs, (last + 1) % capacity] for name, column in columns.items()})
+        waiting = last + 1 >= hi[envs]  # the newest steps' next observations are not in the lanes yet
+        put_at(next_obs, waiting, pick(newest.next_obs, envs[waiting]))
+        return Transitions(
+            obs,
+            next_obs,
+            self._replay.columns("action")[""][envs, first % capacity],
+            (rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
+            terminated,
+            np.where(terminated, 0, gamma**count).astype(np.float32),
+        )
+
     def _copied(self, column: NDArray[Any], later: int = 0) -> NDArray[Any]:
         """A column's rows by position; zeros where the lanes hold none."""
         lo, hi = self._replay.windows()
@@ -137,3 +176,16 @@ def rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[A
         return as_field(label, whole, array)
 
     return check
+
+
+def flags(done: Any) -> Any:
+    """`done` as booleans where it is given as numbers 0 and 1."""
+    array = done if done.__class__ is np.ndarray else np.asarray(done)
+    if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
+        return done
+    return array.astype(np.bool_)
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
