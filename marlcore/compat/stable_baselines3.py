@@ -239,6 +239,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
+        self._check_scales(env)
         return self._samples(self._draw(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
@@ -246,6 +247,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         Raises: NotEnoughData: nothing was added yet. ValueError: no row is held at a position; and as `sample`.
         """
+        self._check_scales(env)
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         positions = np.asarray(batch_inds)
@@ -254,9 +256,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         found = self._positions.transitions(ahead, envs, (self.pos - 1) % self.buffer_size, self._newest, self.gamma)
         return self._samples(found, env)
 
-    def _samples(self, found: Transitions | Batch, env: VecNormalize | None) -> Any:
+    def _check_scales(self, env: VecNormalize | None) -> None:
         if env is not None and env.norm_reward and self.n_steps > 1:
             raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
+
+    def _samples(self, found: Transitions | Batch, env: VecNormalize | None) -> Any:
         discounts = {"discounts": self._column(found.discount)} if self.n_steps > 1 else {}
         return self._samples_class(
             observations=self._tensors(self._normalize_obs(self._spaced(found.obs), env)),
