@@ -105,39 +105,42 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, mo
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.fixture
-def short_files():
-    """short_files(nbytes): from now on no file of this process grows beyond that."""
+@contextlib.contextmanager
+def short_files(nbytes):
+    """No file of this process grows beyond that; not for longer than needed, since pytest's own output may be a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("earlier", [b"earlier", None])
-def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, short_files, earlier):
+def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier):
     path = tmp_path / "agent_0.pt"
     if earlier:
         path.write_bytes(earlier)
     kept = "the earlier one is kept" if earlier else "there is no earlier one"
-    short_files(4096)
-    with pytest.raises(OSError, match=f"10,000 bytes were not written, {kept}: '{path}'$") as caught:
+    told = pytest.raises(OSError, match=f"10,000 bytes were not written, {kept}: '{path}'$")
+    with short_files(4096), told as caught:
         write_atomically(path, bytes(10_000))
     assert caught.value.errno == errno.EFBIG
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([earlier] if earlier else [])
 
 
-def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path, short_files):
+def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path):
     run = RunDirectory.create(tmp_path / "run", {})
     for step in range(100):
         run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
     run.flush()
-    short_files(100_000)
-    with pytest.raises(OSError, match=f"(its whole lines are|what was flushed before is) kept: '{run.path}/"):
-        for step in range(100, 10_000):
-            run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
-            run.flush()
-    with contextlib.suppress(OSError):  # it tries once more
-        run.close()
+    with short_files(100_000):
+        with pytest.raises(OSError, match=f"(its whole lines are|what was flushed before is) kept: '{run.path}/"):
+            for step in range(100, 10_000):
+                run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
+                run.flush()
+        with contextlib.suppress(OSError):  # it tries once more
+            run.close()
     run.close()
     steps = [metric.step for metric in read_metrics(run.path / "metrics.csv")]
     assert len(steps) > 100 and steps == list(range(len(steps)))
