@@ -107,7 +107,7 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, mo
 
 @contextlib.contextmanager
 def short_files(nbytes):
-    """No file of this process grows beyond that; not for longer than needed, since pytest's own output may be a file."""
+    """No file of this process grows beyond that: not for long, since the output of pytest may be a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
