@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ._native import Event
 
-__all__ = ["WAIT_SLICE_S", "check_interruption", "interrupt_waits_with", "sleep_until"]
+__all__ = ["WAIT_SLICE_S", "Check", "check_interruption", "interrupt_waits_with", "sleep_until"]
 
 WAIT_SLICE_S = 0.1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -328,6 +329,27 @@ def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
         sampler.sample(timeout=600)
         timer.join()
         assert sampler.stats.waited > 0
+
+
+def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch):
+    """It waits for a quarter of the span between the bounds, 32 of 128 rows, or for a moment."""
+    monkeypatch.setattr("marlcore.gates.BULK_S", 600.0)
+    with make(1.0, 4, 64.0) as replay, replay.writer() as writer:
+        fill(writer, 68)
+        sampler = replay.sampler(4)
+        inserted = []
+
+        def draw():
+            for _ in range(9):
+                time.sleep(0.02)
+                inserted.append(replay._lanes.inserted())
+                sampler.sample()
+
+        drawer = threading.Thread(target=draw)
+        drawer.start()
+        writer.add(0.0, 0.0, 0.0)
+        drawer.join()
+        assert inserted == [68] * 9
 
 
 class Rang(Exception):

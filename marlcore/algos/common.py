@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..spec import Field
+from .adam import ClippedAdam
 
 __all__ = [
     "Head",
@@ -179,16 +180,14 @@ class TargetTrainer:
         self.device = self.parameters[0].device
         self.target = _independent_copy(network)
         self.followers: list[torch.Tensor] = list(self.target.parameters())
-        fused = True if self.device.type in ("cpu", "cuda") else None
-        self.optimizer = torch.optim.Adam(self.parameters, lr=hyper.learning_rate, fused=fused)
+        self.optimizer = ClippedAdam(self.parameters, lr=hyper.learning_rate)
         self.updates = 0
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:
         """One gradient step down `loss`, then the target's; returns the gradient's norm before clipping."""
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.hyper.max_grad_norm)
-        self.optimizer.step()
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
         self.updates += 1
         self._update_target()
         return grad_norm

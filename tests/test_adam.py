@@ -1,0 +1,68 @@
+"""ClippedAdam against torch's clipping and Adam."""
+
+import copy
+
+import pytest
+import torch
+
+from marlcore.algos.adam import ClippedAdam
+
+MAX_NORM = 0.5
+
+
+def made_network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+
+
+def step(network, optimizer, inputs, clip_and_step):
+    optimizer.zero_grad()
+    network(inputs).square().sum().backward()
+    return clip_and_step()
+
+
+@pytest.mark.parametrize("scale", [0.01, 10.0], ids=["short gradients", "clipped ones"])
+def test_steps_are_those_of_torch(scale):
+    ours, theirs = made_network(), made_network()
+    adam = ClippedAdam(list(ours.parameters()), lr=0.01)
+    peer = torch.optim.Adam(theirs.parameters(), lr=0.01)
+
+    def clip_and_step_peer():
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), MAX_NORM)
+        peer.step()
+        return norm
+
+    for _ in range(50):
+        inputs = scale * torch.randn(7, 3)
+        norm = step(ours, adam, inputs, lambda: adam.clip_and_step(MAX_NORM))
+        peer_norm = step(theirs, peer, inputs, clip_and_step_peer)
+        torch.testing.assert_close(norm, peer_norm)
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_one_step_do_not_reach_the_next():
+    network = made_network()
+    adam = ClippedAdam(list(network.parameters()), lr=0.01)
+    inputs = torch.randn(7, 3)
+    norms = {float(step(network, adam, inputs, lambda: torch.linalg.vector_norm(adam._gradient))) for _ in range(3)}
+    assert len(norms) == 1
+
+
+@pytest.mark.parametrize("peer", [False, True], ids=["its own", "torch's"])
+def test_a_state_dict_goes_on_bit_for_bit(peer):
+    """Also that of torch.optim.Adam, which older checkpoints hold."""
+    network = made_network()
+    first = torch.optim.Adam(network.parameters(), lr=0.01, fused=True) if peer else None
+    adam = ClippedAdam(list(network.parameters()), lr=0.01) if first is None else first
+    for seed in range(3):
+        torch.manual_seed(seed)
+        step(network, adam, torch.randn(7, 3), adam.step if peer else lambda: adam.clip_and_step(1e9))
+    twin = copy.deepcopy(network)
+    resumed = ClippedAdam(list(twin.parameters()), lr=0.5)
+    resumed.load_state_dict(copy.deepcopy(adam.state_dict()))
+    inputs = torch.randn(7, 3)
+    step(network, adam, inputs, adam.step if peer else lambda: adam.clip_and_step(1e9))
+    step(twin, resumed, inputs, lambda: resumed.clip_and_step(1e9))
+    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
