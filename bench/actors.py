@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import marlcore as mc
-from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
 from marlcore.envs import TreasureHunt
-from marlcore.rundir import read_metrics
+from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
+from marlcore.training.run_directory import read_metrics
 
 STEPS = 60_000
 ROUNDS = 3

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import marlcore as mc
-from marlcore.writer import Writer
+from marlcore.transitions.writer import Writer
 
 from .report import QUICK, THOROUGH, Effort, describe_machine
 from .transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of

@@ -24,8 +24,8 @@ import numpy as np
 
 import marlcore as mc
 from marlcore import algos
-from marlcore.config import LearnerConfig
 from marlcore.envs import NamedEnvironment
+from marlcore.training.config import LearnerConfig
 
 CELLS = 10
 

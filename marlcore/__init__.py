@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
     from .algos import DQN as DQN
     from .algos import IQN as IQN
-    from .batch import Batch as Batch
-    from .config import ActorConfig as ActorConfig
-    from .config import Config as Config
-    from .config import ExplorationConfig as ExplorationConfig
-    from .config import LearnerConfig as LearnerConfig
-    from .config import ReplayConfig as ReplayConfig
-    from .config import SupervisionConfig as SupervisionConfig
     from .envs import NamedEnvironment as NamedEnvironment
     from .envs import TreasureHunt as TreasureHunt
     from .errors import ClosedError as ClosedError
@@ -38,73 +31,80 @@ if TYPE_CHECKING:
     from .errors import StaleHandle as StaleHandle
     from .errors import UsedByTwoThreads as UsedByTwoThreads
     from .errors import WorkerFailed as WorkerFailed
-    from .limiter import RateLimiter as RateLimiter
-    from .mixture import Mixture as Mixture
-    from .params import ParameterStore as ParameterStore
-    from .prefetch import Prefetch as Prefetch
-    from .priorities import Prioritized as Prioritized
-    from .protocols import Algorithm as Algorithm
-    from .protocols import Environment as Environment
-    from .protocols import Trainer as Trainer
-    from .reader import TrajectoryReader as TrajectoryReader
+    from .interfaces import Algorithm as Algorithm
+    from .interfaces import Environment as Environment
+    from .interfaces import Trainer as Trainer
+    from .processes import WorkerContext as WorkerContext
+    from .processes import Workers as Workers
+    from .queue import TrajectoryQueue as TrajectoryQueue
+    from .queue import TrajectoryReader as TrajectoryReader
+    from .replay import Mixture as Mixture
+    from .replay import Prefetch as Prefetch
+    from .replay import Prioritized as Prioritized
+    from .replay import RateLimiter as RateLimiter
     from .replay import ReplayBuffer as ReplayBuffer
-    from .sampler import Sampler as Sampler
-    from .sampler import Sequence as Sequence
+    from .replay import Sampler as Sampler
+    from .replay import Sequence as Sequence
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
-    from .system import Result as Result
-    from .system import train as train
-    from .trajectories import TrajectoryQueue as TrajectoryQueue
-    from .workergroup import WorkerContext as WorkerContext
-    from .workergroup import Workers as Workers
-    from .writer import Writer as Writer
+    from .training import ActorConfig as ActorConfig
+    from .training import Config as Config
+    from .training import ExplorationConfig as ExplorationConfig
+    from .training import LearnerConfig as LearnerConfig
+    from .training import ReplayConfig as ReplayConfig
+    from .training import Result as Result
+    from .training import SupervisionConfig as SupervisionConfig
+    from .training import train as train
+    from .transitions import Batch as Batch
+    from .transitions import Writer as Writer
+    from .weights import ParameterStore as ParameterStore
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "ActorConfig": "config",
-    "Algorithm": "protocols",
-    "Batch": "batch",
+    "ActorConfig": "training",
+    "Algorithm": "interfaces",
+    "Batch": "transitions",
     "ClosedError": "errors",
-    "Config": "config",
+    "Config": "training",
     "DQN": "algos",
-    "Environment": "protocols",
+    "Environment": "interfaces",
     "EnvironmentFailed": "errors",
-    "ExplorationConfig": "config",
+    "ExplorationConfig": "training",
     "Field": "spec",
     "IQN": "algos",
     "LaneBusy": "errors",
     "LayoutMismatch": "errors",
-    "LearnerConfig": "config",
+    "LearnerConfig": "training",
     "MarlcoreError": "errors",
-    "Mixture": "mixture",
+    "Mixture": "replay",
     "NamedEnvironment": "envs",
     "NotEnoughData": "errors",
-    "ParameterStore": "params",
-    "Prefetch": "prefetch",
-    "Prioritized": "priorities",
-    "RateLimiter": "limiter",
+    "ParameterStore": "weights",
+    "Prefetch": "replay",
+    "Prioritized": "replay",
+    "RateLimiter": "replay",
     "ReplayBuffer": "replay",
-    "ReplayConfig": "config",
-    "Result": "system",
-    "Sampler": "sampler",
+    "ReplayConfig": "training",
+    "Result": "training",
+    "Sampler": "replay",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
-    "Sequence": "sampler",
+    "Sequence": "replay",
     "SharedMemoryFull": "errors",
     "StaleHandle": "errors",
-    "SupervisionConfig": "config",
-    "Trainer": "protocols",
-    "TrajectoryQueue": "trajectories",
-    "TrajectoryReader": "reader",
+    "SupervisionConfig": "training",
+    "Trainer": "interfaces",
+    "TrajectoryQueue": "queue",
+    "TrajectoryReader": "queue",
     "TransitionSpec": "spec",
     "TreasureHunt": "envs",
     "UsedByTwoThreads": "errors",
-    "WorkerContext": "workergroup",
+    "WorkerContext": "processes",
     "WorkerFailed": "errors",
-    "Workers": "workergroup",
-    "Writer": "writer",
-    "train": "system",
+    "Workers": "processes",
+    "Writer": "transitions",
+    "train": "training",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -36,16 +36,16 @@ def _leave(signum: int, frame: object) -> None:
 # Until a run has something to clean up, Ctrl-C just ends the process; no traceback comes out of an import.
 signal.signal(signal.SIGINT, _leave)
 
-# name: (module, function from its arguments to the exit code, options, what it does)
+# name: (module of cli, function from its arguments to the exit code, options, what it does)
 COMMANDS = {
     "train": (
-        "cli",
+        "train",
         "train",
         "[--env ENV] [--algo ALGO] [--resume RUN] [OPTIONS]",
         "train every agent of an environment",
     ),
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
-    "bench": ("benchmark", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
+    "bench": ("bench", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
     "warmup": ("warmup", "main", "", "compile the kernels now, and not when a first batch is drawn"),
     "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),
@@ -99,7 +99,7 @@ def _run(command: str, arguments: list[str]) -> int:
     say_always()
     module, function, _, _ = COMMANDS[command]
     try:
-        code: int = getattr(import_module(f".{module}", __package__), function)(arguments)
+        code: int = getattr(import_module(f".cli.{module}", __package__), function)(arguments)
         return code
     except WorkerFailed as error:
         sys.stderr.write(f"marlcore: {error}\n")

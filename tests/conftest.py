@@ -1,7 +1,8 @@
-"""What every test has: a check that it leaves nothing behind, and short programs run in other processes."""
+"""What every test has: a tier, a check that it leaves nothing behind, and short programs run in other processes."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -16,9 +17,46 @@ from pathlib import Path
 
 import pytest
 
-from marlcore._native import try_lock
+from marlcore.memory.native import try_lock
+
+SUPPORT = str(Path(__file__).parent / "support")
+# Programs that tests start find what tests share; pytest itself has it by `pythonpath`.
+os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="also run model checkers, crash points, kills, soaks and whole trainings"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        _mount_own_shared_memory()
+
+
+def _mount_own_shared_memory() -> None:
+    """A worker of pytest-xdist has a /dev/shm of its own, since many tests look at all segments there are."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for call in (
+        lambda: libc.unshare(CLONE_NEWNS),
+        lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+        lambda: libc.mount(b"marlcore", b"/dev/shm", b"tmpfs", 0, b"size=50%"),
+    ):
+        if call():
+            raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {os.strerror(ctypes.get_errno())}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @dataclass
@@ -39,6 +77,9 @@ def explored(pytestconfig: pytest.Config) -> Explored:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = [item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("long")]
+    if left_out:
+        terminalreporter.write_line(f"{len(left_out)} long tests were left out: python -m pytest --long runs them too")
     told = config.stash.get(explored_key, Explored())
     if told.states:
         terminalreporter.section("model checking")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..protocols import Algorithm
+from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .dqn import DQN
 from .iqn import IQN

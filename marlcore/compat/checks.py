@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..values import came
+from ..checks import came
 
 __all__ = ["number", "whole_number"]
 

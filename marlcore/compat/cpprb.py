@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from ..checks import came
 from ..spec import Field
-from ..values import came
 from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
 from .ring import MARK, Ints, Ring, Rows, Window

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import Field, TransitionSpec
-from ..writer import Writer
+from ..transitions import Writer
 
 __all__ = ["append", "spec_of"]
 

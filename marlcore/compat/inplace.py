@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lane import claim
-from ..record import HEAD_BYTES, Place
+from ..memory import Segment, claim
 from ..replay import ReplayBuffer
-from ..shm import Segment
+from ..transitions import HEAD_BYTES, Place
 from .lanes import LanesWriter
 
 __all__ = ["InPlace"]

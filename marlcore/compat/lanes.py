@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._native import BOUNDARY, TRUNCATED, NativeLanes, NativeWriter
 from ..errors import StaleHandle
-from ..guard import one_thread
-from ..lane import LaneClaim
-from ..record import REWARD_OFFSET, RecordLayout
-from ..shm import invalidate_after_fork
+from ..memory import BOUNDARY, TRUNCATED, LaneClaim, NativeLanes, NativeWriter, invalidate_after_fork, one_thread
+from ..transitions import REWARD_OFFSET, RecordLayout
 from .rows import Views, frames_of, view_of
 from .steps import Step, only, put
 

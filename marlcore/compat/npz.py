@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from ..values import came
+from ..checks import came
 
 __all__ = ["read_npz"]
 

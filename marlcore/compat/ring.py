@@ -16,13 +16,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .._native import LINE, Words
 from ..errors import LaneBusy, MarlcoreError
-from ..files import File
 from ..kernels import columns
-from ..lane import claim
-from ..shared import Shared
-from ..shm import Segment, SegmentHandle, invalidate_after_fork
+from ..memory import LINE, File, Segment, SegmentHandle, Shared, Words, claim, invalidate_after_fork, writer_lock
 from ..spec import Field
 from .fields import spec_of
 from .inplace import InPlace
@@ -164,7 +160,7 @@ class _Marks(Shared):
         Raises: LaneBusy: a process that was stopped holds it.
         """
         for _ in range(ROUNDS):
-            held = self._segment.lock(1)
+            held = self._segment.lock(writer_lock(0))
             if held is not None:
                 return held
             time.sleep(NAP_S)

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._native import NativeLanes, NativeWriter
-from ..lane import LaneClaim
-from ..record import Place, RecordLayout
-from ..waiting import WAIT_SLICE_S
+from ..memory import WAIT_SLICE_S, LaneClaim, NativeLanes, NativeWriter, add_lock
+from ..transitions import Place, RecordLayout
 
 __all__ = ["RowWriter", "Views", "frames_of", "view_of"]
 
@@ -59,7 +57,7 @@ class RowWriter:
         self._names = dict(names)
         self._patience_s = patience_s
         records = np.zeros((2, layout.record_bytes), np.uint8)
-        lock = (claim.fd, 1 + lanes.count, min(patience_s, WAIT_SLICE_S)) if shared else None
+        lock = (claim.fd, add_lock(lanes.count, 0), min(patience_s, WAIT_SLICE_S)) if shared else None
         self._native = NativeWriter(lanes, 0, records, lock)
         self._add_row = partial(self._native.add_row, self._native.raw, 0)
         frames = frames_of(layout, 1)

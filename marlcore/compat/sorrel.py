@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import as_field, came, names_error
 from ..errors import NotEnoughData
-from ..shm import invalidate_after_fork
+from ..memory import invalidate_after_fork
 from ..spec import Field
-from ..values import as_field, came, names_error
 from .checks import whole_number
 from .npz import read_npz
 from .ring import Ints, Ring, Rows, Window

@@ -20,12 +20,12 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
-from .._native import BOUNDARY, TERMINATED, TRUNCATED
-from ..batch import Batch
+from ..checks import came, names_error
 from ..errors import NotEnoughData
-from ..sampler import Sampler
+from ..memory import BOUNDARY, TERMINATED, TRUNCATED
+from ..replay import Sampler
 from ..spec import Field, TransitionSpec
-from ..values import came, names_error
+from ..transitions import Batch
 from .checks import number, whole_number
 from .inplace import InPlace
 from .saved import from_bytes, to_bytes

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._native import TERMINATED, TRUNCATED
+from ..checks import as_field
+from ..memory import TERMINATED, TRUNCATED
 from ..spec import Field
-from ..values import as_field
 
 if TYPE_CHECKING:
     from .inplace import InPlace

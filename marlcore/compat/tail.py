@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..values import as_field, setter
+from ..checks import as_field
+from ..transitions import setter
 from .ring import Ring, Window
 
 __all__ = ["Tail", "newest_count"]

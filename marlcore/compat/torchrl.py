@@ -18,14 +18,13 @@ from torchrl.data.replay_buffers import Sampler as _Sampler
 from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
-from ..batch import Batch
+from ..checks import names_error
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
+from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..replay import ReplayBuffer as Replay
-from ..sampler import Sampler
-from ..shm import SegmentHandle, invalidate_after_fork
+from ..replay import Sampler
 from ..spec import Field
-from ..values import names_error
-from ..writer import Writer
+from ..transitions import Batch, Writer
 from .fields import append, spec_of
 from .saved import from_bytes, to_bytes
 
@@ -178,7 +177,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self._hold(None)
 
     def _check_alone(self) -> None:
-        if self.replay is not None and self.replay._segment.is_locked(0):
+        if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
             raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
 
     def _empty(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocols import Environment
+from ..interfaces import Environment
 from ..references import is_importable, resolve
 from .treasure_hunt import TreasureHunt
 

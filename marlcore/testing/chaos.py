@@ -21,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import ActorConfig, Config, LearnerConfig, ReplayConfig, SupervisionConfig
-from ..forkserver import end_with_parent
-from ..options import parse
-from ..shm import survey
-from ..system import train
+from ..cli import parse
+from ..memory import survey_segments
+from ..processes import end_with_parent
+from ..training import ActorConfig, Config, LearnerConfig, ReplayConfig, SupervisionConfig, train
 from .checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 from .victim import Lost, Victim, parent_of
 
@@ -106,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
     """A run with blows for so many seconds; what became of it."""
-    before = {file.name for file in survey()}
+    before = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
         try:
@@ -118,7 +117,7 @@ def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
             chaos.victim.close()
         chaos.report.rows = read_rows(Path(folder))
         chaos.report.faults += read_faults(Path(folder))
-    left = [file.name for file in survey() if not file.held and file.name not in before]
+    left = [file.name for file in survey_segments() if not file.held and file.name not in before]
     chaos.report.leaked += [f"segment {name}" for name in left]
     return chaos.report
 

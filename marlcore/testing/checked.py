@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..protocols import Trainer
+from ..interfaces import Trainer
 from ..spec import Field
 
 __all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]

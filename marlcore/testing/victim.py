@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..control import BEATS, PID, READY, RESTARTS, Control
 from ..errors import MarlcoreError
-from ..shm import SHM_DIR
+from ..memory import SHM_DIR
+from ..processes import BEATS, PID, READY, RESTARTS, Control
 
 __all__ = ["Lost", "Victim", "living", "parent_of"]
 

@@ -1,5 +1,5 @@
 /* Saving over an existing file while it is loaded and while everybody may be killed between any two system calls:
- * marlcore/shm.py's replace_file and attach, by hand, a step for each system call.
+ * marlcore/memory/segment.py's replace_file and attach, by hand, a step for each system call.
  *
  * Two savers of one target, each with a file and a name aside of its own, and who loads the target. File 1 is what
  * was saved before. */

@@ -1,4 +1,4 @@
-/* Segments in /dev/shm while everybody may be killed between any two system calls: marlcore/shm.py's create, attach,
+/* Segments in /dev/shm while everybody may be killed between any two system calls: marlcore/memory/segment.py's create, attach,
  * unlink and sweep, by hand, a step for each system call.
  *
  * One name, which all creators use, as if their nonces were the same. A file is a number; its byte 0 is locked shared

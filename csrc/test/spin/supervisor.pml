@@ -1,5 +1,5 @@
 /* What the parent decides of its workers, from a pidfd, a heartbeat and what a worker said before it ended:
- * marlcore/supervisor.py, and the two loops of system.py around it, by hand, rule for rule.
+ * marlcore/processes/supervisor.py, and the two loops of system.py around it, by hand, rule for rule.
  *
  * An actor, which ends well when it has taken its steps, and a learner, which does when it is told to stop. Each
  * writes a lane, and none asks for its lane's lock here: the parent alone keeps a second writer away. A worker may

@@ -1,0 +1,61 @@
+"""Checks of what callers hand over: values against Fields, names, whole numbers; and how an error shows a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .spec import Field
+
+__all__ = ["as_field", "came", "names_error", "rows_of"]
+
+
+def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
+    """`value` as an array of the field's shape and dtype.
+
+    Raises: ValueError, TypeError: naming the field, what was expected and what came.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{label}: expected {field.describe()}, got {came(value)} ({came(error)})") from None
+    dtype = field.numpy
+    if array.shape != field.shape:
+        raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
+    if array.dtype == dtype:
+        return array
+    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if integers:
+        _check_range(label, field, array)
+    if integers or np.can_cast(array.dtype, dtype, "same_kind"):
+        return array.astype(dtype)
+    raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
+
+
+def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
+    limits = np.iinfo(field.dtype)
+    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+        raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}")
+
+
+def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
+    """`value` as an array [rows, *shape] of the field's dtype; as it is when it is one."""
+    shape = (rows, *field.shape)
+    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
+        found: NDArray[Any] = value
+        return found
+    return as_field(label, Field(shape, field.dtype), value)
+
+
+def names_error(label: str, expected: Any, got: Any) -> ValueError:
+    names = list(got) if isinstance(got, (Mapping, Set)) else got
+    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
+
+
+def came(value: Any) -> str:
+    """What came, on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else text[:197] + "..."

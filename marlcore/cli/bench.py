@@ -1,0 +1,217 @@
+"""`marlcore bench`: what the core's calls take on this machine, each beside the bound that no library can beat."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from ..notices import say
+from ..replay import Prioritized, ReplayBuffer
+from ..spec import Field, TransitionSpec
+from ..training import FittedTable, compile_before_a_run
+from ..weights import ParameterStore
+from .options import parse
+
+__all__ = ["Measurement", "interleaved", "main"]
+
+ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice: most rounds have their processor for themselves
+BATCH, STACK = 256, 4
+VECTORS, FRAMES = 200_000, 10_000
+VECTOR, FRAME = Field((4,)), Field((84, 84), "uint8")
+RECORD = 48  # bytes of a transition of VECTOR, as a row of a replay holds it
+FOOTER = """\
+ratio: us / bound us. The bound is the memory copy alone, without checks and
+without the hand-over to other processes: no library gets below 1. Those cost
+as much for few bytes as for many, so small calls have large ratios; compare
+them by us."""
+WIDTH = 120  # of a table that no terminal shows
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Measure what the core's calls take on this machine, each beside a bound of the same bytes.
+
+    Medians of rounds in which a call and its bound take turns, so that what else runs weighs on both. The bounds: of
+    adding, pulling and publishing, a copy of the bytes; of sampling, copies of rows at random places, which cost cache
+    misses and not bytes. The ratio is the call's time over its bound's. It takes under half a minute.
+    """
+
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """One JSON object instead of a table."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Median microseconds of a call and of its bound, from the same rounds."""
+
+    name: str
+    us: float
+    bound: str
+    bound_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.us / self.bound_us
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `marlcore bench` with these arguments; 0."""
+    options = parse(BenchOptions, arguments, "bench")
+    compile_before_a_run()
+    load = os.getloadavg()[0]
+    found = [*_of_vectors(), *_of_frames(), *_of_weights()]
+    processor, cpus = _processor(), len(os.sched_getaffinity(0))
+    if options.json:
+        rows = [{**asdict(one), "ratio": one.ratio} for one in found]
+        machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
+        sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    headline = [processor, f"{cpus} CPUs", f"load {load:.1f}"]
+    titles = ["us", "bound us", "ratio", "bound is"]
+    table = {one.name: [f"{one.us:,.2f}", f"{one.bound_us:,.2f}", f"{one.ratio:.2f}", one.bound] for one in found}
+    console.print(FittedTable(headline, "call", titles, table))
+    console.print(FOOTER, highlight=False)
+    if load > 0.5 * cpus:
+        say(f"the machine was busy, with a load of {load:.1f} when this began: the times are longer than they need be")
+    return 0
+
+
+def interleaved(runs: dict[str, Run]) -> dict[str, float]:
+    """By name: the median seconds of a run; they take turns, round by round."""
+    counts = {}
+    for name, run in runs.items():
+        _seconds(run, 16)
+        counts[name] = max(1, int(ROUND_S / min(_seconds(run, 4) for _ in range(5))))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with _no_collections():
+        for _ in range(ROUNDS):
+            for name, run in runs.items():
+                times[name].append(_seconds(run, counts[name]))
+    return {name: median(seconds) for name, seconds in times.items()}
+
+
+def _measured(name: str, run: Run, bound: str, bound_run: Run) -> Measurement:
+    seconds = interleaved({"run": run, "bound": bound_run})
+    return Measurement(name, 1e6 * seconds["run"], bound, 1e6 * seconds["bound"])
+
+
+def _seconds(run: Run, times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - began) / times
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _of_vectors() -> Iterator[Measurement]:
+    """Transitions of four floats."""
+    obs, many, nothing = np.ones(4, np.float32), np.ones((BATCH, 4), np.float32), np.zeros(BATCH, np.float32)
+    actions = np.zeros(BATCH, np.int64)
+    with ReplayBuffer.create(TransitionSpec(VECTOR, Field((), "int64")), VECTORS) as replay:
+        with replay.writer() as writer:
+            one, some = _copies(RECORD), _copies(BATCH * RECORD)
+            add_batch = partial(writer.add_batch, many, actions, nothing)
+            yield _measured("add", partial(writer.add, obs, 0, 1.0), "a copy of its bytes", one)
+            yield _measured(f"add_batch of {BATCH}", add_batch, "a copy of its bytes", some)
+            for _ in range(VECTORS // BATCH):
+                add_batch()
+        draws = _random_rows(VECTORS, RECORD, 1)
+        uniform, prioritized = replay.sampler(BATCH), replay.sampler(BATCH, prioritized=Prioritized())
+        yield _measured(f"sample {BATCH} of {VECTORS:,}", uniform.sample, "copies of its rows", draws)
+        yield _measured("the same, by priority", prioritized.sample, "copies of its rows", draws)
+        index, priority = prioritized.sample().index, np.ones(BATCH)
+        update = partial(prioritized.update_priorities, index, priority)
+        yield _measured(f"update {BATCH} priorities", update, "copies of its rows", draws)
+
+
+def _of_frames() -> Iterator[Measurement]:
+    """Stacks of four frames, which a replay holds once each."""
+    frame = np.ones(FRAME.shape, np.uint8)
+    with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
+        with replay.writer() as writer:
+            for _ in range(FRAMES):
+                writer.add(frame, 0, 1.0)
+        bound = _random_rows(FRAMES, frame.nbytes, STACK + 1)
+        yield _measured(
+            f"sample {BATCH}, {STACK} frames", replay.sampler(BATCH, stack=STACK).sample, "copies of its rows", bound
+        )
+
+
+def _of_weights() -> Iterator[Measurement]:
+    """A network of 69,124 floats in 6 tensors."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)  # as in an actor, which has a core
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+
+    model, local = make(), make()
+    nbytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    copy = _copies(nbytes)
+    with ParameterStore.create(model) as store:
+        publish, pull = store.publisher(model).publish, store.subscriber(local).pull
+
+        def publish_and_pull() -> None:
+            publish()
+            pull()
+
+        def two_copies() -> None:
+            copy()
+            copy()
+
+        yield _measured(f"publish {nbytes / 1e6:.2f} MB", publish, "a copy of its bytes", copy)
+        yield _measured("publish and pull", publish_and_pull, "two copies", two_copies)
+
+
+def _copies(nbytes: int) -> Run:
+    to, source = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    to_memory, source_memory = to.data, source.data
+
+    def run() -> None:
+        to_memory[:] = source_memory
+
+    return run
+
+
+def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
+    """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn beforehand."""
+    ring = np.ones((rows, nbytes), np.uint8)
+    starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))
+    places = cycle((starts + np.arange(neighbours)).reshape(64, -1))
+    out = np.empty((BATCH * neighbours, nbytes), np.uint8)
+    return lambda: np.take(ring, next(places), axis=0, out=out, mode="clip")
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,132 @@
+"""What marlcore asks of the kernel, each with a small attempt: the kernel's version says little in a sandbox.
+
+An attempt takes the directory of the segments, and raises OSError or MarlcoreError where the kernel does not do what
+is asked. The core is imported in the attempts that need it: it may be what is broken.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import select
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FEATURES", "Feature"]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that the kernel must do.
+
+    Attributes:
+        attempt: tries it in a directory. purpose: what marlcore uses it for. advice: what to do where it fails.
+    """
+
+    attempt: Callable[[Path], None]
+    purpose: str
+    advice: str
+
+
+def try_nameless_file(directory: Path) -> None:
+    """O_TMPFILE."""
+    os.close(_open_nameless(directory))
+
+
+def try_naming(directory: Path) -> None:
+    """linkat through /proc."""
+    from ..memory import PREFIX
+
+    name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # a segment's, so that it is swept if this process is killed here
+    fd = _open_nameless(directory)
+    try:
+        at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=at, follow_symlinks=True)
+        finally:
+            os.close(at)
+            (directory / name).unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+def try_allocation(directory: Path) -> None:
+    """posix_fallocate."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, mmap.PAGESIZE)
+
+
+def try_locks(directory: Path) -> None:
+    """Locks that belong to an open file description."""
+    from ..memory import is_locked, try_lock
+
+    with tempfile.TemporaryFile(dir=directory) as file:
+        other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not try_lock(other, 0, exclusive=True):
+                raise OSError("a lock that nobody holds cannot be taken")
+            if not is_locked(file.fileno(), 0) or try_lock(file.fileno(), 0, exclusive=False):
+                raise OSError("a lock does not keep others out")
+        finally:
+            os.close(other)
+        if not try_lock(file.fileno(), 0, exclusive=True):
+            raise OSError("a lock outlives its holder")
+
+
+def try_waking(directory: Path, patience: float = 5.0) -> None:
+    """Sleeping and waking through two mappings of one file; waits for the wake `patience` seconds at most."""
+    import numpy as np
+
+    from ..memory import LINE, Event
+
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.truncate(LINE)
+        sleeper, waker = (Event(np.frombuffer(mmap.mmap(file.fileno(), LINE), np.uint8)) for _ in range(2))
+        seen = sleeper.prepare(1)
+        with ThreadPoolExecutor(1) as pool:
+            slept = pool.submit(sleeper.wait, seen, 2 * patience)
+            waker.notify()
+            if wait([slept], timeout=patience).not_done:
+                raise OSError("one who sleeps is not woken through another mapping")
+            slept.result()
+
+
+def try_pidfd(directory: Path) -> None:
+    """A descriptor that says when a process has ended."""
+    if not hasattr(os, "pidfd_open"):
+        raise OSError("this Python was built without os.pidfd_open")
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if poll.poll(0):
+            raise OSError("a living process is said to have ended")
+    finally:
+        os.close(pidfd)
+
+
+def _open_nameless(directory: Path) -> int:
+    return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+_TMPFS = "mount a tmpfs at /dev/shm"
+FEATURES = {
+    "O_TMPFILE": Feature(try_nameless_file, "segments appear whole or not at all", _TMPFS),
+    "linkat": Feature(try_naming, "segments appear whole or not at all", f"mount /proc, and {_TMPFS[6:]}"),
+    "fallocate": Feature(
+        try_allocation, "a full /dev/shm is an error, not a signal", "mount a tmpfs with room at /dev/shm"
+    ),
+    "OFD locks": Feature(
+        try_locks, "proof that a process is dead", "use Linux 3.15 or newer, and a sandbox that has these locks"
+    ),
+    "futex": Feature(try_waking, "readers sleep until a writer commits", "allow the system call futex in the sandbox"),
+    "pidfd": Feature(
+        try_pidfd,
+        "ends of workers are seen",
+        "use Linux 5.3 or newer, a Python built on it, and a sandbox that allows pidfd_open",
+    ),
+}

@@ -1,0 +1,214 @@
+"""`marlcore top`: looks at a live run, without changing anything of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.live import Live
+
+from ..errors import MarlcoreError
+from ..memory import SHM_DIR, SegmentHandle
+from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
+from ..training import FittedTable, agent_of
+from .options import parse
+
+__all__ = ["main"]
+
+COLUMNS = {  # of the table, the most important first: the key of a worker's figures, and how it is shown
+    "state": "",
+    "steps_per_s": ",.0f",
+    "updates_per_s": ",.0f",
+    "restarts": "d",
+    "replay_ratio": ".3g",
+    "policy_lag_p50": ".3g",
+    "policy_lag_p99": ".3g",
+    "steps": ",d",
+    "updates": ",d",
+    "lapped": ",.0f",
+    "redrawn": ",.0f",
+    "waited_s": ",.1f",
+    "pid": "d",
+}
+WIDTH = 200  # of a table that no terminal shows
+REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
+
+
+@dataclass(frozen=True)
+class TopOptions:
+    """Show a live run: each process's rates and restarts, and what its learners draw.
+
+    The replay ratio is transitions drawn for each one written. Policy lag is in versions of the weights, in the batch
+    of the learner's last report; lapped and redrawn rows and seconds waited count from the learner's start.
+
+    A terminal too narrow for one table shows several, without the pids; --json has every figure.
+    """
+
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
+    """Of which run; not needed where only one lives."""
+    once: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show one table and end."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """One line of JSON at a time instead of a table."""
+    interval: float = 1.0
+    """Seconds over which rates are taken, and from one table to the next; at least 0.05."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `marlcore top` with these arguments until the run ends; 0.
+
+    Raises: ValueError: an option is out of range, or no run, or more than one, lives.
+    """
+    options = parse(TopOptions, arguments, "top")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not 0.05 <= options.interval < float("inf"):
+        raise ValueError(f"interval: expected seconds of at least 0.05, got {options.interval!r}")
+    with closing(_find(options.run_dir)) as run, contextlib.suppress(KeyboardInterrupt):
+        if options.json:
+            _watch(run, options, _print_json)
+        elif options.once or not sys.stdout.isatty():
+            console = Console(width=None if sys.stdout.isatty() else WIDTH)
+            _watch(run, options, lambda figures: console.print(_draw(figures)))
+        else:
+            with Live(auto_refresh=False) as live:
+                _watch(run, options, lambda figures: live.update(_draw(figures, crop=True), refresh=True))
+    return 0
+
+
+class Run:
+    """A live run as others see it; `close` lets go of it."""
+
+    def __init__(self, control: Control) -> None:
+        self.about = control.about
+        self._control = control
+        self._parent = Path(f"/proc/{self.about['pid']}")
+        self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
+        self._newest: dict[str, dict[str, float]] = {}
+        self._before = self._count()
+
+    def close(self) -> None:
+        self._telemetry.close()
+        self._control.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its parent lives and has not told everybody to stop."""
+        return self._parent.exists() and not self._control.stopping
+
+    def figures(self) -> dict[str, Any]:
+        """Of the run and of each worker; rates since the last call."""
+        for metric in self._telemetry.tail():
+            self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
+        before, now = self._before, self._count()
+        self._before = now
+        seconds = max(now.time - before.time, 1e-9)
+        workers = {name: self._of_worker(name, before, now, seconds) for name in self._control.workers}
+        steps = sum(now.steps.values())
+        return {
+            "run_dir": self.about["run_dir"],
+            "steps": steps,
+            "total_steps": self.about["total_steps"],
+            "steps_per_s": (steps - sum(before.steps.values())) / seconds,
+            "workers": workers,
+        }
+
+    def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
+        counters = self._control.workers[name]
+        pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
+        state = _state(pid, restarts, counters.load(READY))
+        found: dict[str, Any] = {"state": state, "pid": pid, "restarts": restarts}
+        agent = agent_of(name)
+        if agent is None:
+            rate = (now.steps[name] - before.steps[name]) / seconds
+            return {**found, "steps": now.steps[name], "steps_per_s": rate}
+        agents = sum(agent_of(worker) is not None for worker in self._control.workers)
+        drawn = now.updates[name] * self.about["batch_size"]
+        rate = (now.updates[name] - before.updates[name]) / seconds
+        found |= {"updates": now.updates[name], "updates_per_s": rate}
+        found["replay_ratio"] = drawn / max(sum(now.steps.values()) / agents, 1.0)
+        newest = self._newest.get(agent, {})
+        return found | {label: newest[label] for label in REPORTED if label in newest}
+
+    def _count(self) -> _Count:
+        workers = self._control.workers.items()
+        return _Count(
+            time.monotonic(),
+            {name: counters.load(STEPS) for name, counters in workers},
+            {name: counters.load(UPDATES) for name, counters in workers},
+        )
+
+
+def _state(pid: int, restarts: int, ready: int) -> str:
+    """Of a worker, from its words in the control block; a worker without a process is down if it ever had one."""
+    if not pid:
+        return "down" if restarts or ready else "starting"
+    return "running" if ready == restarts + 1 else "starting"
+
+
+@dataclass
+class _Count:
+    time: float
+    steps: dict[str, int] = field(default_factory=dict)
+    updates: dict[str, int] = field(default_factory=dict)
+
+
+def _find(run_dir: str) -> Run:
+    """The run of that directory, or the only one that lives. Raises ValueError: there is none, or there are more."""
+    wanted = str(Path(run_dir).resolve()) if run_dir else ""
+    found: list[Run] = []
+    for path in sorted(SHM_DIR.glob("marlcore-control-*")):
+        try:
+            run = Run(Control.watch(path))
+        except (MarlcoreError, TypeError, KeyError):  # gone, another user's, or no run's
+            continue
+        if run.alive and wanted in ("", run.about["run_dir"]):
+            found.append(run)
+        else:
+            run.close()
+    if len(found) != 1:
+        names = ", ".join(run.about["run_dir"] for run in found) or "none"
+        for run in found:
+            run.close()
+        raise ValueError(f"run_dir: expected one run that lives, got {names}")
+    return found[0]
+
+
+def _watch(run: Run, options: TopOptions, show: Callable[[dict[str, Any]], object]) -> None:
+    while True:
+        time.sleep(options.interval)
+        show(run.figures())
+        if options.once or not run.alive:
+            return
+
+
+def _print_json(figures: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
+    """A line for the run, and a row for each worker."""
+    headline = [
+        figures["run_dir"],
+        f"{figures['steps']:,} of {figures['total_steps']:,} steps",
+        f"{figures['steps_per_s']:,.0f} steps/s",
+    ]
+    titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
+    rows = {
+        worker: [
+            format(row[name], form) if name in row and (name, row[name]) != ("pid", 0) else ""
+            for name, form in COLUMNS.items()
+        ]
+        for worker, row in figures["workers"].items()
+    }
+    return FittedTable(headline, "worker", titles, rows, crop=crop, optional=["pid"])

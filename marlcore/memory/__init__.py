@@ -1,0 +1,61 @@
+"""Shared memory: segments, lanes of rows in them, and sleeping until another process has written.
+
+A segment is a file in /dev/shm that lives as long as a process holds it; its lanes are rings of rows, each with one
+writer and any number of readers, who validate what they copied. Only this room calls the compiled core. It knows
+nothing of transitions, weights or learning, and it never blocks a process that did not ask to wait.
+"""
+
+from .atomic import replace_file
+from .files import File
+from .fork import invalidate_after_fork
+from .guard import one_thread, refuse_second
+from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_reader
+from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
+from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, NativeWriter, Words, is_locked, try_lock
+from .new_file import Put
+from .segment import Segment, SegmentHandle
+from .shared_object import Shared, described_workers
+from .space import SHM_DIR
+from .survey import PREFIX, SegmentFile, survey_segments
+from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until
+
+__all__ = [
+    "BOUNDARY",
+    "LINE",
+    "PREFIX",
+    "ROOM_OFFSET",
+    "SEGMENT_LOCK",
+    "SHM_DIR",
+    "TERMINATED",
+    "TRUNCATED",
+    "WAIT_SLICE_S",
+    "Check",
+    "Event",
+    "File",
+    "LaneClaim",
+    "LaneGeometry",
+    "NativeLanes",
+    "NativeWriter",
+    "Put",
+    "Segment",
+    "SegmentFile",
+    "SegmentHandle",
+    "Shared",
+    "Words",
+    "add_lock",
+    "check_interruption",
+    "claim",
+    "claim_reader",
+    "described_workers",
+    "interrupt_waits_with",
+    "invalidate_after_fork",
+    "is_locked",
+    "one_thread",
+    "refuse_second",
+    "replace_file",
+    "sleep_until",
+    "slot_lock",
+    "survey_segments",
+    "try_lock",
+    "writer_lock",
+]

@@ -1,0 +1,90 @@
+"""Open files that belong to one object each, from before they are opened until they are closed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+from ..errors import MarlcoreError
+from .native import ffi, lib
+
+__all__ = ["File", "same_file", "too_many_files"]
+
+
+class File:
+    """At most one open file, and perhaps its name: both go with `close`, or with the last reference to this.
+
+    It is there before the descriptor, and the C core opens, names and closes: an exception that comes between any two
+    steps of Python neither loses a descriptor nor closes one twice, which may be another file's by then.
+
+    Args:
+        name: what `link` calls the file.
+    """
+
+    def __init__(self, name: str | os.PathLike[str] = "") -> None:
+        path = os.fsencode(name) + b"\0"
+        raw = ffi.new("struct mc_file *", {"name": len(path)})
+        ffi.memmove(raw.name, path, len(path))
+        raw.fd = -1
+        self.name = name
+        self.raw = ffi.gc(raw, lib.mc_file_close)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 when none is open."""
+        return int(self.raw.fd)
+
+    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
+        """Opens a file, once; child programs do not inherit it. Raises OSError, MarlcoreError: too many are open."""
+        encoded = os.fsencode(path)
+        while (code := lib.mc_file_open(self.raw, encoded, flags, mode)) == -errno.EINTR:
+            continue  # a signal's handler has its turn
+        _raise_os_error(code, path)
+
+    def link(self) -> None:
+        """Gives the file, which has none, its name: this process's last `close` removes it. Raises OSError."""
+        _raise_os_error(lib.mc_file_link(self.raw), self.name)
+
+    def keep_name(self) -> None:
+        """`close` does not remove the name."""
+        self.raw.owner = 0
+
+    def allocate(self, nbytes: int) -> None:
+        """Has every byte of the file allocated, whose content stays. Raises OSError."""
+        _raise_os_error(lib.mc_file_allocate(self.fd, nbytes), self.name)
+
+    def close(self) -> None:
+        """Harmless when repeated. Raises OSError: it is closed, and its name is still there."""
+        _raise_os_error(lib.mc_file_close(self.raw), self.name)
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
+    """The error of a process, or machine, that has as many files open as it may."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
+                         "raise `ulimit -n`")  # fmt: skip
+
+
+def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
+    """Raises the error that a negative code stands for."""
+    if code in (-errno.EMFILE, -errno.ENFILE):
+        raise too_many_files(path)
+    if code:
+        raise OSError(-code, os.strerror(-code), os.fspath(path))
+
+
+def same_file(fd: int, path: Path) -> bool:
+    """Whether the path still leads to the opened file: the name may have gone between open and lock."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(there, os.fstat(fd))

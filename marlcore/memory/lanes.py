@@ -1,0 +1,139 @@
+"""Lanes in a segment: where their counters and columns lie, and who may write to one.
+
+Bytes of the segment's file that are locked, besides byte 0:
+
+    1 + lane            by the lane's one writer, or by each writer of a shared lane (a shared lock), for life
+    1 + lanes + lane    by a writer of a shared lane, during an append
+    1 + 2 lanes + slot  by a sampler of a replay with a limiter, for life
+    1 + 2 lanes         by the reader of a trajectory queue, for life
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LaneBusy
+from .files import File
+from .fork import invalidate_after_fork
+from .locks import slot_lock, writer_lock
+from .native import LINE, MAX_COLUMNS, NativeLanes
+from .segment import Segment
+
+__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_reader"]
+
+ROOM_OFFSET = LINE
+
+
+@dataclass(frozen=True)
+class LaneGeometry:
+    """Lanes of one shape, laid out in a segment's body.
+
+        event line | room line | counters of lane 0 | counters of lane 1 | ... | slots | column 0 | column 1 | ...
+
+    where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
+    line, writers for readers on the room line; each slot is a line that one reader writes.
+
+    Attributes:
+        lanes: how many.
+        capacity: rows of each lane.
+        columns: bytes of a row in each column; those of column 0 are a multiple of 8.
+        every: tickets that share a row of each column, 1 for column 0; divisors of the capacity. 1 when not given.
+        slots: lines for readers that writers wait for; 0 where none does.
+    """
+
+    lanes: int
+    capacity: int
+    columns: tuple[int, ...]
+    every: tuple[int, ...] = ()
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.every:
+            object.__setattr__(self, "every", (1,) * len(self.columns))
+        if len(self.columns) > MAX_COLUMNS:
+            raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
+
+    def stride(self, column: int) -> int:
+        """Bytes from row to row."""
+        return -(-self.columns[column] // 8) * 8
+
+    def counters_offset(self, lane: int) -> int:
+        return LINE * (2 + lane)
+
+    def slot_offset(self, slot: int) -> int:
+        return self.counters_offset(self.lanes) + LINE * slot
+
+    def column_offset(self, column: int) -> int:
+        """Bytes from the body's start to the column's first row of lane 0."""
+        offset = self.slot_offset(self.slots)
+        for k in range(column):
+            offset += -(-self.lanes * self.rows(k) * self.stride(k) // LINE) * LINE
+        return offset
+
+    def rows(self, column: int) -> int:
+        """A lane's rows in a column."""
+        return self.capacity // self.every[column]
+
+    @property
+    def nbytes(self) -> int:
+        return self.column_offset(len(self.columns))
+
+    def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
+        """The lanes in a mapped body. Raises ValueError when it is too short for them."""
+        if self.nbytes > len(body):
+            raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
+        columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
+        return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
+
+
+class LaneClaim:
+    """The right to write to a lane or a slot: a kernel lock that ends with `release` or with the process.
+
+    Args:
+        file: holds the lock.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        invalidate_after_fork(self)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that holds the lock."""
+        return self._file.fd
+
+    def release(self) -> None:
+        """Harmless when repeated."""
+        self._file.close()
+
+    def forked(self) -> None:
+        """In a forked child: the lock stays with the parent alone."""
+        self._file.close()
+
+
+def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
+    """Takes the lane for this process: alone, or shared with others who all take it so.
+
+    Raises:
+        LaneBusy: a writer that it cannot be shared with lives. SegmentCorrupt: its counters contradict one another.
+    """
+    held = segment.lock(writer_lock(lane), exclusive=not shared)
+    if held is None:
+        raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
+    try:
+        lanes.check(lane)
+        return LaneClaim(held)
+    except BaseException:
+        held.close()
+        raise
+
+
+def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
+    """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: a reader lives."""
+    held = segment.lock(slot_lock(geometry.lanes, 0))
+    if held is None:
+        raise LaneBusy(f"{segment.path}: the queue has a living reader")
+    return LaneClaim(held)

@@ -1,0 +1,76 @@
+"""Making a segment's file: without a name until it is whole, allocated before anything is written to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MarlcoreError
+from .files import File
+from .header import Header
+from .locks import SEGMENT_LOCK
+from .native import try_lock
+from .space import SHM_DIR, free_bytes, full, noticing_full
+from .survey import PREFIX
+
+__all__ = ["Put", "give_name", "hold", "lasting", "open_nameless", "write_header_and_body"]
+
+Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
+
+
+def lasting(target: Path) -> Path:
+    """The path of a file that is to stay. Raises ValueError: `sweep` would remove it."""
+    if target.parent == SHM_DIR and target.name.startswith(PREFIX):
+        raise ValueError(f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused ones go, got {target}")
+    return target
+
+
+def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
+    """A file of `nbytes` allocated bytes in target's directory; `name`, or target, is what it is to be called."""
+    if not target.parent.is_dir():
+        raise ValueError(f"path: expected a file in a directory that exists, got {target}")
+    free = free_bytes(target.parent)
+    if nbytes > free:
+        raise full(target.parent, nbytes, free)
+    file = File(name or target)
+    try:
+        file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
+        with noticing_full(target.parent, nbytes):
+            os.posix_fallocate(file.fd, 0, nbytes)
+        return file
+    except BaseException:
+        file.close()
+        raise
+
+
+def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] | None) -> None:
+    """The header, and what `fill` puts behind it."""
+    _put(fd, 0, 0, np.frombuffer(header.raw, np.uint8))
+    if fill is not None:
+        fill(partial(_put, fd, header.header_bytes))
+
+
+def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
+    """Writes all of it, straight from where it lies; one call takes 2 GiB at most."""
+    left, at = data.data, body + offset
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
+
+
+def hold(file: File, target: Path) -> None:
+    """Takes the shared lock of a file without a name. Raises MarlcoreError: somebody got at it through /proc."""
+    if not try_lock(file.fd, SEGMENT_LOCK, exclusive=False):
+        raise MarlcoreError(f"{target}: another process has locked the segment before it has a name")
+
+
+def give_name(file: File, target: Path) -> None:
+    try:
+        file.link()
+    except FileExistsError:
+        raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None

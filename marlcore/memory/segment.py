@@ -1,0 +1,195 @@
+"""Segments: files in /dev/shm that appear whole or not at all, and never outlive their last process unseen.
+
+A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then
+a body that starts zeroed. Every process that maps a segment holds a shared kernel lock on byte 0 of its file; bytes 1
+and up are the locks of what lies in the body: see locks.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ClosedError, LayoutMismatch, MarlcoreError, StaleHandle
+from .existing_file import check_allocated, map_file, open_named
+from .files import File, same_file
+from .fork import invalidate_after_fork
+from .header import Header
+from .native import is_locked, try_lock
+from .new_file import Put, give_name, hold, lasting, open_nameless, write_header_and_body
+from .space import SHM_DIR, noticing_full
+from .survey import PREFIX, sweep_once
+
+__all__ = ["Segment", "SegmentHandle"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_open: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class SegmentHandle:
+    """Picklable name of a segment: where it is, which one it is, and how it is laid out."""
+
+    path: str
+    nonce: int
+    layout: int
+
+
+class Segment:
+    """One mapped segment. Use `create` or `attach`.
+
+    Attributes:
+        body: the shared bytes, uint8 [body bytes]; views of it keep the mapping alive.
+        description: what the creator said of the layout.
+        path: the segment's file.
+    """
+
+    def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
+        self.path = path
+        self.nonce = header.nonce
+        self.description = header.description
+        self.handle = SegmentHandle(str(path), header.nonce, header.layout)
+        self.nbytes = header.segment_bytes
+        mapping = map_file(file.fd, path, self.nbytes, writable)
+        self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
+        self._file = file
+        self._closed: str | None = None
+        invalidate_after_fork(self)
+        _open.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        description: dict[str, Any],
+        body_bytes: int,
+        path: str | os.PathLike[str] | None = None,
+        fill: Callable[[Put], None] | None = None,
+    ) -> Segment:
+        """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
+
+        One in /dev/shm is removed when its creator lets go of it; one at `path` stays until `unlink`.
+        `fill` writes what the body begins with, before anybody can find the segment.
+
+        Raises:
+            SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
+            ValueError: the name has other characters than letters, digits, "_" and ".", or path exists.
+            MarlcoreError: another process locked the file before it had a name, or no descriptor is free.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
+        if path is None:
+            sweep_once()
+        header = Header.build(secrets.randbits(64), description, body_bytes)
+        in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
+        target = lasting(Path(path).absolute()) if path is not None else in_shm
+        file = open_nameless(target, header.segment_bytes)
+        try:
+            with noticing_full(target.parent, header.segment_bytes):  # as in replace_file
+                write_header_and_body(file.fd, header, fill)
+            hold(file, target)
+            segment = cls(file, target, header)
+            give_name(file, target)
+            if path is not None:
+                file.keep_name()
+            return segment
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
+        """Maps the segment that a handle names, or the one at a path; to look at only, unless it is `writable`.
+
+        Raises:
+            SegmentNotFound: nothing is there. SegmentCorrupt: no segment, or not this user's alone.
+            StaleHandle: another segment took the name. LayoutMismatch: it is laid out otherwise.
+            SharedMemoryFull: there is no room to fill the file's holes, or no address space to map it.
+            MarlcoreError: no descriptor is free.
+        """
+        path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
+        file = open_named(path, writable)
+        try:
+            header = Header.read(file.fd, path)
+            if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
+                raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
+            if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
+                raise LayoutMismatch(f"{path}: the segment's layout is not the one of the handle")
+            check_allocated(file, path, writable)
+            return cls(file, path, header, writable)
+        except BaseException:
+            file.close()
+            raise
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        if self._closed is not None:
+            raise (StaleHandle if "fork" in self._closed else ClosedError)(f"{self.path}: {self._closed}")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path leads to this segment's file."""
+        return same_file(self._file.fd, path)
+
+    def lock(self, offset: int, exclusive: bool = True) -> File | None:
+        """An open file that holds the lock of byte `offset`, or None when another one is in its way."""
+        self.check_open()
+        file = File()
+        file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
+        if try_lock(file.fd, offset, exclusive):
+            return file
+        file.close()
+        return None
+
+    def is_locked(self, offset: int) -> bool:
+        """Whether a living process holds a lock of byte `offset`, this one included."""
+        self.check_open()
+        return is_locked(self._file.fd, offset)
+
+    def close(self) -> None:
+        """Lets go of the segment; the memory is unmapped when the last view of it is gone."""
+        self._let_go("it was closed")
+
+    def unlink(self) -> None:
+        """Removes the segment's name; processes that have it mapped keep it. Harmless when repeated."""
+        if self._closed is None:
+            if same_file(self._file.fd, self.path):
+                self.path.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(MarlcoreError):  # gone, or another file has the name now
+            again = Segment.attach(self.handle)
+            again.unlink()
+            again.close()
+
+    def forked(self) -> None:
+        """In a forked child: lets go, and says so when used."""
+        self._let_go("it was opened before a fork; attach to its handle in the child")
+
+    def _let_go(self, why: str) -> None:
+        """Each step may be done already: by an earlier call, or by one that was interrupted."""
+        self._closed = self._closed or why
+        vars(self).pop("body", None)
+        self._file.close()
+
+
+def _at_exit() -> None:
+    """Segments that were never closed: nothing is sure to be collected when a process ends."""
+    for segment in list(_open):
+        segment.close()
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,94 @@
+"""What lives in a segment: it is handed to other processes by its handle, and closed with its memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..checks import came
+from ..errors import SegmentCorrupt
+from .segment import Segment, SegmentHandle
+
+__all__ = ["Shared", "described_workers"]
+
+S = TypeVar("S", bound="Shared")
+
+
+def described_workers(segment: Segment) -> list[str]:
+    """The names of a run's workers, each with a part of the segment. Raises ValueError: they are no such names."""
+    names: Any = segment.description["workers"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise ValueError(f"workers: expected names that differ, got {came(names)}")
+    return names
+
+
+class Shared:
+    """Base of everything that processes share: a segment, and how this process understands its description.
+
+    Pickling one attaches to the same memory; it is a context manager that closes itself.
+
+    Attributes:
+        kind: what a description says of segments of this class.
+    """
+
+    kind: str
+
+    def __init__(self, segment: Segment) -> None:
+        """Raises SegmentCorrupt: the segment holds something of another kind, or is described in another way."""
+        self._segment = segment
+        try:
+            if segment.description["kind"] != self.kind:
+                raise KeyError("kind")
+            self._understand(segment)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            segment.close()
+            raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
+
+    def _understand(self, segment: Segment) -> None:
+        """Reads the description, and binds to the body."""
+        raise AssertionError("each class has its own")
+
+    @classmethod
+    def attach(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
+        """An existing one, by its handle or its file's path.
+
+        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such one any more, or none at all.
+        """
+        return cls(Segment.attach(handle))
+
+    @classmethod
+    def watch(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
+        """`attach` to look at it only: this process cannot change it."""
+        return cls(Segment.attach(handle, writable=False))
+
+    @property
+    def handle(self) -> SegmentHandle:
+        """Picklable; `attach` takes it."""
+        return self._segment.handle
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory."""
+        return self._segment.nbytes
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        self._segment.check_open()
+
+    def close(self) -> None:
+        """Lets go of the memory; what its creator closes disappears, unless it lies in an ordinary file."""
+        self._segment.close()
+
+    def unlink(self) -> None:
+        """Removes the name; processes that are attached keep the memory."""
+        self._segment.unlink()
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
+        return type(self).attach, (self.handle,)

@@ -1,0 +1,40 @@
+"""How much may be allocated, and the error that says that it was too little."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import cgroup
+from ..errors import SharedMemoryFull
+
+__all__ = ["SHM_DIR", "free_bytes", "full", "noticing_full"]
+
+SHM_DIR = Path("/dev/shm")
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that may be allocated: what the file system has, or the memory limit if that is less."""
+    file_system = os.statvfs(directory)
+    free = file_system.f_bavail * file_system.f_frsize
+    limit = cgroup.memory_limit() if directory == SHM_DIR else None
+    return min(free, limit.left) if limit else free
+
+
+@contextlib.contextmanager
+def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
+    """Raises SharedMemoryFull where the file system says that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+            raise full(directory, nbytes, free_bytes(directory)) from None
+        raise
+
+
+def full(directory: Path, nbytes: int, free: int) -> SharedMemoryFull:
+    hint = "; in docker, raise --shm-size or --memory" if directory == SHM_DIR else ""
+    return SharedMemoryFull(f"{directory}: {nbytes} bytes asked for, {free} free{hint}")

@@ -1,0 +1,103 @@
+"""The segments of this user: which there are, which are held, and removing those that no process holds.
+
+Every process that maps a segment holds a shared kernel lock on byte 0 of its file; whoever removes one must obtain the
+exclusive lock first, so that nobody has it mapped then.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from .files import File, same_file, too_many_files
+from .locks import SEGMENT_LOCK
+from .native import is_locked, try_lock
+from .space import SHM_DIR
+
+__all__ = ["PREFIX", "SegmentFile", "survey_names", "survey_segments", "sweep", "sweep_once"]
+
+PREFIX = "marlcore-"
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A file of this user with a segment's name.
+
+    Attributes:
+        name: in its directory.
+        nbytes: memory that it takes.
+        written: when its file system last noted a write, in seconds of `time.time()`.
+        held: whether a living process has it mapped.
+        inode: (device, inode).
+    """
+
+    name: str
+    nbytes: int
+    written: float
+    held: bool
+    inode: tuple[int, int]
+
+
+def survey_segments(directory: Path = SHM_DIR, *, remove: bool = False) -> list[SegmentFile]:
+    """Every segment of this user, by name; with `remove`, those that no living process has mapped are gone now.
+
+    Without `remove` it takes no lock, so nobody who attaches meanwhile notices.
+    """
+    return survey_names(directory, PREFIX, remove)
+
+
+def sweep() -> list[str]:
+    """Removes every segment of this user in /dev/shm that no living process has mapped; their names."""
+    return [file.name for file in survey_segments(remove=True) if not file.held]
+
+
+@functools.cache
+def sweep_once() -> None:
+    """Whoever makes the first segment of a process clears away what dead ones left."""
+    sweep()
+
+
+def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
+    """This user's files of a name that begins so; with `remove`, those that no living process holds are removed."""
+    found = []
+    for name in sorted(_names(directory)):
+        if name.startswith(prefix):
+            with File() as file:
+                one = _survey_one(file, directory / name, remove)
+            if one is not None:
+                found.append(one)
+    return found
+
+
+def _names(directory: Path) -> list[str]:
+    """What is in a directory; nothing when it is none."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise too_many_files(directory) from None
+        raise
+
+
+def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
+    """See `survey_names`; None when it is gone meanwhile, somebody else's, or no file: not ours to remove."""
+    try:
+        file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    status = os.fstat(file.fd)
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        return None
+    held = not try_lock(file.fd, SEGMENT_LOCK, exclusive=True) if remove else is_locked(file.fd, SEGMENT_LOCK)
+    if not same_file(file.fd, path):
+        return None
+    if remove and not held:
+        path.unlink(missing_ok=True)
+    inode = status.st_dev, status.st_ino
+    return SegmentFile(path.name, 512 * status.st_blocks, status.st_mtime, held, inode)

@@ -1,0 +1,355 @@
+"""Processes for people who write their own loop: started together, stopped together, gone when their parent is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec
+
+from ..errors import ClosedError, StaleHandle, WorkerFailed
+from ..memory import SegmentHandle, interrupt_waits_with
+from .control import Control
+from .forkserver import ForkServer
+from .signals import STOPPING, Interrupts, raise_for
+from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
+from .worker import Failure, WorkerProcess, check_picklable, wait_any
+
+__all__ = ["Worker", "WorkerContext", "Workers"]
+
+LOOK_S = 0.1
+P = ParamSpec("P")
+log = logging.getLogger(__name__)
+
+
+class WorkerContext:
+    """What a worker's function is given first.
+
+    Attributes:
+        name: the worker's.
+    """
+
+    def __init__(self, name: str, control: Control, reporter: Reporter, began: float) -> None:
+        self.name = name
+        self._control = control
+        self._reporter = reporter
+        self._began = began
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is to end: look at it in each round of its loop."""
+        return self._control.stopping
+
+    def report(self, name: str, value: float, step: int = 0) -> None:
+        """Sends a number to the parent, whose `Workers.reports` has it; never waits.
+
+        Args:
+            name: what it is, at most 32 bytes.
+            step: how far the worker is, if that is of use.
+        """
+        self._reporter.report(Metric(time.monotonic() - self._began, step, self.name, name, float(value)))
+
+    def check_waits(self) -> None:
+        """Raises ClosedError: the worker is to end."""
+        if self.stopping:
+            raise ClosedError(f"{self.name}: the workers are stopping")
+
+
+class Worker:
+    """One of a group's processes.
+
+    Attributes:
+        name: the worker's. pid: of the process.
+    """
+
+    def __init__(self, process: WorkerProcess, control: Control, telemetry: Telemetry) -> None:
+        self.name = process.name
+        self.pid = process.pid
+        self.control = control
+        self.telemetry = telemetry
+        self.process: WorkerProcess | None = process  # until its end was seen
+        self._failure: Failure | None = None
+        self._lock = threading.Lock()  # any thread that waits looks after the workers
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        with self._lock:
+            if self.process is not None and not self.process.running:
+                self._failure = self.process.failure()
+                self._let_go()
+            return self.process is not None
+
+    def take_failure(self) -> WorkerFailed | None:
+        """How it failed, the first time that this is asked."""
+        if self.running:
+            return None
+        failure, self._failure = self._failure, None
+        return WorkerFailed(self.name, failure.reason, failure.text) if failure else None
+
+    def kill(self) -> None:
+        """Ends the process, which is no failure."""
+        with self._lock:
+            self._let_go()
+
+    def close(self) -> None:
+        """Gives back the memory that it shared with its process, also what lasts until the last view is gone."""
+        self.telemetry.close()
+        self.control.close()
+        del self.telemetry, self.control
+
+    def _let_go(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name}, process {self.pid}>"
+
+
+class Workers:
+    """Functions that run in processes of their own for as long as a block does.
+
+        with mc.Workers() as workers:
+            workers.start(actor, replay, lane)    # calls actor(context, replay, lane) in a new process
+            ...
+
+    - **End.** At the block's end, however it ends, `context.stopping` becomes True in every worker; a worker that has
+      not returned `grace` seconds later is killed. In the main thread SIGTERM and SIGHUP end the block by SystemExit
+      as SIGINT does by KeyboardInterrupt, unless the program handles or ignores them. If this process dies, killed or
+      not, the kernel kills the workers.
+    - **Waits.** Once the workers are stopping, a wait of marlcore in a worker (`add`, `sample`, `read`, `wait`) raises
+      ClosedError. A function that ends by it then has ended well.
+    - **Failures.** A worker that raised or died is a WorkerFailed with its traceback in this process, raised once: by
+      the next `start`, `check` or `wait`, in the middle of any wait of marlcore, or at the block's end unless the block
+      raised something else. No worker is started again.
+    - **Signals.** SIGINT, SIGTERM and SIGHUP do nothing in a worker; programs that it starts have the default actions.
+      Programs that a killed worker had started may live on.
+
+    A worker's function and arguments are pickled by value where needed: lambdas, closures and what a script or a
+    notebook defines will do. Replays, stores and queues among them attach to the same memory. torch uses one thread
+    in a worker until its function says otherwise.
+    """
+
+    def __init__(self, grace: float = 10.0, preload: Sequence[str] = ("marlcore.preload",)) -> None:
+        """Args:
+        grace: seconds between telling the workers to stop and killing them.
+        preload: modules that are imported once, before the first worker, so that no worker has to.
+        """
+        if not grace >= 0:
+            raise ValueError(f"grace: expected seconds of at least 0, got {grace!r}")
+        self._grace = grace
+        self._began = time.monotonic()
+        self._owner = os.getpid()
+        self._entered = self._open = False
+        self._workers: list[Worker] = []
+        self._numbers: Counter[str] = Counter()
+        self._reported: list[Metric] = []
+        self._interrupts = Interrupts()
+        self._server = ForkServer(preload, hurry=lambda: self._interrupts.signum is not None)
+        self._held = ExitStack()
+
+    def __enter__(self) -> Workers:
+        """Raises ClosedError: it was entered before."""
+        if self._entered:
+            raise ClosedError("a group of workers is entered once: make another Workers() for another block")
+        self._entered = self._open = True
+        self._held.callback(self._server.close)
+        before = interrupt_waits_with(None)
+        interrupt_waits_with(self._in_a_wait(before))
+        self._held.callback(interrupt_waits_with, before)
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOPPING:
+                if signal.getsignal(signum) is signal.SIG_DFL:
+                    self._held.callback(signal.signal, signum, signal.signal(signum, raise_for))
+        return self
+
+    def start(
+        self, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Worker:
+        """Has function(context, *args, **kwargs) run in a new process, named after the function: "actor-0".
+
+        Raises:
+            TypeError: the function or an argument cannot be pickled.
+            OSError: the system starts no process.
+            WorkerFailed: a worker failed before. ClosedError: not inside the block.
+        """
+        return self.start_named(self._next_name(function), function, *args, **kwargs)
+
+    def start_named(
+        self, name: str, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Worker:
+        """`start` for a worker of this name, at most 32 bytes and unlike the others'.
+
+        Raises: as `start`; ValueError: the name is too long, or a worker has it.
+        """
+        self.check()
+        if not 0 < len(name.encode()) <= NAME_BYTES:
+            raise ValueError(f"name: expected 1 to {NAME_BYTES} bytes, got {name!r}")
+        if any(worker.name == name for worker in self._workers):
+            raise ValueError(f"name: expected one that no other worker has, got {name!r}")
+        given = {"function": function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}, **kwargs}
+        check_picklable(**given)
+        self._interrupts = Interrupts()
+        try:
+            with self._interrupts:
+                self._workers.append(self._launch(name, function, args, kwargs))
+        finally:
+            self._interrupts.deliver()
+        return self._workers[-1]
+
+    def check(self) -> None:
+        """Raises WorkerFailed: a worker failed, and that was not raised before. ClosedError: not inside the block."""
+        if os.getpid() != self._owner:
+            raise StaleHandle("the workers were started before a fork, and are the parent's")
+        if not self._open:
+            raise ClosedError("workers are started inside their with-block, which makes them end")
+        self._raise_failure()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether all workers returned, before the timeout in seconds; None waits until they have.
+
+        Raises: as `check`, as soon as a worker failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.check()
+            running = [worker for worker in self._workers if worker.running]
+            if not running:
+                self.check()
+                return True
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if not left > 0:
+                return False
+            wait_any([worker.process for worker in running if worker.process], left)
+
+    def reports(self) -> list[Metric]:
+        """What the workers reported since the last call, in order of time; after the block, the rest.
+
+        Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
+        worker that reports more than 4095 numbers between two calls overwrites its oldest.
+        """
+        self._collect()
+        found, self._reported = self._reported, []
+        return found
+
+    def __iter__(self) -> Iterator[Worker]:
+        """The workers, also those that have ended, in the order in which they were started."""
+        return iter([*self._workers])
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def _next_name(self, function: Callable[..., object]) -> str:
+        while isinstance(function, partial):
+            function = function.func
+        called = getattr(function, "__name__", type(function).__name__)
+        prefix = called if called.isidentifier() else "worker"
+        number = self._numbers[prefix]
+        self._numbers[prefix] += 1
+        return f"{prefix}-{number}"
+
+    def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> Worker:
+        with ExitStack() as unless_started:
+            control = unless_started.enter_context(closing(Control.create([name])))
+            telemetry = unless_started.enter_context(closing(Telemetry.create([name])))
+            life = partial(_live, name, control.handle, telemetry.handle, self._began, function, args, kwargs)
+            worker = Worker(WorkerProcess(self._server, name, life), control, telemetry)
+            unless_started.pop_all()
+        return worker
+
+    def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
+        """What every wait of this process calls: what it called before, and a look at the workers."""
+
+        def check() -> None:
+            if before is not None:
+                before()
+            if os.getpid() == self._owner:
+                self._raise_failure()
+
+        return check
+
+    def _raise_failure(self) -> None:
+        for worker in self._workers:
+            failure = worker.take_failure()
+            if failure is not None:
+                raise failure
+
+    def _collect(self) -> None:
+        found = [metric for worker in self._workers for metric in worker.telemetry.tail()] if self._open else []
+        self._reported += sorted(found, key=lambda metric: metric.time_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._owner:
+            return  # a fork that leaves the block has no say in when the workers end
+        came = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
+        self._interrupts = Interrupts(came.get(kind) if kind else None)
+        try:
+            with self._interrupts:
+                self._stop()
+        finally:
+            self._held.close()
+        if error is None:
+            self._interrupts.deliver()
+            self._raise_failure()
+        for worker in self._workers:
+            failure = worker.take_failure()
+            if failure is not None:
+                log.error("%s", failure)
+
+    def _stop(self) -> None:
+        """Until every worker has ended by itself, or is killed: after the grace, or at once after a second signal."""
+        for worker in self._workers:
+            worker.control.stop()
+        deadline = time.monotonic() + self._grace
+        while running := [worker for worker in self._workers if worker.running]:
+            left = min(LOOK_S, deadline - time.monotonic())
+            if not left > 0 or self._interrupts.again:
+                break
+            wait_any([worker.process for worker in running if worker.process], left)
+        for worker in running:
+            log.warning("%s did not end when it was told to stop, and is killed", worker.name)
+            worker.kill()
+        self._collect()
+        self._open = False
+        for worker in self._workers:
+            worker.close()
+
+
+def _live(
+    name: str,
+    control_handle: SegmentHandle,
+    telemetry_handle: SegmentHandle,
+    began: float,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """A worker's life, in its process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()  # or all workers would draw the same numbers
+    with (
+        Control.attach(control_handle) as control,
+        Telemetry.attach(telemetry_handle) as telemetry,
+        closing(telemetry.reporter(name)) as reporter,
+    ):
+        context = WorkerContext(name, control, reporter, began)
+        interrupt_waits_with(context.check_waits)
+        try:
+            function(context, *args, **kwargs)
+        except ClosedError:
+            if not context.stopping:
+                raise
+        except SystemExit as end:
+            if end.code not in (None, 0):  # as everywhere, sys.exit() is a good end
+                raise

@@ -1,0 +1,220 @@
+"""Supervision of workers: who dies is started again, who hangs is killed first, who fails too often ends the run.
+
+Death is what the kernel says of a process, never a guess: a successor is started only when the process before it is
+gone, so that the lanes and weights that it held are free. A worker hangs when its heartbeat, a count in the control
+block, stays the same for as long as its time-out; that gets it killed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import MarlcoreError, WorkerFailed
+from .control import BEATS, EPISODES, PID, READY, RESTARTS, Control
+from .worker import Failure, WorkerProcess, wait_any
+
+__all__ = ["RestartPolicy", "Supervisor"]
+
+LONGEST_BACKOFF_S = 30.0
+START_S = 120.0  # at least so long may it take to import, to compile and to get the first weights
+LONGEST_LOOK_S = 1.0  # of the time between two looks: a parent that was stopped itself has seen nothing meanwhile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often and how soon a worker that failed is started again.
+
+    Attributes:
+        max_restarts: times within the window; the next failure is the supervisor's.
+        window: seconds for which a failure counts.
+        backoff: seconds before the first restart; twice as long before each further one in the window, at most 30.
+    """
+
+    max_restarts: int = 3
+    window: float = 600.0
+    backoff: float = 0.5
+
+
+Start = Callable[[str, int], WorkerProcess]  # of a worker's name, and 1 for its first process, 2 for the next ...
+
+
+class Supervisor:
+    """The workers of a run, each in a process of its own.
+
+    Args:
+        control: where the workers' heartbeats are.
+        start: starts a worker's process.
+        timeouts: by worker, seconds without a sign of life after which it is killed.
+        policy: how often and how soon a worker is started again.
+
+    Attributes:
+        workers: by name, each with the process that does its work now.
+    """
+
+    def __init__(self, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy) -> None:
+        self.workers = {name: Supervised(name, control, start, limit, policy) for name, limit in timeouts.items()}
+
+    def watch(self, seconds: float) -> None:
+        """Sleeps until a process ends or the time is up, and sees to the workers that died or hang.
+
+        Raises: WorkerFailed: a worker failed more often than the run allows.
+        """
+        wait_any([worker.process for worker in self.workers.values() if worker.process], seconds)
+        now = time.monotonic()
+        for worker in self.workers.values():
+            worker.look(now)
+
+    @property
+    def running(self) -> list[Supervised]:
+        """The workers that have a process."""
+        return [worker for worker in self.workers.values() if worker.process]
+
+    @property
+    def unfinished(self) -> list[Supervised]:
+        """The workers that have a process, or are to be started again."""
+        return [worker for worker in self.workers.values() if worker.process or worker.due]
+
+    def stand_down(self) -> None:
+        """Starts nobody again from now on."""
+        for worker in self.workers.values():
+            worker.stand_down()
+
+    def close(self) -> None:
+        """Ends every process that still runs."""
+        for process in [worker.process for worker in self.running if worker.process]:
+            process.kill()  # all of them, before the first is waited for
+        for worker in self.running:
+            worker.end()
+
+
+class Supervised:
+    """One worker: the process that does its work now, and how those before it ended.
+
+    Attributes:
+        name: the worker's.
+        process: None before the first, between two, and after the last.
+        attempts: processes started so far.
+        done: whether one ended well.
+        due: when the next process is started, if one is to be.
+    """
+
+    def __init__(self, name: str, control: Control, start: Start, timeout: float, policy: RestartPolicy) -> None:
+        self.name = name
+        self.process: WorkerProcess | None = None
+        self.attempts = 0
+        self.done = False
+        self._start = start
+        self._timeout = timeout
+        self._policy = policy
+        self._counters = control.workers[name]
+        self._notes = control.notes[name]
+        self._failures: list[tuple[float, Failure]] = []  # those of the window, and when they were seen
+        self.due: float | None = None
+        self._stands_down = False
+        self._hang: Failure | None = None
+        self._beats, self._looked, self._silent = 0, 0.0, 0.0
+
+    def start(self) -> None:
+        """Starts the worker's next process. Raises OSError, MarlcoreError: as `ForkServer.fork`."""
+        self.attempts += 1
+        self.due = self._hang = None
+        self.process = self._start(self.name, self.attempts)
+        self._notes.store(PID, self.process.pid)
+        self._notes.store(RESTARTS, self.attempts - 1)
+        self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process came as far as its first round."""
+        return self._counters.load(READY) == self.attempts
+
+    @property
+    def failure(self) -> WorkerFailed | None:
+        """How it failed, with every failure of the window; None when it did not."""
+        if not self._failures:
+            return None
+        texts = [failure.text for _, failure in self._failures]
+        if len(texts) > 1:
+            texts = [f"start {self.attempts - len(texts) + 1 + i}: {text}" for i, text in enumerate(texts)]
+        return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
+
+    def look(self, now: float) -> None:
+        """Sees to the worker if it died, hangs, or is to be started again.
+
+        Raises: WorkerFailed: it failed more often than the run allows.
+        """
+        if self.process is None:
+            self._start_if_due(now)
+        elif self.process.running:
+            self._check_heartbeat(now)
+        else:
+            self._take_note(self.process, now)
+
+    def _start_if_due(self, now: float) -> None:
+        if self.due is None or now < self.due:
+            return
+        try:
+            self.start()
+        except (OSError, MarlcoreError) as error:
+            self._failed(Failure("death", f"no process could be started: {error}"), time.monotonic())
+
+    def stand_down(self) -> None:
+        """Never starts the worker again."""
+        self.due, self._stands_down = None, True
+
+    def end(self) -> None:
+        """Ends its process, if it has one."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+            self._notes.store(PID, 0)
+
+    def _check_heartbeat(self, now: float) -> None:
+        assert self.process is not None
+        beats = self._counters.load(BEATS)
+        self._silent = 0.0 if beats != self._beats else self._silent + min(now - self._looked, LONGEST_LOOK_S)
+        self._beats, self._looked = beats, now
+        limit = self._timeout if self.ready else max(self._timeout, START_S)
+        if self._silent > limit and self._hang is None:
+            self._hang = Failure("hang", f"it showed no sign of life for {limit:g} s, and was killed")
+            self.process.kill()
+
+    def _take_note(self, process: WorkerProcess, now: float) -> None:
+        """Of a process that ended."""
+        failure = process.failure()
+        self.end()
+        if failure is None:
+            self.done = True
+        elif self._hang is None:
+            self._failed(failure, now)
+        else:  # it may have raised at last, just before it was killed
+            self._failed(Failure(self._hang.reason, f"{failure.text}\n{self._hang.text}"), now)
+
+    def _failed(self, failure: Failure, now: float) -> None:
+        """Has the worker started again, after a while, if that may help."""
+        recent = [(at, one) for at, one in self._failures if now - at <= self._policy.window]
+        self._failures = [*recent, (now, failure)]
+        if self._stands_down:
+            return
+        if len(recent) >= self._policy.max_restarts or self._will_fail_again:
+            assert self.failure is not None
+            raise self.failure
+        delay = min(self._policy.backoff * 2 ** len(recent), LONGEST_BACKOFF_S)
+        self.due = now + delay
+        log.warning("%s failed and is started again in %.3g s: %s", self.name, delay, failure.text.splitlines()[-1])
+
+    @property
+    def _will_fail_again(self) -> bool:
+        """Whether it raised before its first round, or its environment twice running before an episode ever ended.
+
+        The second time tells a fault that lies in the environment from one that came by chance.
+        """
+        reasons = [failure.reason for _, failure in self._failures[-2:]]
+        if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
+            return True
+        return reasons == ["environment", "environment"] and not self._counters.load(EPISODES)

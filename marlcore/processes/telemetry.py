@@ -1,0 +1,114 @@
+"""Metrics on their way from the workers to the parent: a lane for each worker, tailed in order."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
+
+__all__ = ["Metric", "Reporter", "Telemetry"]
+
+ROWS = 4096
+NAME_BYTES = 32
+_ROW = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("step", "i8"),
+        ("value", "f8"),
+        ("agent", f"S{NAME_BYTES}"),
+        ("name", f"S{NAME_BYTES}"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One measurement: seconds since the run began, steps taken by then, whose it is ("" the run's), and what."""
+
+    time_s: float
+    step: int
+    agent: str
+    name: str
+    value: float
+
+
+class Telemetry(Shared):
+    """The lanes of metrics.
+
+    Attributes:
+        lost: metrics overwritten before they were read.
+    """
+
+    kind = "telemetry lane"
+
+    def _understand(self, segment: Segment) -> None:
+        self._workers = described_workers(segment)
+        geometry = LaneGeometry(len(self._workers), ROWS, (_ROW.itemsize,))
+        self._lanes = geometry.bind(segment.body)
+        self._read = [0] * len(self._workers)
+        self.lost = 0
+
+    @classmethod
+    def create(cls, workers: list[str]) -> Telemetry:
+        """A lane for each of these workers."""
+        geometry = LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
+        return cls(Segment.create("telemetry", {"kind": cls.kind, "workers": workers}, geometry.nbytes))
+
+    def reporter(self, worker: str) -> Reporter:
+        """The writing end of a worker's lane. Raises LaneBusy when another one lives."""
+        return Reporter(self, self._workers.index(worker))
+
+    def tail(self) -> list[Metric]:
+        """The metrics reported since the last call, each worker's in order."""
+        found = []
+        for lane in range(len(self._workers)):
+            found += self._tail_lane(lane)
+        return sorted(found, key=lambda metric: metric.time_s)
+
+    def _tail_lane(self, lane: int) -> list[Metric]:
+        end = self._lanes.committed(lane)
+        while self._read[lane] < end:
+            # One row less than the lane has: its writer may be in the middle of the next, or have died there.
+            oldest = max(self._read[lane], end - (ROWS - 1))
+            rows = np.zeros(end - oldest, _ROW)
+            code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
+            if code == -errno.ESTALE:  # the worker lapped this read: take what is newer
+                newer = self._lanes.committed(lane)
+                if newer == end:
+                    break  # the next call sees more, unless the counters are damaged
+                end = newer
+                continue
+            self.lost += oldest - self._read[lane]
+            self._read[lane] = end
+            return [
+                Metric(float(row["time_s"]), int(row["step"]), _text(row["agent"]), _text(row["name"]),
+                       float(row["value"])) for row in rows
+            ]  # fmt: skip
+        return []
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+class Reporter:
+    """Reports one worker's metrics; never waits for the parent."""
+
+    def __init__(self, telemetry: Telemetry, lane: int) -> None:
+        self._claim = claim(telemetry._segment, telemetry._lanes, lane)
+        self._row = np.zeros(1, _ROW)
+        self._append = telemetry._lanes.appender(lane, self._row)
+
+    def report(self, metric: Metric) -> None:
+        """Raises ValueError when a name is longer than 32 bytes."""
+        for label, name in (("agent", metric.agent), ("name", metric.name)):
+            if len(name.encode()) > NAME_BYTES:
+                raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes, got {name!r}")
+        self._row[0] = (metric.time_s, metric.step, metric.value, metric.agent.encode(), metric.name.encode())
+        self._append()
+
+    def close(self) -> None:
+        self._claim.release()

@@ -1,0 +1,193 @@
+"""Where a trajectory queue's reader stands in each lane, and what that leaves to the lanes' writers.
+
+The reader alone writes these slots of the segment:
+
+    slot 0         turn      batches consumed; its lowest bit says which half of the other slots counts
+                   longest   rows of an add at most, so that reader and writers never wait for each other
+    slot 1 + lane  released  rows below this ticket may be overwritten
+                   two halves of position, passed, dropped, skipped: see kernels/inorder.py
+
+The next cursor of all lanes is written into the half that does not count, and the one store of `turn` makes it the
+cursor: so a batch is consumed whole or not at all, wherever the reader dies. Only then are rows released.
+
+On its lane's counters line a writer counts in `refused` the transitions that found no room.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SegmentCorrupt
+from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, Words, sleep_until
+
+__all__ = ["CURSOR_ROWS", "CursorLines", "QueueGate", "ReadCursor"]
+
+CURSOR_ROWS = 4
+
+_TURN, _LONGEST = 0, 1  # words of slot 0
+_RELEASED, _HALVES = 0, 1  # of a lane's slot
+_REFUSED = 2  # of a lane's counters line, behind committed and reserved
+_LINE_WORDS = LINE // 8
+
+Ints = NDArray[np.int64]
+
+
+class CursorLines:
+    """The cursor as any process sees it."""
+
+    def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
+        self._lanes = geometry.lanes
+        self._words = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
+        self._counters = Words(counters)
+
+    def load(self) -> Ints:
+        """The cursor, int64 [4, lanes], of one moment."""
+        while True:
+            turn = self._words.load(_TURN)
+            cursor = self.half(turn & 1)
+            if self._words.load(_TURN) == turn:
+                return cursor
+
+    def half(self, half: int) -> Ints:
+        """What one half of the slots holds, int64 [4, lanes]."""
+        words = [
+            [self._words.load(self._at(half, row, lane)) for lane in range(self._lanes)] for row in range(CURSOR_ROWS)
+        ]
+        return np.array(words, np.int64)
+
+    def longest(self) -> int:
+        """Rows of an add at most; 0 before there was a reader."""
+        return self._words.load(_LONGEST)
+
+    def released(self, lane: int) -> int:
+        """The lowest ticket that may not be overwritten."""
+        return self._words.load(_lane_word(lane) + _RELEASED)
+
+    def refused(self, lane: int) -> int:
+        """Transitions that found no room."""
+        return self._counters.load(lane * _LINE_WORDS + _REFUSED)
+
+    def refuse(self, lane: int, transitions: int) -> None:
+        """For the lane's writer: so many more found no room."""
+        self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
+
+    @staticmethod
+    def _at(half: int, row: int, lane: int) -> int:
+        return _lane_word(lane) + _HALVES + half * CURSOR_ROWS + row
+
+
+class ReadCursor(CursorLines):
+    """The cursor as its reader moves it.
+
+    Args:
+        longest: see above.
+    """
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
+        super().__init__(segment, geometry)
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self._written = np.stack([self.half(0), self.half(1)])
+        self.now = self.load()
+        self._released = np.array([self.released(lane) for lane in range(lanes.count)])
+        position, passed, dropped, skipped = self.now
+        committed = np.array([lanes.committed(lane) for lane in range(lanes.count)])
+        in_order = (0, self._released, position, committed), (0, dropped, dropped + skipped, passed, position)
+        if any((low > high).any() for words in in_order for low, high in pairwise(words)):
+            raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
+        self._words.store(_LONGEST, longest)
+        self._room.notify()  # a writer may wait with rows that are too long for this reader
+
+    def move(self, cursor: Ints) -> None:
+        """Makes this the cursor, with one store."""
+        half = (self._words.load(_TURN) + 1) & 1
+        written = self._written[half]
+        changed = np.argwhere(written != cursor).tolist()
+        written[:] = -1  # a signal may interrupt this: then all of it is written the next time
+        for row, lane in changed:
+            self._words.store(self._at(half, row, lane), int(cursor[row, lane]))
+        written[:] = cursor
+        self.now[:] = cursor  # first: what a signal interrupts here may not be delivered twice
+        self._words.add(_TURN, 1)
+
+    def release(self, tickets: Ints) -> None:
+        """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""
+        rows = 0
+        for lane in np.flatnonzero(tickets > self._released).tolist():
+            self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
+            rows += int(tickets[lane] - self._released[lane])
+            self._released[lane] = tickets[lane]
+        self._room.notify(rows)
+
+
+class QueueGate:
+    """What a lane's writer passes before it adds; see interfaces.Gate.
+
+    Args:
+        when_full: "wait", "drop_oldest" or "drop_newest".
+    """
+
+    spare_rows = 1  # the newest row tells how many transitions were written
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, lane: int, when_full: str) -> None:
+        self._segment = segment
+        self._lanes = lanes
+        self._lane = lane
+        self._capacity = geometry.capacity
+        self._when_full = when_full
+        self._lines = CursorLines(segment, geometry)
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self._left = math.inf if when_full == "drop_oldest" else 0  # rows that may be added, and maybe more by now
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many rows may be added; False when they are dropped, and were counted."""
+        rows = transitions + boundaries
+        if rows <= 2 and rows <= self._left:
+            self._left -= rows
+            return True
+        if self._when_full == "drop_oldest":
+            return True
+        missing = partial(self._missing, rows)
+        if not missing():
+            return True
+        if self._when_full == "drop_newest":
+            self._lines.refuse(self._lane, transitions)
+            return False
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not sleep_until(missing, self._room, deadline, check_open):
+            path = self._segment.path
+            raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
+                               f"in {timeout} seconds")  # fmt: skip
+        return True
+
+    def _missing(self, rows: int) -> int:
+        """Rows that the reader has to release before so many fit; takes the room when it is there.
+
+        Raises: ValueError: the reader could not always make room for so many rows. SegmentCorrupt.
+        """
+        longest = self._lines.longest()
+        released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
+        left = released + self._capacity - committed
+        if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
+            path = self._segment.path
+            raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
+        longest = longest or self._capacity - self.spare_rows
+        if rows > longest:
+            raise ValueError(
+                f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
+                f"reader needs of a lane's {self._capacity}, got {rows}"
+            )
+        if rows <= left:
+            self._left = left - rows
+        return max(0, rows - left)
+
+
+def _lane_word(lane: int) -> int:
+    return (1 + lane) * _LINE_WORDS

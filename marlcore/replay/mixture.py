@@ -1,0 +1,251 @@
+"""Batches made of several replays in fixed shares, such as an anchor's and a pool's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import came
+from ..errors import LayoutMismatch, NotEnoughData
+from ..memory import check_interruption, one_thread
+from ..transitions import Batch, check_count, spec_difference
+from .buffer import ReplayBuffer
+from .prioritized import Prioritized, checked_priorities
+from .sampler import Sampler, SamplerStats, Sequence
+
+__all__ = ["Mixture"]
+
+POLL_S = 0.02  # no one event says that one of several replays was written to
+
+
+class Mixture:
+    """Draws each batch from several replays, so and so much from each; used like a sampler, by one thread at a time.
+
+    Shares of a row are carried over to the next batch, so that in the long run each replay gives exactly its
+    fraction. While a replay has nothing to draw from yet, the others give its rows, in proportion to their fractions.
+    The limiter of a replay with a share is waited for: nothing is drawn before all let a whole batch be drawn.
+
+    Args:
+        replays: of equal specs.
+        fractions: each replay's part of a batch, at least 0; their sum is 1.
+        batch_size: rows of a batch.
+        prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
+            of their replay's rows; of beta_steps, each batch of the mixture is one.
+        min_size: transitions that each replay has to hold before it is drawn from.
+        stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
+
+    Attributes:
+        samplers: one for each replay. To keep their states with their replays, `save` each with its own, and let each
+            load its replay's `sampler_state`; `state_dict` holds them all, and what is owed of the shares besides.
+
+    Raises: ValueError, TypeError: an argument is out of range. LayoutMismatch: the specs are not equal.
+    """
+
+    def __init__(
+        self,
+        replays: Several[ReplayBuffer],
+        fractions: Several[float],
+        batch_size: int,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+        pad: Literal["repeat", "zero"] = "repeat",
+        min_size: int = 1,
+        prioritized: Prioritized | Several[Prioritized | None] | None = None,
+        sequence: Sequence | None = None,
+    ) -> None:
+        _check_replays(replays)
+        check_count("batch_size", batch_size)
+        check_count("min_size", min_size)
+        self._fractions = _checked_fractions(fractions, len(replays))
+        preferred: list[Any] = (
+            list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
+        )
+        if len(preferred) != len(replays):
+            raise ValueError(f"prioritized: expected one for each of {len(replays)} replays, got {len(preferred)}")
+        seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
+        options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
+        self.samplers: list[Sampler] = [
+            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, **options)
+            for replay, one_seed, one in zip(replays, seeds, preferred, strict=True)
+        ]
+        self._batch_size = int(batch_size)
+        self._inside: dict[int, None] = {}  # see guard.py
+        self._owed = np.zeros(len(replays))
+
+    @one_thread
+    def can_sample(self) -> bool:
+        """Whether `sample` would return a batch now."""
+        drawn = self._drawn()
+        return not any(sampler.limited for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
+
+    @one_thread
+    def sample(self, timeout: float | None = None) -> Batch:
+        """A batch; `batch.source`, int64 [B], says which replay each row came from.
+
+        Its `index` names a row among all replays: the replay's own index * number of replays + source.
+
+        Args:
+            timeout: seconds to wait for data and for limiters; None does not wait.
+
+        Raises: as `Sampler.sample`, NotEnoughData and TimeoutError when a limiter keeps a replay with a share from
+            being drawn from, or when no replay has anything to draw from. Then nothing was drawn, counted or owed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        memory = self.samplers[0].memory()
+        owed = self._owed + self._fractions * self._batch_size
+        counts = _apportion(owed, self._batch_size)
+        source = self._draw(memory.root, counts, deadline)
+        self._owed = owed - counts
+        for i, sampler in enumerate(self.samplers):
+            sampler.finish(memory.root, np.flatnonzero(source == i))
+        batch = memory.batch()
+        batch.index *= len(self.samplers)
+        batch.index += source
+        batch.source = source
+        return batch
+
+    @one_thread
+    def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
+        """Gives drawn rows new priorities, each in its own replay; those of replays drawn uniformly are passed over.
+
+        Args and errors: see `Sampler.update_priorities`.
+        """
+        indices, priorities = checked_priorities(index, priority)
+        for source, sampler in enumerate(self.samplers):
+            if sampler.prioritized:
+                mine = indices % len(self.samplers) == source
+                sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
+
+    @property
+    def stats(self) -> list[SamplerStats]:
+        """Of each replay's sampler."""
+        return [sampler.stats for sampler in self.samplers]
+
+    @one_thread
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What is owed of the shares, and each sampler's state behind its replay's number and a dot."""
+        state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
+        for i, sampler in enumerate(self.samplers):
+            state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
+        return state
+
+    @one_thread
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from the state of a mixture of the same replays, or of saves of them.
+
+        Raises ValueError: a part is missing, or is of another shape, dtype or sampler; TypeError: it is no dict.
+        Nothing was changed.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
+        owed = _checked_owed(state.get("owed"), len(self.samplers))
+        before = [sampler.state_dict() for sampler in self.samplers]
+        for i, sampler in enumerate(self.samplers):
+            own = f"{i}."
+            try:
+                sampler.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
+            except ValueError as error:
+                for loaded, old in zip(self.samplers[:i], before, strict=False):
+                    loaded.load_state_dict(old)
+                raise ValueError(f"replay {i}: {error}") from None
+        self._owed = owed
+
+    def _drawn(self) -> list[Sampler]:
+        """The samplers of replays with a share."""
+        return [sampler for sampler, share in zip(self.samplers, self._fractions, strict=True) if share > 0]
+
+    def _draw(self, out: NDArray[np.uint8], counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
+        """Fills a batch's memory, `counts` rows from each replay; which replay each row came from."""
+        while True:
+            # Also after a pause: what another sampler drew meanwhile may be what a limiter allowed this one.
+            while any(sampler.limited for sampler in self._drawn()):
+                for sampler in self._drawn():
+                    sampler.wait_for_limiter(deadline)
+            try:
+                return self._fill(out, counts)
+            except NotEnoughData as error:
+                if deadline is None:
+                    raise
+                left = deadline - time.monotonic()
+                if not left > 0:
+                    raise TimeoutError(str(error)) from None
+                check_interruption()
+                time.sleep(min(POLL_S, left))
+
+    def _fill(self, out: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything."""
+        rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
+        shares, shortages = self._fractions.copy(), []
+        while True:
+            for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
+                try:
+                    if len(part):
+                        self.samplers[i].fill(out, part, None)
+                        source[part] = i
+                except NotEnoughData as error:
+                    shares[i] = 0.0
+                    shortages.append(str(error))
+            rows = np.flatnonzero(source < 0)
+            if not len(rows):
+                return source
+            if not shares.any():
+                raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
+            counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
+
+
+def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Whole numbers near the shares, `total` in all: what is left goes where the largest remainders are."""
+    counts = np.maximum(np.floor(shares), 0).astype(np.int64)
+    left = total - int(counts.sum())
+    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    return counts
+
+
+def _check_replays(replays: Any) -> None:
+    """Raises TypeError: they are no list of replays. LayoutMismatch: their specs differ; the first difference."""
+    if not isinstance(replays, Several):
+        raise TypeError(f"replays: expected a list of ReplayBuffers, got {came(replays)}")
+    for i, replay in enumerate(replays):
+        if not isinstance(replay, ReplayBuffer):
+            raise TypeError(f"replays[{i}]: expected a ReplayBuffer, got {came(replay)}")
+        if replay.spec != replays[0].spec:
+            raise LayoutMismatch(f"replays[{i}]: {spec_difference(replays[0].spec, replay.spec)}")
+
+
+def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.float64]:
+    try:
+        found = np.array(fractions, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
+    if not replays or found.shape != (replays,):
+        raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
+    if not (found >= 0).all() or not math.isclose(found.sum(), 1.0, abs_tol=1e-6):
+        raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
+    exact: NDArray[np.float64] = found / found.sum()
+    return exact
+
+
+def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
+    if (
+        not isinstance(owed, np.ndarray)
+        or owed.dtype != np.float64
+        or owed.shape != (replays,)
+        or not (abs(owed) < 1.0 + 1e-6).all()
+        or abs(owed.sum()) > 1e-6
+    ):
+        raise ValueError(f"state: expected owed as float64 ({replays},), rows of less than 1 whose sum is 0")
+    return owed.copy()
+
+
+def _seeds(seed: int, replays: int) -> list[int]:
+    check_count("seed", seed, 0)
+    return [int(child.generate_state(1, np.uint64)[0]) for child in np.random.SeedSequence(seed).spawn(replays)]

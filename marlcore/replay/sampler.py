@@ -1,0 +1,383 @@
+"""Drawing batches of transitions or sequences: choose, copy, validate, draw the lapped ones again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import came
+from ..errors import MarlcoreError, NotEnoughData
+from ..kernels import uniform
+from ..memory import one_thread, sleep_until
+from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window, check_count
+from .gates import SampleGate
+from .prioritized import Prioritized, PriorityTree
+
+__all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
+
+LAP_LIMIT_S = 10.0
+EQUAL = Prioritized(alpha=0.0)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Windows of consecutive transitions of one episode, for recurrent learners.
+
+    A window begins at an episode's first transition and at each `period` transitions from there; it ends with the
+    episode, or where a writer was replaced, if that is earlier. Kapturowski et al. 2019 ("Recurrent Experience
+    Replay in Distributed Reinforcement Learning", section 3) stores the recurrent state and burns it in: declare it
+    as an extra with `Field(..., every=k)`, k a divisor of the period.
+
+    Attributes:
+        length: transitions of a window, burn-in included.
+        burn_in: how many of the first are there to warm the recurrent state up; `batch.mask` is False for them,
+            except where the window begins its episode, whose recurrent state needs none.
+        period: transitions from the start of a window to the start of the next; length - burn_in when not given, so
+            that each transition is trained on once.
+    """
+
+    length: int
+    burn_in: int = 0
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("sequence.length", self.length)
+        check_count("sequence.burn_in", self.burn_in, 0)
+        if self.burn_in >= self.length:
+            raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
+        if self.period is not None:
+            check_count("sequence.period", self.period)
+
+
+@dataclass
+class SamplerStats:
+    """What a sampler did so far.
+
+    Attributes:
+        drawn: rows returned.
+        lapped: rows that a writer overwrote while they were copied; drawn again.
+        redrawn: all further draws: for lapped rows, and for rows that were no whole transition.
+        waited: seconds slept for data.
+        ignored: priorities for rows that were overwritten since, or never drawn.
+    """
+
+    drawn: int = 0
+    lapped: int = 0
+    redrawn: int = 0
+    waited: float = 0.0
+    ignored: int = 0
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """How a sampler draws; see `ReplayBuffer.sampler`."""
+
+    batch_size: int
+    window: Window
+    seed: int | None = None
+    min_size: int | None = None
+    prioritized: Prioritized | None = None
+
+    @classmethod
+    def of(
+        cls,
+        batch_size: int,
+        stack: int,
+        n_step: int,
+        gamma: float,
+        seed: int | None,
+        pad: str,
+        min_size: int | None,
+        prioritized: Prioritized | None,
+        sequence: Sequence | None,
+    ) -> SamplerOptions:
+        """Raises TypeError: prioritized or sequence is of another class."""
+        for name, value, kind in (("prioritized", prioritized, Prioritized), ("sequence", sequence, Sequence)):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name}: expected a {kind.__name__} or None, got {value!r}")
+        window = Window(stack, n_step, gamma, pad)
+        if sequence is not None:
+            period = sequence.period or sequence.length - sequence.burn_in
+            window = Window(stack, n_step, gamma, pad, sequence.length, sequence.burn_in, period)
+        return cls(batch_size, window, seed, min_size, prioritized)
+
+    def check(self, lanes: Lanes) -> None:
+        """Raises ValueError or TypeError: a field, what was expected and what came."""
+        check_count("batch_size", self.batch_size)
+        self.window.check(lanes.spec, lanes.geometry.capacity)
+        self.window.check_periods(lanes.spec, lanes.geometry.capacity)
+        if self.seed is not None:
+            check_count("seed", self.seed, 0)
+        if self.min_size is not None:
+            check_count("min_size", self.min_size)
+        if self.prioritized is not None:
+            self.prioritized.check(lanes.spec)
+
+
+class Sampler:
+    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
+
+    A transition can be drawn when its stack is held whole, and its next n steps are held too or end with the episode;
+    a sequence when that is so of all its transitions. Each is equally likely, with replacement, or as likely as its
+    priority says.
+
+    Attributes:
+        stats: what was drawn, lapped, drawn again and waited.
+    """
+
+    def __init__(self, lanes: Lanes, options: SamplerOptions) -> None:
+        options.check(lanes)
+        self.stats = SamplerStats()
+        self._inside: dict[int, None] = {}  # see guard.py
+        self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
+        self._lanes = lanes
+        self._options = options
+        self._gamma = float(options.window.gamma)
+        self._drawing = Drawing(lanes, options.window, int(options.batch_size))
+        prioritized = options.prioritized
+        if prioritized is None and options.window.period > 1:
+            prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
+        self._tree = PriorityTree(prioritized, lanes, self._drawing) if prioritized else None
+        self._enough = False
+        self._state: NDArray[Any] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
+        self._all_rows = np.arange(int(options.batch_size))
+        # Nothing is drawn here, but the kernels are compiled or loaded now and not by the first sample.
+        nothing, memory = self._all_rows[:0], self.memory()
+        self._draw_some(memory.root, nothing)
+        if self._tree:
+            self._tree.update(nothing, nothing)
+            self._tree.weigh(nothing, memory.root)
+            self._tree.batches = 0
+
+    @one_thread
+    def can_sample(self) -> bool:
+        """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
+        self._lanes.segment.check_open()
+        able = self._has_enough() and self._can_draw()
+        return able if self._gate is None else self._gate.can_sample(able)
+
+    @one_thread
+    def sample(self, timeout: float | None = None) -> Batch:
+        """A batch.
+
+        Args:
+            timeout: seconds to wait for data; None does not wait.
+
+        Raises:
+            NotEnoughData: without a timeout, fewer than min_size transitions are held or none is whole.
+            TimeoutError: the same, after the timeout.
+            ValueError: an actor stored a priority that is negative or infinite.
+            MarlcoreError: writers overwrote every draw for 10 seconds.
+            ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        memory = self.memory()
+        self.wait_for_limiter(deadline)
+        self.fill(memory.root, self._all_rows, deadline)
+        self.finish(memory.root, self._all_rows)
+        return memory.batch()
+
+    def __repr__(self) -> str:
+        return f"<Sampler of {self._lanes.segment.path} batch_size={self._options.batch_size}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
+
+    def memory(self) -> BatchMemory:
+        """Memory for a batch: of one that its user has let go of, if there is one."""
+        return self._drawing.memory()
+
+    @property
+    def limited(self) -> bool:
+        """Whether the replay's limiter keeps it from drawing a batch now."""
+        return self._gate is not None and not self._gate.may_sample()
+
+    @property
+    def due(self) -> bool:
+        """Whether the replay's limiter says that samplers are a batch behind; False without one."""
+        return self._gate is not None and self._gate.due
+
+    def wait_for_limiter(self, deadline: float | None) -> None:
+        """Waits while `limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
+        if self._gate is not None:
+            self._lanes.segment.check_open()
+            self.stats.waited += self._gate.wait(deadline)
+
+    def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
+        """Draws the given rows of a batch's memory, whatever the limiter says; they count with `finish`.
+
+        Raises: as `sample`.
+        """
+        self._lanes.segment.check_open()
+        if not self._enough and not self._has_enough():
+            self._wait(self._missing, deadline)
+        lapped_since = None
+        while len(rows):
+            filled = self._draw(out, rows)
+            if filled == 0:
+                self._wait(partial(self._none_drawn, out, rows[:1]), deadline)
+                continue
+            lapped = self._drawing.lapped(filled)
+            if filled == len(rows) and not len(lapped):
+                break
+            self.stats.lapped += len(lapped)
+            self.stats.redrawn += len(lapped)
+            rows = np.concatenate([lapped, rows[filled:]])
+            lapped_since = lapped_since or time.monotonic()
+            if time.monotonic() - lapped_since > LAP_LIMIT_S:
+                path = self._lanes.segment.path
+                raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
+
+    def finish(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+        """Weighs and counts a batch, of which these rows were drawn here, perhaps none; beta moves on."""
+        self.stats.drawn += len(rows)
+        if self._gate is not None and len(rows):
+            self._gate.count(len(rows))
+        if self._tree:
+            self._tree.weigh(rows, out)
+
+    @property
+    def prioritized(self) -> Prioritized | None:
+        """The options of drawing by priority; None when it is uniform."""
+        return self._options.prioritized
+
+    @one_thread
+    def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
+        """Gives drawn transitions, or sequences, new priorities: usually the errors of their predictions.
+
+        What was overwritten since, or was never drawn by this sampler, is ignored and counted in `stats.ignored`.
+
+        Args:
+            index: integers (n,), from `batch.index`.
+            priority: (n,), at least 0, finite to the power of alpha too; when an index comes twice, the later one
+                counts. Tensors may be on any device, and may require gradients.
+
+        Raises:
+            ValueError: a priority is NaN, infinite or negative (the row is named), or there is not one for each
+                index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
+        """
+        if self._tree is None or self._options.prioritized is None:
+            raise TypeError(
+                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
+            )
+        self._lanes.segment.check_open()
+        self.stats.ignored += self._tree.update(index, priority)
+
+    @one_thread
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
+        state: dict[str, NDArray[Any]] = {"generator": self._state.copy()}
+        return state | self._tree.state_dict() if self._tree else state
+
+    @one_thread
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from the state of a sampler with the same options of the same replay, or of a save of it.
+
+        Raises ValueError: a part is missing, is of another shape, dtype or sampler, or cannot be; TypeError: it is no
+        dict. Nothing was changed.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
+        generator = state.get("generator")
+        if (
+            not isinstance(generator, np.ndarray)
+            or generator.shape != (4,)
+            or generator.dtype != np.uint64
+            or not generator.any()
+        ):
+            raise ValueError("state: expected generator as uint64 (4,), not all zero")
+        if self._tree:
+            self._tree.load_state_dict(state)
+        self._state[:] = generator
+
+    def _has_enough(self) -> bool:
+        self._enough = self._missing() == 0
+        return self._enough
+
+    def _missing(self) -> int:
+        """Transitions that have to be written before enough are held."""
+        held, geometry = self._lanes.transitions, self._lanes.geometry
+        # Full lanes never hold more, and some of their rows may be boundary rows.
+        committed = map(self._lanes.native.committed, range(geometry.lanes))
+        room = sum(max(0, geometry.capacity - count) for count in committed)
+        return min(room, max(0, (self._options.min_size or self._options.batch_size) - held))
+
+    def _can_draw(self) -> bool:
+        """Whether anything can be drawn; asking does not change what is drawn next, or was."""
+        out = self._drawing.memory().root
+        if self._tree:
+            self._tree.catch_up(out, 0)
+            return self._tree.total > 0.0
+        state, redrawn = self._state.copy(), self.stats.redrawn
+        able = self._draw(out, self._all_rows[:1]) == 1
+        self._state[:], self.stats.redrawn = state, redrawn
+        return able
+
+    def _draw(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+        """Chooses and copies for output rows; how many slots were filled, 0 when nothing can be drawn."""
+        return self._draw_some(out, rows) or self._draw_from_list(out, rows)
+
+    def _none_drawn(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+        return int(self._draw(out, rows) == 0)
+
+    def _draw_some(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+        """By priority; or by drawing any ticket, until too many in a row were refused."""
+        if self._tree:
+            self._tree.catch_up(out, rows[0] if len(rows) else 0)
+            return self._tree.draw(self._gamma, self._state, rows, out)
+        d = self._drawing
+        d.read_windows()
+        filled: int
+        filled, refused = uniform.draw(
+            d.body, d.table, self._gamma, d.windows, self._state, rows,
+            d.frames, d.fields, d.states, d.chosen, d.successors, out,
+        )  # fmt: skip
+        self.stats.redrawn += refused
+        return filled
+
+    def _draw_from_list(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+        """The same where nearly every draw is refused: lists first what can be drawn."""
+        if self._tree:
+            return 0  # a tree holds nothing else
+        d = self._drawing
+        found = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
+        listed = uniform.list_sampleable(
+            d.body, d.table, self._gamma, d.windows, d.chosen, d.successors, out, rows[0], found
+        )
+        if not listed:
+            return 0
+        filled: int = uniform.draw_listed(
+            d.body, d.table, self._gamma, d.windows, self._state, rows,
+            d.frames, d.fields, d.states, d.chosen, d.successors, out, found, listed,
+        )  # fmt: skip
+        return filled
+
+    def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
+        """Sleeps until nothing is missing, woken by writers; without a deadline looks once more."""
+        if self._gate is not None:
+            self._gate.starve()
+        began = time.monotonic()
+        until = began if deadline is None else deadline
+        found = sleep_until(missing, self._drawing.event, until, self._lanes.segment.check_open)
+        self.stats.waited += time.monotonic() - began
+        if not found:
+            error = NotEnoughData if deadline is None else TimeoutError
+            raise error(f"{self._lanes.segment.path}: {self._shortage()}")
+
+    def _shortage(self) -> str:
+        held = self._lanes.transitions
+        needed = self._options.min_size or self._options.batch_size
+        if held < needed:
+            return f"expected at least {needed} transitions, got {held}"
+        window = self._options.window
+        if self._tree and self._tree.present:
+            return f"each of the {held} transitions has a priority of 0, and epsilon is 0"
+        if window.length is not None:
+            return f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
+        return f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"

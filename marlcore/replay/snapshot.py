@@ -1,0 +1,193 @@
+"""Saving a replay while its writers run, and loading it: the copy of a live segment is a segment.
+
+All lanes are cut at one moment: rows committed later are not in the copy. Each lane's rows are then copied oldest
+first, and what its writer overwrote in the meantime is left out, as a sampler leaves it out: the copy's `reserved`
+says which row is the oldest whole one. So each lane's rows are one run that ends at the cut, with their tickets.
+
+A sampler's arrays lie behind the lanes' bytes; the segment's description says where.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SegmentCorrupt, SharedMemoryFull
+from ..memory import LINE, LaneGeometry, NativeLanes, Put, Segment, replace_file
+
+__all__ = ["Stateful", "copy_segment", "read_state", "save_segment"]
+
+STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
+_KINDS = "biufc"
+
+
+class Stateful(Protocol):
+    """A sampler with a state worth saving, such as its priorities."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Named arrays of booleans and numbers."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where an array lies in a segment's body."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def save_segment(
+    segment: Segment,
+    lanes: NativeLanes,
+    geometry: LaneGeometry,
+    path: str | os.PathLike[str],
+    state: Mapping[str, NDArray[Any]] | None,
+) -> None:
+    """Writes a copy of a live segment to a file, in place of what is there.
+
+    Raises: see `ReplayBuffer.save`.
+    """
+    target = Path(path).absolute()
+    if segment.is_at(target):
+        raise ValueError(f"path: expected another file than the replay's own, got {target}")
+    arrays = {name: _checked_array(name, value) for name, value in (state or {}).items()}
+    sections, body_bytes = _lay_out(arrays, geometry.nbytes)
+    description = {key: value for key, value in segment.description.items() if key != STATE}
+    if state is not None:
+        description[STATE] = {name: asdict(section) for name, section in sections.items()}
+
+    def fill(put: Put) -> None:
+        _put_cut(put, segment.body, lanes, geometry)
+        for name, section in sections.items():
+            put(section.offset, arrays[name].reshape(-1).view(np.uint8))
+
+    kept = "the earlier save is kept" if target.exists() else "there is no earlier save"
+    try:
+        replace_file(target, description, body_bytes, fill)
+    except SharedMemoryFull as error:
+        raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{error.strerror or error}; the replay was not saved, {kept}", str(target)
+        ) from error
+
+
+def copy_segment(
+    segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, name: str, path: str | os.PathLike[str] | None
+) -> Segment:
+    """A new segment with the rows of this one, and with the sampler's arrays behind them.
+
+    Raises: SegmentCorrupt: its counters or its list of arrays cannot be. Otherwise as `Segment.create`.
+    """
+    _sections_of(segment, geometry.nbytes)
+    for lane in range(lanes.count):
+        lanes.check(lane)
+
+    def fill(put: Put) -> None:
+        _put_cut(put, segment.body, lanes, geometry)
+        put(geometry.nbytes, segment.body[geometry.nbytes :])
+
+    return Segment.create(name, segment.description, len(segment.body), path, fill)
+
+
+def read_state(segment: Segment, start: int) -> dict[str, NDArray[Any]] | None:
+    """A copy of the sampler's arrays, which lie at `start` of the body or behind it; None when it has none.
+
+    Raises: SegmentCorrupt: they are described in a way that cannot be.
+    """
+    if STATE not in segment.description:
+        return None
+    return {
+        name: segment.body[section.offset : section.end].copy().view(section.dtype).reshape(section.shape)
+        for name, section in _sections_of(segment, start).items()
+    }
+
+
+def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: LaneGeometry) -> None:
+    """Copies each lane's rows and writes the counters that say which of them are whole."""
+    (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
+    copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
+    look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
+    slots = np.zeros((geometry.slots, LINE // 8), np.int64)
+    lines = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)]
+    slots[:, 0] = lines.view(np.int64).reshape(slots.shape)[:, 0]
+    lanes.windows(lo, hi)()
+    for lane in range(lanes.count):
+        for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
+            put(begin, body[begin:end])
+        copied[0], lowest[0] = lane, lo[lane]
+        if validate(1):  # its fence stands between the copy above and the counters that are read from here on
+            look_again()
+            lo[lane] = min(now[0, lane], hi[lane])
+        # committed, reserved: a reader's window is [reserved - capacity, committed).
+        counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)
+        put(geometry.counters_offset(lane), counters.view(np.uint8))
+    put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # what samplers drew, without who starves
+
+
+def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+    """The bytes [begin, end) of the body where a lane's tickets [lo, hi) lie, each column's oldest first."""
+    first, rows = lo % geometry.capacity, hi - lo
+    head = min(rows, geometry.capacity - first)
+    for column in range(len(geometry.columns)):
+        stride = geometry.stride(column)
+        base = geometry.column_offset(column) + lane * geometry.rows(column) * stride
+        # Of a column at intervals, whose tickets share rows, the ends may be in one row: it is copied with both.
+        every = geometry.every[column]
+        yield base + first // every * stride, base + -(-(first + head) // every) * stride
+        if head < rows:
+            yield base, base + -(-(rows - head) // every) * stride
+
+
+def _checked_array(name: Any, value: Any) -> NDArray[Any]:
+    if not isinstance(name, str):
+        raise TypeError(f"sampler: expected names of its state's arrays, got {name!r}")
+    array = np.asarray(value, order="C")
+    if array.dtype.kind not in _KINDS or not array.dtype.isnative:
+        raise TypeError(f"sampler: state {name!r}: expected an array of numbers, got dtype {array.dtype}")
+    return array
+
+
+def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Section], int]:
+    """Places for the arrays behind `end`, each on a line of its own; and where the last one ends."""
+    sections = {}
+    for name, array in arrays.items():
+        sections[name] = Section(array.dtype.name, array.shape, -(-end // LINE) * LINE)
+        end = sections[name].end
+    return sections, end
+
+
+def _sections_of(segment: Segment, start: int) -> dict[str, Section]:
+    """The described arrays, every one of them inside the body."""
+    described = segment.description.get(STATE, {})
+    inside = partial(_checked_section, start, len(segment.body))
+    try:
+        return {name: inside(**plain) for name, plain in described.items()}
+    except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # the last of a dtype with a comma in it
+        raise SegmentCorrupt(f"{segment.path}: the saved sampler state is damaged: {error}") from None
+
+
+def _checked_section(start: int, end: int, /, dtype: Any, shape: Any, offset: Any) -> Section:
+    numbers = [*shape, offset]
+    if not all(type(n) is int and n >= 0 for n in numbers) or len(shape) > 32:
+        raise ValueError(f"expected lengths and an offset of at least 0, got {numbers}")
+    if not isinstance(dtype, str) or np.dtype(dtype).kind not in _KINDS or not np.dtype(dtype).isnative:
+        raise ValueError(f"expected a dtype of numbers, got {dtype!r}")
+    section = Section(dtype, tuple(shape), offset)
+    longest = Section(dtype, tuple(max(n, 1) for n in shape), 0)  # an empty array's other lengths count too
+    if not start <= offset or not max(section.end, longest.end) <= end or offset % LINE:
+        raise ValueError(f"expected lines from byte {start} to {end}, got {offset} to {section.end}")
+    return section

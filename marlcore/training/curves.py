@@ -1,0 +1,108 @@
+"""The learning curves of a run as a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..processes import Metric
+from .run_directory import agent_order, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw"]
+
+_MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
+
+
+def draw(metrics: list[Metric], path: Path, title: str) -> None:
+    """Draw each agent's `episode_return` over environment steps, 1200 x 700 pixels, as a PNG at `path`.
+
+    Points are episodes, the line is their running mean. NaN and infinite returns are left out. The
+    file is replaced at once, so a viewer never sees half a picture.
+    """
+    # Imported here: matplotlib takes longer to import than marlcore itself.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may hold a dollar sign
+    curves = _returns(metrics)
+    _style(axes)
+    if curves:
+        _draw_curves(axes, curves)
+        widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+        # Below, for it would take a sixth of the width beside the curves.
+        figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
+    else:
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=100)
+    write_atomically(Path(path), png.getvalue())
+
+
+def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
+    """By agent, in order: an [episodes, 2] array of step and return, in order of steps."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for metric in metrics:
+        if metric.name == "episode_return" and math.isfinite(metric.value):
+            points.setdefault(metric.agent, []).append((metric.step, metric.value))
+    # Several actors report, so their episodes arrive out of order.
+    return {
+        agent: np.array(sorted(points[agent], key=lambda point: point[0]), np.float64)
+        for agent in sorted(points, key=agent_order)
+    }
+
+
+def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """The mean of the last `window` values at each place from index window - 1 on."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    means: NDArray[np.float64] = (sums[window:] - sums[:-window]) / window
+    return means
+
+
+def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A [2, at most _MAX_POINTS] array of evenly picked points."""
+    return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // _MAX_POINTS]
+
+
+def _style(axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("environment steps", fontsize=12)
+    axes.set_ylabel("return (points: episodes, lines: running means)", fontsize=12)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k rather than 200000
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
+    last = max(points[-1, 0] for points in curves.values())
+    axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, lest ticks fall between steps
+    colors = _colors(len(curves))
+    for (agent, points), color in zip(curves.items(), colors, strict=True):
+        steps, returns = points.T
+        # Wide enough to be smooth, at most a tenth of the run: short runs keep their shape.
+        window = max(1, min(100, len(returns) // 10), len(returns) // 50)
+        mean = _thin(steps[window - 1 :], _running_mean(returns, window))
+        axes.plot(*_thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
+        # A white rim sets the line off from the points.
+        axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
+        label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"
+        marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
+        axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
+
+
+def _colors(n: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps["tab10"](np.arange(n)) if n <= 10 else colormaps["turbo"](np.linspace(0, 1, n)))

@@ -1,0 +1,56 @@
+"""Compiling every kernel beforehand, so that no first sample has to wait for it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..kernels import columns, jit, sumtree
+from ..notices import say
+from ..queue import TrajectoryQueue
+from ..replay import Prioritized, ReplayBuffer
+from ..spec import Field, TransitionSpec
+
+__all__ = ["compile_before_a_run", "warm_up"]
+
+
+def compile_before_a_run() -> None:
+    """Compiles the kernels here if that was never done, so that not each learner does, unseen."""
+    cache = jit.cache_directory()
+    if cache is None or (cache / jit.WARM).exists():
+        return
+    with jit.quietly():
+        say(jit.FIRST_COMPILATION)
+        say(f"the kernels are compiled, in {warm_up():.1f} s")
+
+
+def warm_up() -> float:
+    """Compiles or loads all kernels; the seconds that it took."""
+    began = time.monotonic()
+    spec = TransitionSpec(Field((2,)), Field((), "int64"))
+    with ReplayBuffer.create(spec, 8) as replay:
+        with replay.writer() as writer:
+            for _ in range(4):
+                writer.add(np.zeros(2, np.float32), 0, 0.0)
+        plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
+        plain._draw_from_list(plain.memory().root, np.arange(2))
+        prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
+        prioritized.load_state_dict(prioritized.state_dict())
+    with TrajectoryQueue.create(spec, 8) as queue:
+        queue.reader(batch_size=1).close()
+    _compile_what_the_drop_ins_use()
+    cache = jit.cache_directory()
+    if cache is not None:
+        (cache / jit.WARM).touch()
+    return time.monotonic() - began
+
+
+def _compile_what_the_drop_ins_use() -> None:
+    bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
+    columns.gather(bytes_, np.zeros((1, 4), np.int64), 1, ints, bytes_)
+    offsets = sumtree.level_offsets(8)
+    tree = np.ones(offsets[-1])
+    sumtree.repair(tree, offsets, ints.copy(), 2)
+    sumtree.repair(tree, offsets, ints.copy(), 2, True)
+    sumtree.find(tree, offsets, floats, ints, 2)

@@ -1,0 +1,290 @@
+"""A batch of transitions: one block of bytes, carved into arrays."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels import gather as kernels
+from ..memory import LaneGeometry
+from ..spec import Field, TransitionSpec
+from .layout import Place, RecordLayout
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Batch", "BatchLayout", "BatchMemory", "TorchBatch"]
+
+
+@dataclass(frozen=True)
+class _Array:
+    """Where one field of a batch lies in the batch's bytes."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def of(self, root: NDArray[np.uint8]) -> NDArray[Any]:
+        return np.ndarray(self.shape, self.dtype, root, self.offset, self.strides)
+
+
+class _Plan:
+    """The arrays of a batch, one behind the other in one block of bytes."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, _Array] = {}
+        self.nbytes = 0
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
+        array = _Array(self.nbytes, shape, np.dtype(dtype))
+        self.arrays[name] = array
+        self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
+        return array
+
+
+class Batch:
+    """B transitions as NumPy arrays; the memory is used again once the batch and its arrays are let go.
+
+    Attributes:
+        obs: [B, *shape], or [B, stack, *shape] oldest frame first when stack > 1; a dict for dict observations.
+        action: [B, *shape].
+        reward: float32 [B], the n-step return: the rewards of up to n steps, each discounted.
+        next_obs: like obs, n steps later; where the episode was truncated earlier, its final observation;
+            unspecified but readable where it terminated.
+        discount: float32 [B], gamma^k for the k steps taken, 0 after termination.
+        terminated, truncated: bool [B], whether the episode ended so within the n steps.
+        valid: bool [B, stack], False for padding frames of obs.
+        weight: float32 [B], importance weights; 1 for uniform sampling.
+        index: int64 [B], names the transition in its replay: ticket * lanes + lane.
+        policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
+        extras: dict of [B, *shape].
+        mask: None. In a batch of sequences bool [B, T], False for burn-in and for the places behind an episode's end,
+            which hold zeros, but for obs and next_obs, which are unspecified there; every other array has the axis T
+            behind B too, but for weight, index (the sequence's first transition), and the extras that are stored at
+            intervals (the recurrent state before the sequence).
+        source: None. In a batch of a Mixture int64 [B], the number of the replay that each row came from.
+    """
+
+    obs: Any
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    next_obs: Any
+    discount: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    weight: NDArray[np.float32]
+    index: NDArray[np.int64]
+    policy_version: NDArray[np.int64]
+    extras: dict[str, NDArray[Any]]
+    mask: NDArray[np.bool_] | None
+    source: NDArray[np.int64] | None = None
+
+    def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
+        """`dicts` names the fields that are dicts, of which each batch has its own."""
+        own = self.__dict__
+        own.update(fields)
+        for name in dicts:
+            own[name] = dict(fields[name])
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def __repr__(self) -> str:
+        return f"<Batch {' x '.join(map(str, self.reward.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
+
+    def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
+        """The same fields as tensors: on the CPU views of this memory, elsewhere copies."""
+        return TorchBatch(self, device)
+
+
+class TorchBatch:
+    """A Batch's fields as tensors; see there."""
+
+    def __init__(self, batch: Batch, device: torch.device | str) -> None:
+        import torch
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: convert(one) for name, one in value.items()}
+            if value is None:
+                return None
+            return torch.from_numpy(value).to(device)
+
+        self.obs = convert(batch.obs)
+        self.action: torch.Tensor = convert(batch.action)
+        self.reward: torch.Tensor = convert(batch.reward)
+        self.next_obs = convert(batch.next_obs)
+        self.discount: torch.Tensor = convert(batch.discount)
+        self.terminated: torch.Tensor = convert(batch.terminated)
+        self.truncated: torch.Tensor = convert(batch.truncated)
+        self.valid: torch.Tensor = convert(batch.valid)
+        self.weight: torch.Tensor = convert(batch.weight)
+        self.index: torch.Tensor = convert(batch.index)
+        self.policy_version: torch.Tensor = convert(batch.policy_version)
+        self.extras: dict[str, torch.Tensor] = convert(batch.extras)
+        self.mask: torch.Tensor | None = convert(batch.mask)
+        self.source: torch.Tensor | None = convert(batch.source)
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+class BatchLayout:
+    """Where a batch's arrays lie, and the tables that tell the kernels what to copy there.
+
+    Args:
+        spec, layout, geometry: of the replay that the rows come from.
+        batch: transitions or sequences.
+        stack: frames in each obs and next_obs.
+        n: steps from obs to next_obs.
+        length: transitions of each sequence; None for single transitions.
+    """
+
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        layout: RecordLayout,
+        geometry: LaneGeometry,
+        batch: int,
+        stack: int,
+        n: int,
+        length: int | None,
+    ) -> None:
+        self.batch_size = batch
+        self.length = length or 1
+        self.plan = _Plan()
+        self._lead = (batch,) if length is None else (batch, length)
+        self._stack = stack
+        self._geometry = geometry
+        self._obs_names = list(spec.obs_fields)
+        self._extra_names = [name for name, one in spec.extras.items() if one.every == 1 or length is not None]
+        if spec.next_obs:
+            self._next = kernels.NO_NEXT
+        else:
+            self._next = kernels.ONE_MORE if n == 1 or self.length * stack == 1 else kernels.OWN_STACKS
+        extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
+        fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
+        fields += [place for place in extras if place.field.every == 1]
+        states = [place for place in extras if place.field.every > 1]
+        self.frames = _table([self._frames(place) for place in layout.of_role("obs")])
+        self.fields = _table([self._field(place, self._lead) for place in fields])
+        self.states = _table([self._field(place, (batch,)) for place in states])
+        self._rows("numbers", ("reward", "discount"), np.dtype(np.float32))
+        self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
+        self.plan.add("policy_version", self._lead, np.int64)
+        self.plan.add("valid", (*self._lead, stack), np.bool_)
+        self.plan.add("mask", self._lead, np.bool_)
+        self.plan.add("index", (batch,), np.int64)
+        self.plan.add("weight", (batch,), np.float32)
+
+    def offsets(self) -> list[int]:
+        """Where the blocks lie that the kernels know by name, in the order of rows.py's table."""
+        names = ("numbers", "ends", "policy_version", "valid", "mask", "index", "weight")
+        return [self.plan.arrays[name].offset for name in names]
+
+    def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
+        """A batch's fields as arrays of these bytes; see Batch."""
+        arrays = self.plan.arrays
+        names = ("reward", "discount", "terminated", "truncated", "valid", "weight", "index", "policy_version")
+        found: dict[str, Any] = {name: arrays[name].of(root) for name in names}
+        found["mask"] = arrays["mask"].of(root) if len(self._lead) > 1 else None
+        found["action"] = arrays["action."].of(root)
+        found["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
+        for role in ("obs", "next_obs"):
+            by_name = {name: arrays[f"{role}.{name}"].of(root) for name in self._obs_names}
+            found[role] = by_name[""] if self._obs_names == [""] else by_name
+        return found
+
+    @staticmethod
+    def flatten(fields: dict[str, Any]) -> list[NDArray[Any]]:
+        """Every array of `fields`."""
+        nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
+        return [array for values in nested for array in values if array is not None]
+
+    def _rows(self, block: str, names: tuple[str, ...], dtype: np.dtype[Any]) -> None:
+        """One array [len(names), *lead] that the kernels fill, and each of its rows by name."""
+        whole = self.plan.add(block, (len(names), *self._lead), dtype)
+        for i, name in enumerate(names):
+            offset = whole.offset + i * math.prod(self._lead) * dtype.itemsize
+            self.plan.arrays[name] = _Array(offset, self._lead, dtype)
+
+    def _source(self, place: Place) -> tuple[int, int]:
+        return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
+
+    def _frames(self, place: Place) -> tuple[int, ...]:
+        """One block of frames for each slot; obs, and next_obs where it is not stored, are views of it."""
+        stack, length, shape = self._stack, self.length, place.field.shape
+        near = stack - 1 + length + (self._next == kernels.ONE_MORE)
+        own = length * stack if self._next == kernels.OWN_STACKS else 0
+        block = self.plan.add(f"block.{place.name}", (self.batch_size, near + own, *shape), place.field.dtype)
+        frame = place.field.nbytes
+        self._view(f"obs.{place.name}", block, near + own, 0, place.field, frame)
+        if self._next == kernels.ONE_MORE:
+            self._view(f"next_obs.{place.name}", block, near + own, 1, place.field, frame)
+        elif self._next == kernels.OWN_STACKS:
+            self._view(f"next_obs.{place.name}", block, near + own, near, place.field, stack * frame)
+        return (*self._source(place), frame, block.offset, self._next)
+
+    def _view(self, name: str, block: _Array, row: int, first: int, field: Field, step: int) -> None:
+        """Stacks of frames in a block of `row` frames a slot: from frame `first` on, `step` bytes apart."""
+        frame = field.nbytes
+        shape, strides = field.shape, _contiguous_strides(field.shape, field.numpy.itemsize)
+        if self._stack > 1:
+            shape, strides = (self._stack, *shape), (frame, *strides)
+        lead = (row * frame, step)[: len(self._lead)]
+        self.plan.arrays[name] = _Array(
+            block.offset + first * frame, (*self._lead, *shape), block.dtype, (*lead, *strides)
+        )
+
+    def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
+        array = self.plan.add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
+        return (*self._source(place), place.field.nbytes, array.offset, 0)
+
+
+class BatchMemory:
+    """The memory of one batch, used again once nobody has the batch or an array of it.
+
+    Attributes:
+        root: uint8, all bytes.
+    """
+
+    def __init__(self, layout: BatchLayout) -> None:
+        # Written now, once: first touches in the middle of a batch's copies would cost more than the copies.
+        self.root = np.full(layout.plan.nbytes, 0, np.uint8)
+        self.fields = layout.carve(self.root)
+        self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
+        self._arrays = [self.root, *layout.flatten(self.fields)]
+        self._unused = self._references()
+
+    def batch(self) -> Batch:
+        return Batch(self.fields, self._dicts)
+
+    def is_free(self) -> bool:
+        return self._references() == self._unused
+
+    def _references(self) -> int:
+        # An array made of one of these refers to the root, so that every way to reach the memory counts.
+        return sum(map(sys.getrefcount, self._arrays))
+
+
+def _table(entries: list[tuple[int, ...]]) -> NDArray[np.int64]:
+    return np.array(entries, np.int64).reshape(-1, 5)
+
+
+def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= extent
+    return tuple(reversed(strides))

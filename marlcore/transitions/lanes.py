@@ -1,0 +1,155 @@
+"""Lanes of transitions in one segment: what the replay and the trajectory queue have in common."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ..errors import LayoutMismatch
+from ..interfaces import Gate
+from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
+from ..spec import Field, TransitionSpec
+from .layout import RecordLayout
+from .writer import Writer
+
+__all__ = ["TransitionLanes", "spec_difference"]
+
+MAX_ROWS = 2**32 - 1
+
+T = TypeVar("T", bound="TransitionLanes")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+class TransitionLanes(Shared):
+    """Base of what holds transitions: a spec, lanes of rows, and at most one writer a lane.
+
+    Attributes:
+        spec: what a transition consists of.
+        capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
+        lanes: how many.
+    """
+
+    def _understand(self, segment: Segment) -> None:
+        self.spec = TransitionSpec.from_dict(segment.description["spec"])
+        self.lanes: int = segment.description["lanes"]
+        lane_rows = segment.description["lane_rows"]
+        whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
+        if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
+            raise ValueError(f"lanes, lane_rows: expected what `create` makes, got {self.lanes!r}, {lane_rows!r}")
+        self._layout = RecordLayout.of(self.spec)
+        self._geometry = self._geometry_of(segment.description)
+        self.capacity = self.lanes * self._geometry.capacity
+        self._lanes = self._geometry.bind(segment.body)
+        self._writers: weakref.WeakSet[_Closes] = weakref.WeakSet()
+
+    @classmethod
+    def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
+        """Rows of each lane. Raises ValueError, TypeError: an argument is out of range."""
+        if not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
+        for label, value in (("lanes", lanes), ("capacity", capacity)):
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
+        if not lanes <= capacity <= MAX_ROWS:
+            raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
+        lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every
+        if lane_rows == 0:
+            raise ValueError(
+                f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
+                f"got {capacity} in {lanes} lanes"
+            )
+        return lane_rows
+
+    @classmethod
+    def _create(
+        cls: type[T],
+        spec: TransitionSpec,
+        lanes: int,
+        lane_rows: int,
+        name: str,
+        path: str | os.PathLike[str] | None,
+        **described: Any,
+    ) -> T:
+        """A new, empty segment of lanes; `described` is what else its description says."""
+        description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
+        description |= described
+        return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path))
+
+    @classmethod
+    def attach(cls: type[T], handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> T:
+        """An existing one, by its handle or its file's path.
+
+        Raises:
+            SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such one any more, or none at all.
+            LayoutMismatch: `spec` was given and is not the one that it was created with.
+        """
+        if spec is not None and not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec or None, got {spec!r}")
+        found = super().attach(handle)
+        if spec is not None and spec != found.spec:
+            found.close()
+            raise LayoutMismatch(f"{found._segment.path}: {spec_difference(found.spec, spec)}")
+        return found
+
+    def close(self) -> None:
+        """Closes its writers and lets go of the memory; one in /dev/shm disappears when its creator closes it."""
+        for writer in list(self._writers):
+            writer.close()
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
+
+    @classmethod
+    def _geometry_of(cls, description: dict[str, Any]) -> LaneGeometry:
+        layout = RecordLayout.of(TransitionSpec.from_dict(description["spec"]))
+        lanes, lane_rows = description["lanes"], description["lane_rows"]
+        return LaneGeometry(lanes, lane_rows, layout.columns, layout.every, cls._slots(description))
+
+    @classmethod
+    def _slots(cls, description: dict[str, Any]) -> int:
+        """Lines for readers that writers wait for."""
+        raise AssertionError("each class has its own")
+
+    def _gate(self, lane: int) -> Gate | None:
+        """What a lane's writer passes before it adds."""
+        raise AssertionError("each class has its own")
+
+    def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
+        self._segment.check_open()
+        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
+            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
+        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
+            raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
+        claimed = claim(self._segment, self._lanes, int(lane), shared)
+        try:
+            gate = self._gate(int(lane))
+            writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
+            self._writers.add(writer)
+            return writer
+        except BaseException:
+            claimed.release()
+            raise
+
+
+def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
+    """The first field in which two specs differ, and how."""
+    ours, theirs = dict(_parts(has)), dict(_parts(got))
+    label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
+    return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"
+
+
+def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
+    """What a spec says, one thing after another: (label, value)."""
+    obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
+    extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
+    for label, field in (obs | {"action": spec.action} | extras).items():
+        yield label, field.describe()
+    yield "next_obs", str(spec.next_obs)

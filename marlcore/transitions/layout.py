@@ -1,0 +1,104 @@
+"""Where each field of a transition lies in a lane's row.
+
+Column 0 is the record: a 16-byte head, then the fields of up to INLINE_BYTES packed behind it, so that a small
+transition is one cache line. A larger field, such as a frame, has a column of its own; so has a field that is
+stored at intervals, with a row for each interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec import Field, TransitionSpec
+
+__all__ = ["Place", "RecordLayout"]
+
+HEAD_BYTES = 16
+REWARD_OFFSET = 12
+INLINE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Place:
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` tells fields of a role apart."""
+
+    number: int  # in the layout's places
+    role: str
+    name: str
+    field: Field
+    column: int
+    offset: int
+
+    @property
+    def label(self) -> str:
+        """What an error message calls the field."""
+        if self.role in ("obs", "next_obs") and self.name:
+            return f"{self.role}[{self.name!r}]"
+        return self.name or self.role
+
+    def views(self, records: NDArray[np.uint8]) -> NDArray[Any]:
+        """The field of each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
+        dtype = np.dtype({"names": ["f"], "formats": [(self.field.dtype, self.field.shape)],
+                          "offsets": [self.offset], "itemsize": records.shape[1]})  # fmt: skip
+        return records.view(dtype)[:, 0]["f"]
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """The places of a spec's fields.
+
+    Attributes:
+        places: every stored field.
+        record_bytes: size of column 0, a multiple of 8.
+        columns: bytes of a row in each column.
+        every: tickets that share a row of each column.
+    """
+
+    places: tuple[Place, ...]
+    record_bytes: int
+    columns: tuple[int, ...]
+    every: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: TransitionSpec) -> RecordLayout:
+        """The layout of a spec; equal specs have equal layouts, in whatever order they name their fields."""
+        obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
+        fields = [("obs", name, field) for name, field in obs]
+        if spec.next_obs:
+            fields += [("next_obs", name, field) for name, field in obs]
+        fields += [("action", "", spec.action)]
+        fields += [("extra", name, field) for name, field in extras]
+        inline = [entry for entry in fields if _is_inline(entry[2])]
+        offsets, end = _pack([field for _, _, field in inline])
+        places = [Place(i, *entry, 0, offsets[i]) for i, entry in enumerate(inline)]
+        columns, every = [end], [1]
+        for entry in fields:
+            if not _is_inline(entry[2]):
+                places.append(Place(len(places), *entry, len(columns), 0))
+                columns.append(entry[2].nbytes)
+                every.append(entry[2].every)
+        return cls(tuple(places), end, tuple(columns), tuple(every))
+
+    def of_role(self, role: str) -> list[Place]:
+        """The places of one role, by name."""
+        return [place for place in self.places if place.role == role]
+
+
+def _is_inline(field: Field) -> bool:
+    return field.nbytes <= INLINE_BYTES and field.every == 1
+
+
+def _pack(fields: list[Field]) -> tuple[list[int], int]:
+    """Offsets of fields behind the head, widest items first so that each is aligned; and the record's size."""
+    offsets = [0] * len(fields)
+    end = HEAD_BYTES
+    for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):
+        alignment = min(fields[i].numpy.itemsize, 8)
+        end = -(-end // alignment) * alignment
+        offsets[i] = end
+        end += fields[i].nbytes
+    return offsets, -(-end // 8) * 8

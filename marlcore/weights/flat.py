@@ -1,0 +1,295 @@
+"""A model laid out as one row of bytes: which tensors lie where, and a model whose tensors are views of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise, zip_longest
+from operator import attrgetter, is_
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import LayoutMismatch
+from ..spec import Field
+
+__all__ = [
+    "FlatModel",
+    "RowLayout",
+    "TensorGroup",
+    "TensorSpec",
+    "copied_extras",
+    "extra_field",
+    "fitted_extra",
+    "unique_tensors",
+]
+
+_ALIGNMENT = 64  # bytes: a cache line, and more than any dtype asks for
+
+_same_view = torch.Tensor.is_set_to
+_dtype_of = attrgetter("dtype")
+_END = object()  # behind the last member, so that one more or one less is noticed
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a model: its name (the first, when it is tied), shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} {_dtype_name(self.dtype)} {self.shape}"
+
+
+@dataclass
+class TensorGroup:
+    """A tensor of a model under all its names: tied weights are one group."""
+
+    spec: TensorSpec
+    names: list[str] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where a model's tensors and the extras lie in a row; everything begins at a multiple of 64 bytes.
+
+    Attributes:
+        tensors: in the order in which the model names them.
+        extras: further arrays by name, behind the tensors.
+        offsets: bytes from the row's start to each tensor.
+        extra_offsets: bytes from the row's start to each extra.
+        tensor_bytes: where the extras begin. nbytes: of the row.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    extras: Mapping[str, Field]
+    offsets: tuple[int, ...] = field(init=False)
+    extra_offsets: Mapping[str, int] = field(init=False)
+    tensor_bytes: int = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, tensor_bytes = _place(0, [spec.nbytes for spec in self.tensors])
+        extra_offsets, nbytes = _place(tensor_bytes, [one.nbytes for one in self.extras.values()])
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "extra_offsets", dict(zip(self.extras, extra_offsets, strict=True)))
+        object.__setattr__(self, "tensor_bytes", tensor_bytes)
+        object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {
+            "tensors": [[spec.name, list(spec.shape), _dtype_name(spec.dtype)] for spec in self.tensors],
+            "extras": [[name, list(one.shape), one.dtype] for name, one in self.extras.items()],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
+        """The layout that `to_dict` described."""
+        return cls(
+            tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in plain["tensors"]),
+            {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},
+        )
+
+    def check(self, found: Sequence[TensorSpec]) -> None:
+        """LayoutMismatch that names the first tensor that is not as in this layout."""
+        for index, (expected, got) in enumerate(zip_longest(self.tensors, found)):
+            if expected != got:
+                nothing = "no further tensor"
+                raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
+
+    def views(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors in a row, uint8 [nbytes], that is aligned to 64 bytes."""
+        return [
+            row[at : at + spec.nbytes].view(spec.dtype).view(spec.shape)
+            for at, spec in zip(self.offsets, self.tensors, strict=True)
+        ]
+
+    def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The extras in a row, uint8 [nbytes]."""
+        return {
+            name: row[at : at + one.nbytes].view(one.dtype).reshape(one.shape)
+            for (name, one), at in zip(self.extras.items(), self.extra_offsets.values(), strict=True)
+        }
+
+
+class FlatModel:
+    """A model whose parameters and buffers are views of one row on the model's device.
+
+    Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
+    become contiguous. Buffers that are not persistent belong to the row too.
+
+    Attributes:
+        row: uint8 [layout.nbytes] on the model's device.
+        groups: the model's tensors, in the layout's order.
+
+    Raises:
+        LayoutMismatch: the model's tensors are not those of the layout.
+        ValueError: see `unique_tensors`; or the tensors are on several devices.
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: RowLayout) -> None:
+        self._model = model
+        self.layout = layout
+        self.bind()
+
+    def bind(self) -> None:
+        """Moves the model's tensors, with the values they have now, into a new row; all of them or none."""
+        groups = unique_tensors(self._model)
+        self.layout.check([group.spec for group in groups])
+        devices = {group.tensors[0].device for group in groups}
+        if len(devices) > 1:
+            raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
+        # A row made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=next(iter(devices), None))
+            views = self.layout.views(row)
+            for group, view in zip(groups, views, strict=True):
+                view.copy_(group.tensors[0])
+            for group, view in zip(groups, views, strict=True):
+                for tensor in group.tensors:
+                    tensor.data = view
+        self.row = row
+        self.groups = groups
+        self._remember(views)
+
+    def _remember(self, views: list[torch.Tensor]) -> None:
+        """What `moved` compares with: containers, what they contain, and the memory of each tensor."""
+        modules = list(self._model.modules())
+        containers = [c for m in modules for c in (m._parameters, m._buffers, m._modules)]
+        self._empty = [c for c in containers if not c]
+        self._contents = [*(c.values() for c in containers if c), (_END,)]
+        self._members = list(chain.from_iterable(self._contents))
+        pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
+        self._tensors = [tensor for tensor, _ in pairs]
+        self._views = [view for _, view in pairs]
+        self._dtypes = [view.dtype for view in self._views]
+        self._address = self.row.data_ptr()
+
+    def moved(self) -> bool:
+        """Whether the model's tensors are anything else than the row's views, about 1 us a tensor.
+
+        Module.to, load_state_dict(assign=True), share_memory and assignments of parameters, buffers and submodules
+        all do that.
+        """
+        return (
+            any(self._empty)
+            or not all(map(is_, chain.from_iterable(self._contents), self._members))
+            or not all(map(_same_view, self._tensors, self._views))  # storage, offset, shape and strides
+            or not all(map(is_, map(_dtype_of, self._tensors), self._dtypes))
+            or self.row.data_ptr() != self._address  # share_memory moves a storage in place
+        )
+
+    def host_row(self) -> torch.Tensor:
+        """A new row in host memory, zeroed: pinned where that makes copies from and to the model quicker."""
+        pin = self.row.device.type == "cuda"
+        with torch.inference_mode(False):
+            return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+
+
+def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
+    """A model's parameters and buffers, each memory once, in the order in which the modules name them.
+
+    Raises:
+        ValueError: a tensor is not strided, has no memory yet, or shares only a part of its memory with another.
+    """
+    groups: dict[tuple[Any, ...], TensorGroup] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for key, tensor in chain(module._parameters.items(), module._buffers.items()):
+            if tensor is None:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            spec = _spec(name, tensor)
+            group = groups.setdefault(_memory(tensor), TensorGroup(spec))
+            group.names.append(name)
+            if not any(tensor is other for other in group.tensors):
+                group.tensors.append(tensor)
+    _check_apart(list(groups.values()))
+    return list(groups.values())
+
+
+def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
+    """The Field of an extra that was declared as a Field or, for float64, by its shape."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
+    return extra if isinstance(extra, Field) else Field(extra, "float64")
+
+
+def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
+    """The value as an array of the extra's shape and dtype; integers must keep their values."""
+    if type(value) is float and not expected.shape and expected.dtype == "float64":
+        return np.array(value)
+    array = np.asarray(value)
+    dtype = np.dtype(expected.dtype)
+    if array.shape != expected.shape:
+        raise ValueError(f"extras {name}: expected {expected.describe()}, got shape {array.shape}")
+    whole = dtype.kind in "iu" and array.dtype.kind in "iu"
+    if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(f"extras {name}: expected {expected.describe()}, got {array.dtype}")
+    fitted = array.astype(dtype)
+    if whole and not np.array_equal(fitted, array):
+        raise ValueError(f"extras {name}: expected values that fit {dtype}, got {value!r}")
+    return fitted
+
+
+def copied_extras(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Scalars and copies."""
+    return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}
+
+
+def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
+        raise ValueError(f"model {name}: expected a tensor with memory; run the model or initialise it first")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"model {name}: expected a dense tensor, got {tensor.layout}, {tensor.dtype}")
+    return TensorSpec(name, tuple(tensor.shape), tensor.dtype)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for tensors that are the same memory seen in the same way."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _check_apart(groups: list[TensorGroup]) -> None:
+    """Moving tensors that share a part of their memory would part them: refused."""
+    spans = []
+    for group in groups:
+        tensor = group.tensors[0]
+        if tensor.numel():
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            begin = tensor.data_ptr()
+            spans.append((str(tensor.device), begin, begin + (reach + 1) * tensor.itemsize, group.spec.name))
+    for (device, _, end, name), (next_device, begin, _, next_name) in pairwise(sorted(spans)):
+        if device == next_device and begin < end:
+            raise ValueError(f"model {name}, {next_name}: expected memory shared whole or not at all")
+
+
+def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Aligned offsets for things of the given sizes from `start` on, and where they end."""
+    offsets = []
+    for size in sizes:
+        offsets.append(start)
+        start += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return tuple(offsets), start
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"expected a torch dtype, got {name}")
+    return dtype

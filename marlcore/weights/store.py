@@ -1,0 +1,362 @@
+"""The parameter store: a learner publishes its model's weights, actors copy the newest or read them in place.
+
+A store is one lane whose rows are whole models: a publish is one append, the slot that readers use is the newest
+row, and the version is the lane's committed count. Readers validate what they read, whatever the number of slots.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ClosedError, NotEnoughData, SegmentCorrupt
+from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
+from ..spec import Field
+from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
+
+__all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
+
+Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
+SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
+_MOST_VERSIONS = 2**61  # half of what a lane can count: as many again may follow
+_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
+
+
+class ParameterStore(Shared):
+    """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
+
+    Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ParameterStore
+    to a process attaches to the same memory; after a fork, attach to the handle.
+
+    A row holds each parameter and buffer once (tied ones too; buffers that are not persistent as well) in its own
+    dtype, and the extras. With n slots a read is discarded when the n-th publish after the one that it reads begins.
+
+    Attributes:
+        mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
+        layout: where the tensors and extras lie in a row.
+        begins_after: the version that the first publish follows; 0 unless the store continues another one.
+    """
+
+    kind = "parameter store"
+
+    def _understand(self, segment: Segment) -> None:
+        self.mode: str = segment.description["mode"]
+        self.begins_after = _checked_version(segment.description["begins_after"])
+        self.layout = RowLayout.from_dict(segment.description)
+        self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
+        self._lanes = self._geometry.bind(segment.body)
+
+    @classmethod
+    def create(
+        cls,
+        model: torch.nn.Module,
+        mode: Mode = "double_buffer",
+        extras: Mapping[str, tuple[int, ...] | Field] | None = None,
+        *,
+        begins_after: int = 0,
+        name: str = "weights",
+        path: str | os.PathLike[str] | None = None,
+    ) -> ParameterStore:
+        """A new store with room for the model's weights; nothing is published yet, and the model stays as it is.
+
+        Args:
+            model: says which tensors a row has; on any device.
+            mode: how many slots.
+            extras: further arrays that travel with the weights: a shape for float64, or a Field.
+            begins_after: the last version of the store that this one continues; the first publish has the next one.
+            name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
+            path: an ordinary file to hold the store instead.
+
+        Raises:
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+        """
+        if mode not in SLOTS:
+            raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
+        fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
+        layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
+        begins_after = _checked_version(begins_after)
+        description = {"kind": cls.kind, "mode": mode, "begins_after": begins_after, **layout.to_dict()}
+        geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
+
+        def fill(put: Put) -> None:
+            # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
+            counters = np.array([begins_after, begins_after + geometry.capacity], np.int64)
+            put(geometry.counters_offset(0), counters.view(np.uint8))
+
+        return cls(Segment.create(name, description, geometry.nbytes, path, fill if begins_after else None))
+
+    @property
+    def version(self) -> int:
+        """The newest one, published last; 0 when nothing was published to this store."""
+        self._segment.check_open()
+        committed = self._lanes.committed(0)
+        return committed if committed > self.begins_after else 0
+
+    def publisher(self, model: torch.nn.Module) -> Publisher:
+        """The publishing end, for this process alone until it closes it or dies.
+
+        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
+        successor's versions go on behind the last one.
+
+        Raises:
+            LaneBusy: the store's publisher lives. LayoutMismatch: the model has other tensors than the store's.
+        """
+        claimed = claim(self._segment, self._lanes, 0)
+        try:
+            return Publisher(self, self._lanes, FlatModel(model, self.layout), claimed)
+        except BaseException:
+            claimed.release()
+            raise
+
+    def subscriber(self, local_model: torch.nn.Module) -> Subscriber:
+        """A reading end, which keeps `local_model` up to date; any number may live at once, in any process.
+
+        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same.
+
+        Raises: LayoutMismatch: the model has other tensors than the store's.
+        """
+        self.check_open()
+        return Subscriber(self, self._lanes, Event(self._segment.body), FlatModel(local_model, self.layout))
+
+    def slot_tensor(self, slot: int) -> torch.Tensor:
+        """A slot's row in shared memory, uint8 [layout.nbytes]: the publisher's to write, and to read unvalidated."""
+        self.check_open()
+        if not 0 <= slot < SLOTS[self.mode]:
+            raise ValueError(f"slot: expected 0 to {SLOTS[self.mode] - 1}, got {slot!r}")
+        start = self._geometry.column_offset(0) + slot * self.layout.nbytes
+        return torch.from_numpy(self._segment.body[start : start + self.layout.nbytes])
+
+    def __repr__(self) -> str:
+        return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
+
+
+def _checked_version(version: Any) -> int:
+    """Raises ValueError: it is no version that a store can begin after."""
+    whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
+    if not whole or not 0 <= version <= _MOST_VERSIONS:
+        raise ValueError(f"begins_after: expected an integer from 0 to {_MOST_VERSIONS}, got {version!r}")
+    return int(version)
+
+
+class Publisher:
+    """The store's only writer. Use `ParameterStore.publisher`; a context manager. For one thread at a time.
+
+    Attributes:
+        version: of the last publish to the store, 0 when there was none.
+    """
+
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, flat: FlatModel, claimed: LaneClaim) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._flat = flat
+        self._claim: LaneClaim | None = claimed
+        self._inside: dict[int, None] = {}  # see guard.py
+        self.version = store.version
+        self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
+        self._stage()
+
+    def _stage(self) -> None:
+        """The row that appends take: the model's own memory on the CPU, else a row of host memory."""
+        row = self._flat.row
+        self._host = self._flat.host_row() if row.device.type != "cpu" else None
+        staged = (row if self._host is None else self._host).numpy()
+        self._extras = self._flat.layout.extra_views(staged)
+        self._put(self._given)
+        self._append = self._lanes.appender(0, staged)
+        self._row = row  # last: an interrupt before this has the next publish stage it again
+
+    @one_thread
+    def publish(self, /, **extras: Any) -> int:
+        """Publishes the model's weights as they are now, whole.
+
+        On the CPU that is one copy and one atomic store; from an accelerator a copy to the host comes first, on the
+        current stream. What `.to(...)`, `load_state_dict(assign=True)` or assignments put in the place of the model's
+        tensors is taken in and published.
+
+        Args:
+            extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
+
+        Returns: the version: for the store's first, 1, or the one that follows `begins_after`.
+
+        Raises:
+            LayoutMismatch: a tensor of the model was added or removed, or has another name, shape or dtype now.
+            ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype.
+            ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
+            UsedByTwoThreads: another thread is publishing.
+            After an error nothing was published, and the extras are as before.
+        """
+        self._store.check_open()
+        if self._claim is None:
+            raise ClosedError("the publisher was closed")
+        if self._flat.moved():
+            self._flat.bind()
+        if self._row is not self._flat.row:
+            self._stage()
+        if extras or len(self._given) < len(self._extras):
+            self._take(extras)
+        if self._host is not None:
+            weights = self._flat.layout.tensor_bytes
+            self._host[:weights].copy_(self._flat.row[:weights])
+        self._append()
+        self.version = self._lanes.committed(0)
+        return self.version
+
+    def _take(self, extras: dict[str, Any]) -> None:
+        """Checks all of them, then puts all of them into the row."""
+        fields = self._flat.layout.extras
+        if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
+            unknown = sorted(extras.keys() - fields.keys())
+            missing = sorted(fields.keys() - self._given.keys() - extras.keys())
+            if unknown or missing:
+                raise ValueError(f"extras: expected {sorted(fields)}, got unknown {unknown}, missing {missing}")
+        fitted = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
+        self._given.update(fitted)
+        self._put(fitted)
+
+    def _put(self, fitted: dict[str, NDArray[Any]]) -> None:
+        for name, value in fitted.items():
+            self._extras[name][...] = value
+
+    def close(self) -> None:
+        """Gives the store up to a successor; the model stays usable."""
+        if self._claim is not None:
+            self._claim.release()
+        self._claim = None
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class InPlaceView:
+    """The newest weights where they lie in shared memory. Use `Subscriber.in_place`.
+
+    Attributes:
+        version: of these weights.
+        tensors: by every name that the model has for them, for `torch.func.functional_call`. They are the publisher's
+            memory: do not write to them (a BatchNorm in training mode would).
+        extras: by name, floats and arrays, copied.
+    """
+
+    def __init__(
+        self, version: int, tensors: Mapping[str, torch.Tensor], extras: Mapping[str, Any], whole: Callable[[], bool]
+    ) -> None:
+        self.version = version
+        self.tensors = tensors
+        self.extras = extras
+        self._whole = whole
+        self._final: bool | None = None
+
+    def valid(self) -> bool:
+        """Whether everything read so far, extras too, was this version; after the block: when it ended."""
+        return self._whole() if self._final is None else self._final
+
+    def end(self) -> None:
+        """Settles the answer: what happens to the slot from now on does not matter."""
+        self._final = self.valid()
+
+
+class Subscriber:
+    """Keeps a local model up to date. Use `ParameterStore.subscriber`. For one thread at a time.
+
+    Attributes:
+        version: of the local model's weights, 0 before the first pull.
+        extras: what was published with them: a float for shape () (what `item` gives for other dtypes), else an
+            array; empty before the first pull.
+    """
+
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, flat: FlatModel) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._event = event
+        self._flat = flat
+        self._inside: dict[int, None] = {}  # see guard.py
+        self._scratch = flat.host_row()
+        self._scratch_extras = flat.layout.extra_views(self._scratch.numpy())
+        self._read_newest = lanes.newest_reader(0, self._scratch.numpy())
+        self._slots: dict[int, tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]] = {}
+        self.version = 0
+        self.extras: Mapping[str, Any] = {}
+
+    @one_thread
+    def pull(self, timeout: float = 1.0) -> bool:
+        """Copies the newest weights into the local model, whole or not at all; False when there are none newer.
+
+        Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
+
+        Args:
+            timeout: seconds to go on trying while the publisher overwrites what is being copied.
+
+        Raises:
+            TimeoutError: it did so all the time. LayoutMismatch: a tensor of the local model was added or
+            removed, or has another name, shape or dtype now. UsedByTwoThreads: another thread is pulling. Each leaves
+            the model as it was.
+        """
+        if self._store.version == self.version:
+            return False
+        if self._flat.moved():
+            self._flat.bind()
+            self._slots.clear()
+        version = self._copy_newest(timeout)
+        self._flat.row.copy_(self._scratch)
+        self.extras = copied_extras(self._scratch_extras)
+        self.version = version
+        return True
+
+    def _copy_newest(self, timeout: float) -> int:
+        """Copies the newest row into the scratch row; its version."""
+        deadline = monotonic() + timeout
+        pause, attempts = 0.0, 1
+        while (version := self._read_newest()) == -errno.ESTALE:
+            if not monotonic() < deadline:
+                raise TimeoutError(
+                    f"{self._store!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
+                    "the slot before it is copied, or died while it did; give the store more slots "
+                    "(triple_buffer) or publish less often"
+                )
+            sleep(pause)
+            pause, attempts = min(2 * pause + 1e-6, _LONGEST_PAUSE_S), attempts + 1
+        if version <= 0:
+            raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
+        return version
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """Sleeps until the store's version is above `newer_than`, at most `timeout` seconds; whether it is."""
+        store, deadline = self._store, monotonic() + timeout
+        return sleep_until(lambda: max(0, newer_than + 1 - store.version), self._event, deadline, store.check_open)
+
+    @contextmanager
+    def in_place(self) -> Iterator[InPlaceView]:
+        """The newest weights without a copy; ask `view.valid()` after reading, and discard the result if not.
+
+        Raises: NotEnoughData: nothing was published yet.
+        """
+        version = self._store.version
+        if version == 0:
+            raise NotEnoughData(f"{self._store!r}: nothing was published yet")
+        tensors, extras = self._slot((version - 1) % SLOTS[self._store.mode])
+        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([version - 1]), np.zeros(1, np.uint8))
+        view = InPlaceView(version, tensors, copied_extras(extras), lambda: lapped(1) == 0)
+        try:
+            yield view
+        finally:
+            view.end()
+
+    def _slot(self, slot: int) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
+        """Views of a slot's tensors, by all their names, and extras."""
+        if slot not in self._slots:
+            row = self._store.slot_tensor(slot)
+            pairs = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
+            tensors = {name: view for group, view in pairs for name in group.names}
+            self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
+        return self._slots[slot]

@@ -1,0 +1,174 @@
+"""Killed at each store to shared memory and at each system call, or with each system call failing: others go on.
+
+What victims do and what others must find is in crash_points.py, which runs each scenario in a process of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from core import CORE, SUPPORT, build_crash_points, mutants, run
+
+from marlcore import SegmentCorrupt
+from marlcore.memory.segment import Segment
+
+PROGRAM = SUPPORT / "crash_points.py"
+
+# Each point of an operation is among these: the least that there are of each kind.
+POINTS = {
+    "create": {"openat": 3, "fallocate": 1, "pwrite64": 1, "mmap": 1, "fcntl": 1, "linkat": 1},
+    "create_file": {"openat": 2, "fallocate": 1, "pwrite64": 1, "mmap": 1, "fcntl": 1, "linkat": 1},
+    "attach": {"openat": 1, "fcntl": 1, "pread64": 2, "mmap": 1},
+    "claim": {"openat": 1, "fcntl": 1},
+    "add": {"store": 12, "futex": 1},  # reserved, 8 words, committed, waiters, event
+    "add_frame": {"store": 7, "copy": 2, "futex": 1},
+    "add_boundary": {"store": 10, "copy": 4, "futex": 1},
+    "add_batch": {"store": 20, "copy": 4, "futex": 1},
+    "add_shared": {"store": 7, "copy": 4, "futex": 1, "fcntl": 2},
+    "add_limited": {"store": 12, "futex": 1},
+    "draw": {"store": 3},
+    "publish": {"store": 4, "copy": 2, "futex": 1},
+    "save": {"fallocate": 1, "pwrite64": 5, "fsync": 2, "linkat": 1, "rename": 1},
+    "close": {"unlink": 1, "close": 2},
+    "sweep": {"openat": 2, "fcntl": 2, "unlink": 1},
+}
+FAILING = {
+    "create": {"fallocate": "ENOSPC: SharedMemoryFull", "pwrite64": "ENOSPC: SharedMemoryFull",
+               "openat": "EMFILE: MarlcoreError", "mmap": "ENOMEM: SharedMemoryFull", "linkat": "ENOSPC: OSError"},
+    "create_file": {"fallocate": "ENOSPC: SharedMemoryFull", "linkat": "ENOSPC: OSError", "close": "EIO: nothing"},
+    "attach": {"openat": "EMFILE: MarlcoreError", "fcntl": "ENOLCK: OSError", "mmap": "ENOMEM: SharedMemoryFull",
+               "pread64": "EIO: OSError"},
+    "claim": {"openat": "EMFILE: MarlcoreError", "fcntl": "ENOLCK: OSError"},
+    "add_shared": {"fcntl": "ENOLCK: MarlcoreError", "futex": "ENOMEM: nothing"},
+    "save": {"fallocate": "ENOSPC: SharedMemoryFull", "pwrite64": "ENOSPC: SharedMemoryFull", "fsync": "EIO: OSError",
+             "linkat": "EIO: OSError", "rename": "EIO: OSError"},
+    "close": {"unlink": "EIO: OSError", "close": "EIO: nothing"},
+    "sweep": {"unlink": "EIO: OSError", "fcntl": "ENOLCK: OSError"},
+}  # fmt: skip
+
+
+ARM = """
+import ctypes, os, sys
+report = (ctypes.c_int64 * 2)()
+os._exit(100 - ctypes.CDLL(sys.argv[1]).mc_points_arm(ctypes.c_int64(-1), 0, report))
+"""
+REFUSALS = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS}  # of the kernel, or of a container's own filter
+
+
+def filter_is_refused(core: Path) -> str:
+    """Why a process may have no seccomp filter here; "" where it may."""
+    code = run([sys.executable, "-c", ARM, core]).returncode - 100  # of its own, unlike a traceback's
+    return os.strerror(code) if code in REFUSALS else ""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = build_crash_points(CORE, tmp_path_factory.mktemp("core"))
+    if refusal := filter_is_refused(built):
+        pytest.skip(f"this kernel or container lets no process have a seccomp filter ({refusal})")
+    return built
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where the program makes its segments: no other process sweeps there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-W", "error", PROGRAM, how, scenario, core, folder, *sabotage])
+
+
+@pytest.mark.parametrize("scenario", POINTS)
+def test_whoever_is_killed_at_any_point_others_go_on_with_what_was_whole(scenario: str, core: Path, folder: Path):
+    done = play("kill", scenario, core, folder)
+    assert done.returncode == 0, done.stderr
+    passed = Counter(json.loads(done.stdout))
+    assert passed >= Counter(POINTS[scenario]), passed
+
+
+@pytest.mark.parametrize("scenario", FAILING)
+def test_each_system_call_that_fails_is_a_clean_error_and_the_next_attempt_succeeds(
+    scenario: str, core: Path, folder: Path
+):
+    done = play("fail", scenario, core, folder)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    assert all(outcome in outcomes.get(call, {}) for call, outcome in FAILING[scenario].items()), outcomes
+
+
+MUTANTS = [
+    ("kill", "add_frame", "torn or wrong", mutants.Mutant("commits_before_it_writes", ((
+        "transition.c",
+        "    uint32_t age = writer->age;\n",
+        "    uint32_t age = writer->age;\n    mc_lane_commit(&writer->lane, first, rows);\n",
+    ),), ())),
+    ("kill", "add", "torn or wrong", mutants.Mutant("does_not_reserve", (mutants.NO_RESERVATION, (
+        "lane.c",
+        "    mc_store_committed(mc_counters_of(lane), first + n);\n",
+        "    mc_store_reserved(mc_counters_of(lane), first + n);\n"
+        "    mc_store_committed(mc_counters_of(lane), first + n);\n",
+    )), ())),
+    ("kill", "add_batch", "torn or wrong", mutants.Mutant("successor_lowers_reserved", ((
+        "lane.c", "    if (r < c + n)\n", "",
+    ),), ())),
+    ("fail", "claim", "a lane has two writers", mutants.Mutant("lock_that_fails_is_taken_for_held", ((
+        "locks.c", "    return errno == EACCES ? -EAGAIN : -errno;\n", "    return errno == EAGAIN ? -EAGAIN : 0;\n",
+    ),), ())),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(("how", "scenario", "found", "mutant"), MUTANTS, ids=[mutant.name for *_, mutant in MUTANTS])
+def test_a_core_that_breaks_a_rule_is_found_out(
+    how: str, scenario: str, found: str, mutant: mutants.Mutant, tmp_path: Path, folder: Path
+):
+    done = play(how, scenario, build_crash_points(mutants.mutate(mutant, tmp_path), tmp_path), folder)
+    assert done.returncode != 0
+    assert found in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "scenario", "sabotage", "found"),
+    [
+        ("kill", "create", "named_at_once", "SegmentCorrupt"),
+        ("kill", "save", "removed_before_it_is_replaced", "SegmentNotFound"),
+        ("fail", "attach", "keeps_descriptors", "descriptors: "),
+    ],
+)
+def test_segments_that_break_a_rule_are_found_out(
+    how: str, scenario: str, sabotage: str, found: str, core: Path, folder: Path
+):
+    done = play(how, scenario, core, folder, sabotage)
+    assert done.returncode != 0
+    assert found in done.stderr
+
+
+# ---- files that are not what they were ----
+
+
+@pytest.mark.parametrize("length", ["grows", "shrinks", "is empty"])
+def test_a_segment_whose_length_changed_behind_its_users_is_refused(length: str, tmp_path: Path):
+    with closing(Segment.create("test", {}, 10_000, path=tmp_path / "file")) as made:
+        os.truncate(made.path, {"grows": made.nbytes + 4096, "shrinks": made.nbytes - 4096, "is empty": 0}[length])
+        with pytest.raises(SegmentCorrupt, match="expected a"):
+            Segment.attach(made.handle)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs privileges")
+def test_a_segment_that_was_given_to_another_user_is_refused(tmp_path: Path):
+    with closing(Segment.create("test", {}, 10, path=tmp_path / "file")) as made:
+        os.chown(made.path, 12_345, -1)
+        with pytest.raises(SegmentCorrupt, match="of this user alone"):
+            Segment.attach(made.handle)

@@ -1,0 +1,582 @@
+"""Segments whose bytes an enemy chose: what is done with them ends in a result or an exception, never in a signal.
+
+Each round of a case changes counters, slots and rows between any two uses, to noise, to extreme words, or by a bit; a
+second process goes on changing them meanwhile in `test_a_segment_that_changes_all_the_time_...`. All of it happens in
+a child process, which must end by itself, in time and with status 0. The suite runs a few rounds of a seed that it
+prints when they fail;
+
+    python tests/long.py hostile 600
+
+runs every case for that many seconds in all, with other rounds each time unless a second number, the seed, is given.
+It ends with how many uses gave a result and how many an exception, or with the round that ended otherwise.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from core import CORE, mutants, run
+
+from marlcore import (
+    Field,
+    MarlcoreError,
+    ParameterStore,
+    Prioritized,
+    RateLimiter,
+    ReplayBuffer,
+    Sequence,
+    TrajectoryQueue,
+    TransitionSpec,
+)
+from marlcore.memory.shared_object import Shared
+from marlcore.processes.control import READY, STEPS, Control
+from marlcore.processes.telemetry import Metric, Telemetry
+from marlcore.queue import reader as reader_module
+from marlcore.replay import sampler as sampler_module
+
+SEED = 20_240_101
+PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
+PAGE, FIXED = 4096, 48  # bytes of these headers, and of what precedes their description
+SPEC = TransitionSpec(
+    {"x": Field((3,)), "frame": Field((20, 20), "uint8")},
+    Field((), "int16"),
+    {"priority": Field(), "h": Field((5,), every=4)},
+)
+PAIRS = TransitionSpec(Field((70, 3)), Field(), {"done": Field((), "bool")}, next_obs=True)
+WORKERS = ["actor-0", "learner"]
+
+Use = Callable[[], object]
+
+
+def row_of(spec: TransitionSpec) -> dict[str, Any]:
+    fields = {"action": spec.action, **spec.extras}
+    row: dict[str, Any] = {name: np.ones(one.shape, one.dtype) for name, one in fields.items()}
+    obs = {name: np.ones(one.shape, one.dtype) for name, one in spec.obs_fields.items()}
+    row["obs"] = obs.get("", obs)
+    return row | {"reward": 1.0} | ({"next_obs": row["obs"]} if spec.next_obs else {})
+
+
+def check_batch(batch: Any) -> object:
+    """What must be so of a batch whatever its rows held."""
+    assert (batch.index >= 0).all()
+    assert batch.reward.dtype == batch.discount.dtype == np.float32
+    assert batch.valid.any()
+    return batch
+
+
+class Case:
+    """Something shared, and every use that can be made of it; each use is one call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shared: Any = self.create()
+
+    def create(self) -> Shared:
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Whatever is used for many rounds; again after what was attached to has been replaced."""
+
+    def uses(self) -> dict[str, Use]:
+        raise NotImplementedError
+
+    def attached(self, shared: Any) -> None:
+        """Uses what a changed header describes."""
+        raise NotImplementedError
+
+
+class Replay(Case):
+    """Samplers of every kind, writers, and saves."""
+
+    spec = SPEC
+    limiter: RateLimiter | None = None
+
+    def create(self) -> ReplayBuffer:
+        replay = ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
+        for lane in range(2):
+            with replay.writer(lane, timeout=0.0) as writer:
+                for i in range(40 + 30 * lane):
+                    writer.add(**row_of(self.spec), terminated=i % 11 == 10)
+        return replay
+
+    def options(self) -> list[dict[str, Any]]:
+        priorities = Prioritized(alpha=0.7, initial="priority")
+        return [
+            {},
+            {"stack": 4, "n_step": 3, "pad": "zero"},
+            {"sequence": Sequence(8, 4), "stack": 2},
+            {"prioritized": priorities, "stack": 2, "n_step": 2},
+            {"sequence": Sequence(4), "prioritized": priorities},
+        ]
+
+    def open(self) -> None:
+        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **one) for i, one in enumerate(self.options())]
+        self.states = [sampler.state_dict() for sampler in self.samplers]
+        self.index = np.arange(8)
+        self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
+
+    def uses(self) -> dict[str, Use]:
+        uses: dict[str, Use] = {"len": self.count, "save": self.save, "load": self.load}
+        for i, sampler in enumerate(self.samplers):
+            uses[f"sample {i}"] = partial(self.sample, sampler)
+            uses[f"can_sample {i}"] = sampler.can_sample
+            uses[f"state_dict {i}"] = partial(self.state, i)
+            uses[f"load_state_dict {i}"] = partial(lambda i: self.samplers[i].load_state_dict(self.states[i]), i)
+            if sampler.prioritized:
+                uses[f"update {i}"] = partial(self.update, sampler)
+        for lane, writer in enumerate(self.writers):
+            uses[f"add {lane}"] = partial(writer.add, **row_of(self.spec), truncated=False)
+            uses[f"replace writer {lane}"] = partial(self.replace_writer, lane)
+        return uses
+
+    def count(self) -> None:
+        assert 0 <= len(self.shared) <= self.shared.capacity
+
+    def sample(self, sampler: Any) -> object:
+        batch = sampler.sample()
+        self.index = batch.index.copy()
+        return check_batch(batch)
+
+    def update(self, sampler: Any) -> None:
+        sampler.update_priorities(self.index, np.ones(len(self.index)))
+
+    def state(self, i: int) -> None:
+        self.states[i] = self.samplers[i].state_dict()
+
+    def replace_writer(self, lane: int) -> None:
+        self.writers[lane].close()
+        self.writers[lane] = self.shared.writer(lane, timeout=0.0)
+
+    def save(self) -> None:
+        self.shared.save(self.folder / "save", self.samplers[-1])
+
+    def load(self) -> None:
+        with ReplayBuffer.load(self.folder / "save") as replay:
+            self.attached(replay)
+            replay.sampler_state  # noqa: B018 (reading it checks it)
+
+    def attached(self, shared: ReplayBuffer) -> None:
+        len(shared)
+        with shared.writer(timeout=0.0) as writer:
+            writer.add(**row_of(shared.spec))
+        check_batch(shared.sampler(4, min_size=1).sample())
+
+
+class Pairs(Replay):
+    """Rows that hold their next_obs, and lanes of several writers."""
+
+    spec = PAIRS
+
+    def options(self) -> list[dict[str, Any]]:
+        return [{}, {"prioritized": Prioritized()}]
+
+
+class Limited(Replay):
+    """A replay whose writers and samplers wait for one another."""
+
+    limiter = RateLimiter(4.0, 10, 1000.0)
+
+
+class Queue(Case):
+    """A queue's reader, its successors, and writers that it keeps back."""
+
+    when_full = "wait"
+
+    def create(self) -> TrajectoryQueue:
+        queue = TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=self.folder / "segment")
+        for lane in range(2):
+            with queue.writer(lane, timeout=0.0) as writer:
+                for i in range(78):
+                    writer.add(**row_of(SPEC), terminated=i % 11 == 10)
+        return queue
+
+    def open(self) -> None:
+        self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
+        self.reader = self.shared.reader(4)
+
+    def uses(self) -> dict[str, Use]:
+        uses: dict[str, Use] = {
+            "len": lambda: len(self.shared), "dropped": lambda: self.shared.dropped,
+            "skipped": lambda: self.shared.skipped, "read": lambda: check_batch(self.reader.read()),
+            "wait": lambda: check_batch(self.reader.read(timeout=0.0)),
+        }  # fmt: skip
+        for i, options in enumerate(({}, {"stack": 3, "n_step": 2}, {"length": 4}, {"length": 8, "stack": 2})):
+            uses[f"replace reader {i}"] = partial(self.replace_reader, options)
+        for lane, writer in enumerate(self.writers):
+            uses[f"add {lane}"] = partial(writer.add, **row_of(SPEC), truncated=False)
+        return uses
+
+    def replace_reader(self, options: dict[str, Any]) -> None:
+        self.reader.close()
+        self.reader = self.shared.reader(4, **options)
+
+    def attached(self, shared: TrajectoryQueue) -> None:
+        assert len(shared) + shared.dropped.sum() + shared.skipped.sum() >= 0
+        with shared.writer(timeout=0.0) as writer, shared.reader(2) as reader:
+            writer.add(**row_of(shared.spec))
+            check_batch(reader.read())
+
+
+class DroppingQueue(Queue):
+    """A queue whose writers count what finds no room."""
+
+    when_full = "drop_newest"
+
+
+class Store(Case):
+    """Weights that are copied, and read in place."""
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(10, 4)
+
+    def create(self) -> ParameterStore:
+        store = ParameterStore.create(self.model(), "double_buffer", {"temperature": ()}, path=self.folder / "segment")
+        with store.publisher(self.model()) as publisher:
+            publisher.publish(temperature=1.0)
+        return store
+
+    def open(self) -> None:
+        self.subscriber = self.shared.subscriber(self.model())
+        self.publisher = self.shared.publisher(self.model())
+
+    def uses(self) -> dict[str, Use]:
+        return {
+            "version": lambda: self.shared.version, "pull": lambda: self.subscriber.pull(timeout=0.001),
+            "in place": self.in_place, "publish": lambda: self.publisher.publish(temperature=2.0),
+            "wait": lambda: self.subscriber.wait(1, timeout=0.0), "replace publisher": self.replace_publisher,
+        }  # fmt: skip
+
+    def in_place(self) -> None:
+        with self.subscriber.in_place() as view:
+            assert [tuple(tensor.shape) for tensor in view.tensors.values()] == [(4, 10), (4,)]
+            view.valid()
+
+    def replace_publisher(self) -> None:
+        self.publisher.close()
+        self.publisher = self.shared.publisher(self.model())
+
+    def attached(self, shared: ParameterStore) -> None:
+        shared.slot_tensor(0).sum()
+        subscriber = shared.subscriber(self.model())
+        subscriber.pull()
+        with subscriber.in_place() as view:
+            view.valid()
+
+
+class Block(Case):
+    """What the processes of a run tell each other."""
+
+    def create(self) -> Control:
+        return Control.create(WORKERS)
+
+    def uses(self) -> dict[str, Use]:
+        return {"read": partial(self.attached, self.shared)}
+
+    def attached(self, shared: Control) -> None:
+        assert shared.stopping in (False, True)
+        assert isinstance(shared.steps, int)
+        for counters in [*shared.workers.values(), *shared.notes.values()]:
+            counters.store(READY, counters.load(STEPS))
+
+
+class Metrics(Case):
+    """Rows of metrics that are tailed."""
+
+    metric = Metric(1.0, 2, "agent_0", "loss", 3.0)
+
+    def create(self) -> Telemetry:
+        telemetry = Telemetry.create(WORKERS)
+        for worker in WORKERS:
+            reporter = telemetry.reporter(worker)
+            for _ in range(100):
+                reporter.report(self.metric)
+            reporter.close()
+        return telemetry
+
+    def open(self) -> None:
+        self.reporter = self.shared.reporter(WORKERS[0])
+        self.late = Telemetry.attach(self.shared.handle)
+
+    def uses(self) -> dict[str, Use]:
+        return {
+            "report": lambda: self.reporter.report(self.metric), "tail": self.shared.tail,
+            "tail for the first time": lambda: Telemetry.attach(self.shared.handle).tail(),
+            "check": self.replace_reporter,
+        }  # fmt: skip
+
+    def replace_reporter(self) -> None:
+        self.reporter.close()
+        self.reporter = self.shared.reporter(WORKERS[0])
+
+    def attached(self, shared: Telemetry) -> None:
+        assert all(isinstance(metric.name, str) for metric in shared.tail())
+
+
+CASES = {
+    "replay": Replay, "pairs": Pairs, "limited": Limited, "queue": Queue, "dropping_queue": DroppingQueue,
+    "store": Store, "control": Block, "telemetry": Metrics,
+}  # fmt: skip
+HEADERS = ["limited", "queue", "store", "control", "telemetry"]
+
+
+# ---- the enemy ----
+
+EXTREME = [0, 1, -1, 2**31, 2**32 - 1, 2**61, 2**62 - 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
+
+
+def attack(body: np.ndarray, rng: np.random.Generator, control: int) -> None:
+    """Changes some bytes, most of them of the first `control`: lines of words, the first of which mean most."""
+    words = body.view(np.int64)
+    for _ in range(rng.integers(1, 4)):
+        line = 16 * int(rng.integers(control // 128))
+        at = line + int(16 * rng.random() ** 3) if rng.random() < 0.7 else int(rng.integers(len(words)))
+        kind = rng.integers(5)
+        with np.errstate(over="ignore"):
+            if kind == 0:
+                words[at] = EXTREME[rng.integers(len(EXTREME))]
+            elif kind == 1:
+                words[at] ^= np.int64(1) << np.int64(rng.integers(64))
+            elif kind == 2:
+                words[at] += np.int64(rng.integers(-100, 100))
+            elif kind == 3:  # both counters of a lane
+                words[at : at + 2] = EXTREME[rng.integers(len(EXTREME))]
+            else:
+                first, count = 8 * at, int(rng.integers(1, 2000))
+                body[first : first + count] = rng.integers(0, 256, len(body[first : first + count]), np.uint8)
+
+
+def control_bytes(shared: Any) -> int:
+    """Of the lines before the rows."""
+    geometry = getattr(shared, "_geometry", None)
+    return 128 * 4 if geometry is None else geometry.column_offset(0)
+
+
+# ---- in the child ----
+
+
+def use(name: str, call: Use, tally: Counter[str]) -> None:
+    """An exception is as good as a result, when it is one that is documented."""
+    try:
+        call()
+    except (MarlcoreError, TimeoutError):
+        tally["exceptions"] += 1
+    except ValueError as error:
+        assert re.match(r"[^:]*.*: expected ", str(error)), f"{name}: {error!r}"
+        tally["exceptions"] += 1
+    else:
+        tally["results"] += 1
+
+
+def begin(name: str, folder: Path) -> Case:
+    """The case, with every kernel compiled before anything is changed."""
+    sampler_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
+    case = CASES[name](folder)
+    case.open()
+    for use_name, call in case.uses().items():
+        use(use_name, call, Counter())
+    return case
+
+
+def live(case: Case, seed: int, seconds: float) -> Counter[str]:
+    """Rounds of changes and uses."""
+    tally: Counter[str] = Counter()
+    body = case.shared._segment.body
+    whole, control = body.copy(), control_bytes(case.shared)
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        rng = np.random.default_rng([seed, number])
+        print("round", number, flush=True)
+        body[:] = whole
+        uses = case.uses()
+        for name in rng.choice(list(uses), 12):
+            what = rng.random()
+            if what < 0.5:
+                attack(body, rng, control)
+            elif what < 0.75:
+                body[:] = whole
+            print(name, flush=True)
+            use(name, uses[name], tally)
+        number += 1
+    return tally
+
+
+def racing(case: Case, seed: int, seconds: float) -> Counter[str]:
+    """Uses, while another process changes what they look at."""
+    tally: Counter[str] = Counter()
+    body, control = case.shared._segment.body, control_bytes(case.shared)
+    with warnings.catch_warnings():  # the enemy takes no locks, which the threads of others may have held
+        warnings.simplefilter("ignore", DeprecationWarning)
+        enemy = os.fork()
+    if enemy == 0:
+        attack_for_ever(body, np.random.default_rng(seed), control)
+    try:
+        rng, end = np.random.default_rng(seed), time.monotonic() + seconds
+        while time.monotonic() < end:
+            uses = case.uses()
+            for name in rng.choice(list(uses), 12):
+                use(name, uses[name], tally)
+    finally:
+        os.kill(enemy, signal.SIGKILL)
+        os.waitpid(enemy, 0)
+    return tally
+
+
+def attack_for_ever(body: np.ndarray, rng: np.random.Generator, control: int) -> NoReturn:
+    """The enemy's process: killed by its parent, or gone after it."""
+    whole, parent = body.copy(), os.getppid()
+    while os.getppid() == parent:
+        body[:] = whole
+        for _ in range(20):
+            attack(body, rng, control)
+    os._exit(0)
+
+
+def changes(raw: bytes, used: int) -> Iterator[tuple[int, bytes]]:
+    """(byte, header with that byte changed): as it is, and with a checksum that is right again."""
+    for at in range(len(raw)):
+        for other in {raw[at] ^ 1, raw[at] ^ 0x80}:
+            yield at, raw[:at] + bytes([other]) + raw[at + 1 :]
+    for at in range(used):
+        for other in {raw[at] ^ 1, raw[at] ^ 0x80, *b'09-e",'} - {raw[at]}:
+            changed = bytearray(raw[:at] + bytes([other]) + raw[at + 1 :])
+            changed[12:16] = bytes(4)
+            changed[12:16] = struct.pack("<I", zlib.crc32(changed))
+            yield at, bytes(changed)
+
+
+def rewrite(path: Path, header: bytes) -> None:
+    with path.open("r+b", buffering=0) as file:
+        file.write(header)
+
+
+def headers(case: Case) -> Counter[str]:
+    """Every byte of the header, changed: it is refused, or what it says now works."""
+    tally: Counter[str] = Counter()
+    path, kind = case.shared._segment.path, type(case.shared)
+    raw = path.read_bytes()[:PAGE]
+    body = case.shared._segment.body
+    whole = body.copy()
+    used = FIXED + struct.unpack_from("<Q", raw, 40)[0]
+    for at, changed in changes(raw, used):
+        rewrite(path, changed)
+        print("byte", at, changed[max(0, at - 20) : at + 20], flush=True)
+        try:
+            shared = kind.attach(path)
+        except MarlcoreError:
+            tally["refused"] += 1
+            continue
+        with shared:
+            use(f"byte {at}", partial(case.attached, shared), tally)
+        body[:] = whole
+    rewrite(path, raw)
+    return tally
+
+
+def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
+    """Prints what each case counted, in a line that begins with its name."""
+    faulthandler.enable()
+    for name in names:
+        print("case", name, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            if kind == "headers":
+                case = CASES[name](Path(folder))
+                tally = headers(case)
+            else:
+                case = begin(name, Path(folder))
+                tally = {"live": live, "racing": racing}[kind](case, seed, seconds)
+            case.shared.close()
+        print("counted", name, *(f"{what} {count}" for what, count in sorted(tally.items())), flush=True)
+
+
+# ---- the tests ----
+
+
+def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, Counter[str]]:
+    """Runs cases in a process of their own, each for so many seconds; what each counted."""
+    command = [sys.executable, "-W", "error", __file__, kind, ",".join(names), str(seed), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=len(names) * seconds + PATIENCE_S)
+    ended = f"{kind}, seed {seed}: ended with {done.returncode}"
+    assert done.returncode == 0, f"{ended}\n{done.stdout[-1000:]}\n{done.stderr[-6000:]}"
+    counted = {}
+    for words in (line.split() for line in done.stdout.splitlines() if line.startswith("counted")):
+        counted[words[1]] = Counter({what: int(n) for what, n in zip(words[2::2], words[3::2], strict=True)})
+    assert list(counted) == names
+    return counted
+
+
+def test_every_changed_byte_of_a_header_is_refused_or_gives_something_that_works():
+    """Also with a checksum that is right, which only the checks behind it can refuse."""
+    for counted in child("headers", HEADERS, SEED, 0.0).values():
+        assert counted["refused"] > 2 * PAGE
+        assert counted["results"] > 0
+
+
+def test_no_counters_and_rows_end_a_process_by_a_signal():
+    for name, counted in child("live", list(CASES), SEED, 0.7).items():
+        assert counted["results"] > 0
+        assert counted["exceptions"] > 0 or name == "control"
+
+
+def test_a_segment_that_changes_all_the_time_ends_no_process_by_a_signal():
+    for counted in child("racing", list(CASES), SEED, 0.7).values():
+        assert counted["results"] > 0
+
+
+FUZZ = ["-g", "-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
+
+
+def has_fuzzer() -> bool:
+    """Whether there is clang, and its libFuzzer, which Debian packs apart."""
+    empty = "int LLVMFuzzerTestOneInput(const void *data, unsigned long size) { return 0 * (data == 0) * size; }"
+    command = ["clang", *FUZZ, "-x", "c", "-", "-o", "/dev/null"]
+    return shutil.which("clang") is not None and not subprocess.run(command, input=empty, text=True).returncode
+
+
+def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
+    """csrc/test/fuzz_lane.c says what each call may answer; the sanitizers, where it may read and write."""
+    if not has_fuzzer():
+        pytest.skip("clang with libFuzzer is not installed (Debian: clang, libclang-rt-dev)")
+    sources = [CORE / "test" / "fuzz_lane.c", *sorted(CORE.glob("*.c"))]
+    command = ["clang", *mutants.CFLAGS, *FUZZ, f"-I{CORE}", *map(str, sources), "-o", str(tmp_path / "fuzz")]
+    mutants.compile_with([*command, "-pthread", "-lm"])
+    done = run([tmp_path / "fuzz", "-max_total_time=8", f"-seed={SEED}", f"-artifact_prefix={tmp_path}/"])
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert int(done.stderr.rpartition("Done ")[2].split()[0]) > 1000
+
+
+def main(seconds: float, seed: int) -> None:
+    print(f"seed {seed}", flush=True)
+    tally: Counter[str] = Counter()
+    for kind in ("live", "racing"):
+        for name in CASES:
+            counted = child(kind, [name], seed, seconds / (2 * len(CASES)))[name]
+            print(kind, name, dict(counted), flush=True)
+            tally += counted
+    print(f"{tally['results']} results, {tally['exceptions']} exceptions, 0 signals")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in ("live", "racing", "headers"):
+        run_child(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), float(sys.argv[4]))
+    else:
+        main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32))

@@ -1,0 +1,255 @@
+"""Exceptions that come between any two steps, as a signal's handler raises them, while things are made and closed.
+
+After each, the program's own descriptors are open, none is lost, the lane is free and no segment is left. By chance, at
+20,000 moments of real time: python tests/long.py interrupts 20000
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import marlcore
+from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
+from marlcore.memory.space import SHM_DIR
+from marlcore.processes.telemetry import Telemetry
+
+PACKAGE = str(Path(marlcore.__file__).parent)
+SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
+NAME = f"interrupted{os.getpid()}"
+MOMENTS = 50  # of each operation
+
+
+class Interrupt(BaseException):
+    """What the handler raises."""
+
+
+class Program:
+    """A program that opens files of its own whenever it is interrupted."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[int, os.stat_result]] = []
+
+    def open(self) -> None:
+        for _ in range(3):
+            fd = os.memfd_create("own")
+            self.files.append((fd, os.fstat(fd)))
+
+    def close(self) -> int:
+        """How many of them another one had closed."""
+        lost = 0
+        while self.files:
+            fd, made = self.files.pop()
+            try:
+                whole = os.path.samestat(os.fstat(fd), made)
+            except OSError:
+                whole = False
+            lost += not whole
+            if whole:
+                os.close(fd)
+        return lost
+
+
+class World:
+    """What the operations work on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        limiter = RateLimiter(1.0, 1, 1000.0)
+        self.replay = ReplayBuffer.create(SPEC, 100, 2, limiter=limiter, name=NAME)
+        self.queue = TrajectoryQueue.create(SPEC, 100, 2, name=NAME)
+        self.telemetry = Telemetry.create(["one"])
+        with self.replay.writer() as writer:
+            writer.add_batch(np.zeros((20, 4), np.float32), np.zeros(20, np.int64), np.zeros(20, np.float32))
+        self.replay.save(folder / "save")
+        self.shared = (self.replay, self.queue, self.telemetry)
+
+    def attach(self) -> None:
+        ReplayBuffer.attach(self.replay.handle).close()
+
+    def attach_without_closing(self) -> None:
+        ReplayBuffer.attach(self.replay.handle)
+
+    def create(self) -> None:
+        ReplayBuffer.create(SPEC, 100, name=NAME).close()
+
+    def create_file(self) -> None:
+        (self.folder / "file").unlink(missing_ok=True)
+        ReplayBuffer.create(SPEC, 100, path=self.folder / "file").close()
+
+    def writer(self) -> None:
+        self.replay.writer(1).close()
+
+    def writer_without_closing(self) -> None:
+        self.replay.writer(1)
+
+    def sampler(self) -> None:
+        self.replay.sampler(8)
+
+    def reader(self) -> None:
+        self.queue.reader(8).close()
+
+    def reporter(self) -> None:
+        self.telemetry.reporter("one").close()
+
+    def save(self) -> None:
+        self.replay.save(self.folder / "save")
+
+    def load(self) -> None:
+        ReplayBuffer.load(self.folder / "save", name=NAME).close()
+
+    def check(self) -> None:
+        """All lanes are free, and nothing else has a name."""
+        for lane in range(2):
+            self.replay.writer(lane).close()
+        self.telemetry.reporter("one").close()
+        assert len(list(SHM_DIR.glob(f"marlcore-{NAME}*"))) == 2
+        (self.folder / "file").unlink(missing_ok=True)  # interrupted after it was made
+        assert [path.name for path in self.folder.iterdir()] == ["save"]
+
+    def close(self) -> None:
+        """The ends of readers are free too."""
+        self.queue.reader(8).close()
+        samplers = [self.replay.sampler(8) for _ in range(16)]
+        del samplers
+        for one in self.shared:
+            one.close()
+
+
+OPERATIONS = (
+    "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "sampler",
+    "reader", "reporter", "save", "load",
+)  # fmt: skip
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def attempt(act: Callable[[], None], program: Program) -> bool:
+    """Whether it was interrupted."""
+    try:
+        act()
+    except Interrupt:
+        program.open()  # while the frames of what was interrupted live
+        return True
+    return False
+
+
+@contextmanager
+def interrupting(moment: int, program: Program) -> Iterator[Counter[str]]:
+    """Raises before instruction number `moment` of the package."""
+    seen: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            seen["instructions"] += 1
+            if seen["instructions"] == moment:
+                sys.settrace(None)
+                program.open()
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield seen
+    finally:
+        sys.settrace(None)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    gc.collect()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_exception_before_any_instruction_leaves_nothing_and_takes_nothing(operation: str, world: World) -> None:
+    program, act = Program(), getattr(world, operation)
+    act()
+    with interrupting(-1, program) as seen:
+        act()
+    world.check()
+    gc.collect()
+    before = descriptors()
+    step, interrupted = max(1, seen["instructions"] // MOMENTS), 0
+    for moment in range(1 + random.randrange(step), seen["instructions"] + 1, step):
+        with interrupting(moment, program):
+            interrupted += attempt(act, program)
+        gc.collect(1)
+        assert program.close() == 0, f"instruction {moment} made it close a descriptor of the program"
+        assert descriptors() == before, f"instruction {moment} lost a descriptor"
+        world.check()
+    assert interrupted > MOMENTS // 2
+
+
+def storm(world: World, operation: str, times: int) -> Counter[str]:
+    """Interrupts it at moments of real time; what came of it."""
+    program, act, found = Program(), getattr(world, operation), Counter[str]()
+
+    def ring(*_: object) -> None:
+        program.open()
+        raise Interrupt
+
+    began = time.perf_counter()
+    for _ in range(20):
+        act()
+    longest = 1.2 * (time.perf_counter() - began) / 20
+    before, handler = descriptors(), signal.signal(signal.SIGALRM, ring)
+    while found["interrupted"] < times:
+        found["tried"] += 1
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, longest))
+            found["interrupted"] += attempt(act, program)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            pass  # it came behind the operation
+        found["foreign descriptors closed"] += program.close()
+        if found["tried"] % 20 == 0:
+            gc.collect(1)
+            found["descriptors lost"] += max(0, descriptors() - before)
+            world.check()
+    signal.signal(signal.SIGALRM, handler)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
+@pytest.mark.parametrize("operation", ["attach", "writer", "create"])
+def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, world: World) -> None:
+    found = storm(world, operation, 200)
+    assert found["foreign descriptors closed"] == found["descriptors lost"] == 0
+
+
+def main() -> None:
+    gc.collect()
+    gc.freeze()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for operation in OPERATIONS:
+            found = storm(world, operation, int(sys.argv[1]) // len(OPERATIONS))
+            sys.stdout.write(f"{operation}: {dict(found)}\n")
+        world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Whoever is killed at any moment, others go on: in C, and with processes that Python starts in each of its ways.
+
+What these do, and what they check, is in csrc/test/kill_cycles.c and kills.py. The suite kills a few of each;
+
+    python tests/long.py kills core|spawn|forkserver|fork|zombie 1000
+
+goes through that many cycles, and ends with what was found in them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from core import CORE, SUPPORT, mutants, run
+
+PROGRAM = SUPPORT / "kills.py"
+
+
+def build(folder: Path) -> Path:
+    binary = folder / "kill_cycles"
+    sources = [CORE / "test" / "kill_cycles.c", *sorted(CORE.glob("*.c"))]
+    mutants.compile_with(["gcc", *mutants.CFLAGS, f"-I{CORE}", *map(str, sources), "-o", str(binary), "-lm"])
+    return binary
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("kills"))
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-W", "error", PROGRAM, *arguments], timeout=900)
+
+
+def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> dict[str, float]:
+    assert done.returncode == status, done.stdout + done.stderr
+    words = done.stdout.split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_processes_of_the_core_killed_at_any_moment_leave_others_whole_rows_and_free_lanes(core: Path) -> None:
+    """Also inside an append, asleep, before they have the lane, and nearly all at once."""
+    found = counts(run([core, "--cycles", "600"]))
+    assert found["kills"] > found["cycles"] == 600
+    assert min(found[phase] for phase in ("starting", "inside", "waiting")) > 0
+    assert found["witnessed"] > 0
+
+
+@pytest.mark.parametrize("control", ["--lower-reserved", "--no-validation"])
+def test_torn_rows_are_seen_where_a_successor_lowers_reserved_or_nobody_validates(core: Path, control: str) -> None:
+    """The positive controls: the test above would notice."""
+    assert counts(run([core, "--cycles", "20000", "--until-torn", control]), status=1)["torn"] > 0
+
+
+def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None:
+    assert run([core, "--cycle", "1"]).returncode == 2
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_python_processes_killed_at_any_moment_stop_nobody_and_leave_nothing(method: str) -> None:
+    found = counts(python(method, "12"))
+    assert found["kills"] >= 12
+    assert found["rows"] > 0
+
+
+def test_survivors_that_do_not_validate_see_torn_rows() -> None:
+    """The positive control: the same processes, and a sampler that believes whatever it copied."""
+    assert counts(python("fork", "2000", "trust"), status=1)["torn"] > 0
+
+
+def test_a_stopped_writer_keeps_its_lane_until_it_is_killed() -> None:
+    """A successor that stands ready is refused all the while, and then goes on behind the last row."""
+    found = counts(python("zombie", "10"))
+    assert found["rounds"] == 10
+    assert found["continued"] == 5
+    assert found["refused"] >= 15 * 20
+
+
+def main(what: str, cycles: str) -> int:
+    if what != "core":
+        return subprocess.run([sys.executable, "-W", "error", PROGRAM, what, cycles]).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run([build(Path(folder)), "--cycles", cycles]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""Ctrl-C while a run's last checkpoints take their time: the first waits for them, the second does not.
+
+The run is this file as a program: `marlcore train` with an algorithm whose disk becomes slow when it is told so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marlcore import algos
+from marlcore.__main__ import main
+from marlcore.algos import DQN
+from marlcore.algos.dqn import DQNTrainer
+from marlcore.cli.gc import holders
+from marlcore.memory.space import SHM_DIR
+from marlcore.memory.survey import survey_segments
+from marlcore.processes.control import Control
+from marlcore.training.run_directory import read_progress
+
+AGENTS = ("agent_0", "agent_1", "agent_2")
+FOR_EVER_S = 3600.0
+OPTIONS = [
+    *("--algo", "dqn", "--total-steps", "1000000000", "--actor.envs", "1", "--learner.batch-size", "16"),
+    *("--learner.warmup", "50", "--learner.checkpoint-interval", "20", "--learner.device", "cpu"),
+    *("--supervision.learner-timeout", str(FOR_EVER_S)),  # and for so long the parent waits for last checkpoints
+]
+
+
+@dataclass(frozen=True)
+class SlowDQN(DQN):
+    """Its checkpoints take as many seconds to reach the disk as the file `slow` in its folder says."""
+
+    folder: str = ""
+
+    def make_trainer(self, network: torch.nn.Module) -> DQNTrainer:
+        return SlowTrainer(self, network)
+
+
+class SlowTrainer(DQNTrainer):
+    """Notes the updates of each slow checkpoint in a file of its process, before the disk has it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        assert isinstance(self.dqn, SlowDQN)
+        folder = Path(self.dqn.folder)
+        if (folder / "slow").exists():
+            seconds = float((folder / "slow").read_text())
+            os.fsync = partial(crawl, folder / f"saving-{os.getpid()}", self.updates, seconds)
+        return super().state_dict()
+
+
+def crawl(note: Path, updates: int, seconds: float, fd: int) -> None:
+    note.write_text(str(updates))
+    time.sleep(seconds)
+
+
+class Run:
+    """A run that has saved a checkpoint of each agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "run"
+        self.process = self.program(*OPTIONS, "--algorithm.folder", str(folder), "--run-dir", str(self.path))
+        self.until(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
+
+    @staticmethod
+    def program(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, "train", *options]
+        return subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            time.sleep(0.05)
+
+    def slow_down(self, seconds: float) -> None:
+        """From now on each checkpoint takes so long."""
+        (self.folder / "slow.new").write_text(str(seconds))
+        (self.folder / "slow.new").rename(self.folder / "slow")
+
+    def interrupt(self, signum: int = signal.SIGINT) -> None:
+        self.process.send_signal(signum)
+
+    @property
+    def saving(self) -> list[int]:
+        """By learner: the updates of the last slow checkpoint that it began."""
+        return sorted(int(note.read_text() or -1) for note in self.folder.glob("saving-*"))
+
+    @property
+    def segments(self) -> set[Path]:
+        """What the parent has in /dev/shm."""
+        files = survey_segments()
+        pids = holders(SHM_DIR, {file.inode for file in files})
+        return {SHM_DIR / file.name for file in files if self.process.pid in pids.get(file.inode, [])}
+
+    def stops(self) -> bool:
+        """Whether the first signal has come to its attention; a second one before that would be none."""
+        (path,) = (path for path in self.segments if path.name.startswith("marlcore-control-"))
+        with Control.watch(path) as control:
+            return control.stopping
+
+    @property
+    def unfinished(self) -> list[str]:
+        """What was written of files that had no time to become whole."""
+        return sorted(file.name for file in (self.path / "checkpoints").glob(".*"))
+
+    @property
+    def steps(self) -> int:
+        """How many the run has noted."""
+        return sum(read_progress(self.path).get("steps", {}).values())
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        return [torch.load(self.path / "checkpoints" / f"{agent}.pt") for agent in AGENTS]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    one = Run(tmp_path)
+    yield one
+    if one.process.poll() is None:
+        one.process.kill()
+        one.process.wait()
+    one.process.stderr.close()
+
+
+def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run) -> None:
+    segments = run.segments
+    assert len(segments) == 2 + 2 * len(AGENTS) and all(path.exists() for path in segments)
+    run.slow_down(3.0)
+    run.interrupt()
+    _, said = run.process.communicate()
+    assert run.process.returncode == 130 and "Traceback" not in said
+    assert sorted(state["trainer"]["updates"] for state in run.checkpoints()) == run.saving
+    assert run.unfinished == [] and not any(path.exists() for path in segments)
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGHUP, signal.SIGTERM), 129)],
+    ids=["int-int", "hup-term"],
+)
+def test_a_signal_that_comes_twice_at_once_keeps_the_last_checkpoints(
+    run: Run, signals: tuple[int, int], code: int
+) -> None:
+    segments = run.segments
+    run.slow_down(3.0)
+    for signum in signals:
+        run.interrupt(signum)
+        time.sleep(0.05)
+    _, said = run.process.communicate()
+    assert run.process.returncode == code and "Traceback" not in said
+    assert sorted(state["trainer"]["updates"] for state in run.checkpoints()) == run.saving
+    assert run.unfinished == [] and not any(path.exists() for path in segments)
+
+
+def test_a_second_ctrl_c_waits_for_nothing_and_what_was_saved_before_is_whole(run: Run) -> None:
+    segments = run.segments
+    run.slow_down(FOR_EVER_S)
+    run.until(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)
+    before = run.checkpoints()
+    run.interrupt()
+    run.until(run.stops)
+    time.sleep(1.1)  # the first was seen before this, and another within a second of it does not count
+    run.interrupt()
+    _, said = run.process.communicate()
+    assert run.process.returncode == 130 and "Traceback" not in said
+    assert [state["updates"] for state in run.checkpoints()] == [state["updates"] for state in before]
+    assert run.unfinished == [f".{agent}.pt.new" for agent in AGENTS]
+    assert not any(path.exists() for path in segments)
+    (run.folder / "slow").unlink()
+    again = run.program(
+        "--resume", str(run.path), "--total-steps", str(run.steps + 1)
+    )  # it saves last checkpoints, and nothing else
+    _, said = again.communicate()
+    assert again.returncode == 0, said
+    assert run.unfinished == []
+    assert all(new["updates"] >= old["updates"] for new, old in zip(run.checkpoints(), before, strict=True))
+
+
+if __name__ == "__main__":
+    algos.ALGORITHMS |= {"dqn": SlowDQN, "slowdqn": SlowDQN}
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""Segments that processes create, attach, sweep and let go of at once, while some of them are killed at any moment.
+
+Nobody loses a segment that it holds, nobody finds half a segment, and one sweep removes what all of them left. Over so
+many attempts: python tests/long.py segment_races 100000
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from core import run
+from marlcore._core import lib
+from seams import replace
+
+from marlcore import SegmentNotFound
+from marlcore.memory import native as locking
+from marlcore.memory import new_file
+from marlcore.memory.files import File
+from marlcore.memory.segment import Segment
+from marlcore.memory.survey import survey_segments
+
+WORKERS = 6
+HELD = 6
+PATIENCE = 200_000  # attempts until a broken rule must have shown
+COUNTS = ("created", "attached", "not found", "sweeps", "removed")
+ATTEMPTS = slice(0, 4)
+PAGE_WORDS = 512
+GONE, SEED = 0, 1  # words of a body: whether its creator takes its name away, and what the others follow from
+
+
+class Fault(Exception):
+    """What must not be."""
+
+
+def content(seed: int, words: int) -> np.ndarray:
+    """What a body begins with, uint64 [words]."""
+    made = np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    made[[GONE, SEED]] = 0, seed
+    return made
+
+
+def has_name(segment: Segment) -> bool:
+    """Whether the segment's path leads to its file."""
+    try:
+        return os.path.samestat(os.stat(segment.path), os.fstat(segment._file.fd))
+    except FileNotFoundError:
+        return False
+
+
+class Worker:
+    """Does anything in any order, and looks at what it holds."""
+
+    def __init__(self, directory: Path, counts: np.ndarray, seed: int) -> None:
+        self.directory = directory
+        self.counts = counts
+        self.random = random.Random(seed)
+        self.created: list[Segment] = []
+        self.attached: list[Segment] = []
+        self.known: list[Path] = []
+
+    def live(self, parent: int) -> None:
+        acts = [self.create, self.attach, self.attach, self.sweep, self.let_go]
+        while os.getppid() == parent:
+            self.random.choice(acts)()
+            for segment in self.created + self.attached:
+                self.look(segment)
+            while len(self.created + self.attached) > HELD:
+                self.let_go()
+
+    def count(self, name: str, more: int = 1) -> None:
+        self.counts[COUNTS.index(name)] += more
+
+    def create(self) -> None:
+        body = content(self.random.getrandbits(63), PAGE_WORDS * self.random.randint(1, 4))
+        segment = Segment.create(
+            "race", {"words": len(body)}, body.nbytes, fill=lambda put: put(0, body.view(np.uint8))
+        )
+        self.count("created")
+        self.created.append(segment)
+
+    def attach(self) -> None:
+        """To what is there, or was a while ago, or what this process holds anyway."""
+        if not self.known or self.random.random() < 0.3:
+            self.known = list(self.directory.iterdir())
+        paths = [segment.path for segment in self.created + self.attached] + self.known
+        if not paths:
+            return
+        path = self.random.choice(paths)
+        try:
+            segment = Segment.attach(path, writable=self.random.random() < 0.5)
+        except SegmentNotFound:
+            self.count("not found")
+            if any(held.path == path and not held.body.view(np.uint64)[GONE] for held in self.created + self.attached):
+                raise Fault(f"{path}: not found while it was held") from None
+            return
+        self.count("attached")
+        self.attached.append(segment)
+        if 8 * segment.description["words"] != len(segment.body):
+            raise Fault(f"{path}: attached to another segment than its header describes")
+
+    def sweep(self) -> None:
+        files = survey_segments(self.directory, remove=True)
+        self.count("sweeps")
+        self.count("removed", sum(not file.held for file in files))
+
+    def let_go(self) -> None:
+        held = self.random.choice([self.created, self.attached])
+        if not held:
+            return
+        segment = held.pop(self.random.randrange(len(held)))
+        path = segment.path
+        if held is self.created:
+            segment.body.view(np.uint64)[GONE] = 1
+            if self.random.random() < 0.3:
+                segment.unlink()
+                self.attached.append(segment)  # it keeps the memory, as the others do
+            else:
+                segment.close()
+            if path.exists():
+                raise Fault(f"{path}: its creator let go of it, and it is there")
+        elif self.random.random() < 0.5:
+            segment.close()
+
+    def look(self, segment: Segment) -> None:
+        """What this process holds has its name until its creator takes it away, and its content as long as it likes."""
+        named = has_name(segment)
+        words = segment.body.view(np.uint64)
+        if not named and not words[GONE]:
+            raise Fault(f"{segment.path}: swept while it was held")
+        if not np.array_equal(words[SEED:], content(int(words[SEED]), len(words))[SEED:]):
+            raise Fault(f"{segment.path}: its content is not the one that its creator wrote")
+
+
+def dawdle(seed: int) -> None:
+    """Has locks taken a little later and acted upon a little later, now and then: others come between."""
+    chance, try_lock = random.Random(seed), locking.try_lock
+
+    def nap() -> None:
+        if chance.random() < 0.1:
+            time.sleep(chance.random() * 3e-4)
+
+    def try_lock_slowly(fd: int, offset: int, exclusive: bool) -> bool:
+        nap()
+        locked = try_lock(fd, offset, exclusive)
+        nap()
+        return locked
+
+    replace("memory", try_lock=try_lock_slowly)
+
+
+def sweep_without_asking() -> None:
+    """A sweeper that takes every segment for left behind."""
+    try_lock = locking.try_lock
+    replace("memory", try_lock=lambda fd, offset, exclusive: exclusive or try_lock(fd, offset, exclusive))
+
+
+def attach_without_a_second_look() -> None:
+    """One that attaches and does not ask whether the file that it has locked has its name still."""
+    replace("memory", same_file=lambda fd, path: True)
+
+
+def name_before_the_lock() -> None:
+    """A creator whose segment can be found before it has locked it."""
+    give_name = new_file.give_name
+
+    def give_name_unlocked(file: File, target: Path) -> None:
+        lib.mc_lock_drop(file.fd, 0)
+        give_name(file, target)
+        new_file.try_lock(file.fd, 0, exclusive=False)
+
+    replace("memory", give_name=give_name_unlocked)
+
+
+BROKEN = {
+    broken.__name__: broken for broken in (sweep_without_asking, attach_without_a_second_look, name_before_the_lock)
+}
+
+
+class Race:
+    """Workers at a directory that stands for /dev/shm; those that are killed have a successor."""
+
+    def __init__(self, directory: Path, broken: Callable[[], None] | None) -> None:
+        self.directory = directory
+        self.broken = broken
+        self.random = random.Random()
+        self.counts = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64, WORKERS * len(COUNTS)).reshape(WORKERS, -1)
+        self.faults, self._report = os.pipe()
+        self.pids = [self._start(slot) for slot in range(WORKERS)]
+        self.killed = 0
+
+    def _start(self, slot: int) -> int:
+        parent, seed = os.getpid(), self.random.getrandbits(32)
+        pid = os.fork()
+        if pid == 0:
+            self._work(slot, parent, seed)
+        return pid
+
+    def _work(self, slot: int, parent: int, seed: int) -> NoReturn:
+        replace("memory", SHM_DIR=self.directory)
+        worker = Worker(self.directory, self.counts[slot], seed)
+        replace("memory", sweep_once=worker.sweep)
+        try:
+            dawdle(seed)
+            if self.broken is not None:
+                self.broken()
+            worker.live(parent)
+        except BaseException:
+            os.write(self._report, traceback.format_exc().encode())
+        os._exit(1)
+
+    @property
+    def attempts(self) -> int:
+        return int(self.counts[:, ATTEMPTS].sum())
+
+    def run(self, attempts: int) -> None:
+        """Until there were so many attempts or a fault, and kills one after every fifty or so."""
+        following = 0
+        while self.attempts < attempts and not self.at_fault(0.0):
+            following += self.random.randrange(100)
+            while self.attempts < following and not self.at_fault(1e-3):
+                pass
+            slot = self.random.randrange(WORKERS)
+            self._kill(slot)
+            self.pids[slot] = self._start(slot)
+        for slot in range(WORKERS):
+            self._kill(slot)
+
+    def at_fault(self, wait: float) -> bool:
+        return bool(select.select([self.faults], [], [], wait)[0])
+
+    def _kill(self, slot: int) -> None:
+        os.kill(self.pids[slot], signal.SIGKILL)
+        os.waitpid(self.pids[slot], 0)
+        self.killed += 1
+
+    def told(self) -> str:
+        """What workers said of faults, "" when there was none; all workers are dead."""
+        os.close(self._report)
+        with open(self.faults) as report:
+            return report.read()
+
+
+def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
+    """Says what happened in a race; 1 when somebody was at fault or something is left. It forks: not beside threads."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="segment-races-", dir="/dev/shm") as folder:
+        directory = Path(folder)
+        race = Race(directory, broken)
+        race.run(attempts)
+        orphans = survey_segments(directory, remove=True)
+        left = list(directory.iterdir())
+    faults = race.told()
+    counts = ", ".join(f"{count} {name}" for name, count in zip(COUNTS, race.counts.sum(0).tolist(), strict=True))
+    print(f"{race.attempts} attempts: {counts}; {race.killed} killed, {time.monotonic() - began:.0f} s")
+    print(f"{faults.count('Traceback')} faults; {len(orphans)} segments at the end, {len(left)} after one sweep")
+    print(faults, end="")
+    return int(bool(faults or left))
+
+
+def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[int, str]:
+    """The status and what was said by `race_alone` in a process of its own."""
+    done = run([sys.executable, __file__, "race", str(attempts), *broken], timeout)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_no_segment_is_swept_while_it_is_held_and_one_sweep_removes_what_the_killed_left() -> None:
+    code, told = child(2000)
+    assert code == 0, told
+    assert "\n0 faults; " in told
+    counted = {name: int(told.split(f" {name}")[0].split()[-1]) for name in (*COUNTS, "attempts", "killed")}
+    assert counted["attempts"] >= 2000 and all(counted.values()), told
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_without_a_rule_a_segment_is_swept_while_it_is_held(broken: str) -> None:
+    """The positive control: what asks the kernel, and when, is what keeps a segment there."""
+    code, told = child(PATIENCE, broken)
+    assert code == 1 and "Fault: " in told and "while it was held" in told, told
+
+
+def main(attempts: int) -> int:
+    """The race, then the controls; 1 when one fails."""
+    code, told = child(attempts, timeout=86_400)
+    print(told, end="", flush=True)
+    for name in BROKEN:
+        caught, told = child(PATIENCE, name)
+        print(f"{name}: {told.splitlines()[-1] if caught else 'not caught'}")
+        code |= not caught
+    return code
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "race":
+        sys.exit(race_alone(int(sys.argv[2]), *(BROKEN[name] for name in sys.argv[3:])))
+    sys.exit(main(int(sys.argv[1])))

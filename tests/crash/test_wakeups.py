@@ -1,0 +1,119 @@
+"""Wake-ups between processes: whoever waits sleeps, and none sleeps on when there is what it waits for.
+
+Over so many hand-offs, then the controls: python tests/long.py wakeups 10000000
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from core import CORE, mutants, print_counts, run
+
+FORMS = {
+    "in turns": "",
+    "in turns, pauses": "--pause 4096",
+    "in turns, 2 readers": "--readers 2 --pause 256",
+    "in bursts": "--ahead 8 --pause 4096",
+    "in bursts, 2 readers": "--ahead 8 --readers 2 --pause 1024",
+    "in lumps": "--ahead 8 --lump 4 --pause 1024",
+    "in lumps, 2 readers": "--ahead 16 --lump 9 --readers 2 --pause 256",
+}
+"""Arguments of csrc/test/handoffs.c."""
+CONTROL = "--pause 4096 --handoffs 1000000 --until-lost"
+
+COMMIT = "    mc_store_committed(mc_counters_of(lane), first + n);\n"
+NOTIFY = "    mc_event_notify(lane->event, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);\n"
+RACY = ["woken_but_the_event_stays", "the_event_is_read_again_before_the_sleep"]
+BROKEN = [
+    mutants.Mutant(
+        "nobody_is_woken",
+        (("futex.c", "    syscall(SYS_futex, &e->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);\n", ""),),
+        ("handoffs",),
+    ),
+    mutants.Mutant(
+        "notified_before_the_row_is_committed",
+        (
+            (
+                "lane.c",
+                f"{COMMIT}{NOTIFY}",
+                f"{NOTIFY}{COMMIT}",
+            ),
+        ),
+        ("handoffs",),
+    ),
+    *(mutant for mutant in mutants.MUTANTS if mutant.name in RACY),
+]
+"""Those whose lost wake-ups show on any machine. The second does always what a writer without its fence may do."""
+
+
+def build(core: Path, binary: Path) -> Path:
+    sources = [core / "test" / "handoffs.c", core / "copy.c", core / "futex.c", core / "lane.c"]
+    mutants.compile_with(["gcc", *mutants.CFLAGS, f"-I{core}", *map(str, sources), "-o", str(binary)])
+    return binary
+
+
+def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """What happened how often, by name; one that broke off is a failure."""
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    words = done.stdout.split()
+    found = Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+    assert done.returncode == (found["lost"] > 0)
+    return found
+
+
+def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
+    """So many waits that the other side ends; each row is taken by every reader, in order."""
+    return counted(run([handoffs, *FORMS[form].split(), "--handoffs", str(times)], timeout=3600))
+
+
+def hand_over_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
+    """The same until a wake-up was lost, in a core that breaks a rule."""
+    handoffs = build(mutants.mutate(mutant, folder), folder / f"{mutant.name}.handoffs")
+    return counted(run([handoffs, *CONTROL.split()]))
+
+
+@pytest.fixture(scope="module")
+def handoffs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CORE, tmp_path_factory.mktemp("handoffs") / "handoffs")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_wake_up_is_lost(handoffs: Path, form: str) -> None:
+    """No wait lasts until its time is up when what it waited for was done and notified."""
+    found = hand_over(handoffs, form, 20_000)
+    assert found["lost"] == 0
+    assert found["handoffs"] >= 20_000
+    assert found["sleeps"] > 0
+
+
+@pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.name)
+def test_a_core_that_breaks_a_rule_of_waking_loses_wake_ups(tmp_path: Path, mutant: mutants.Mutant) -> None:
+    """The positive control; the model checker has the rules that this machine's processes do not need."""
+    assert hand_over_broken(mutant, tmp_path)["lost"] > 0
+
+
+def test_hand_offs_refuse_arguments_that_they_do_not_know(handoffs: Path) -> None:
+    """A misspelt option would otherwise weaken the test in silence."""
+    assert run([handoffs, "--handoff", "1"]).returncode == 2
+    assert run([handoffs, "--ahead", "65"]).returncode == 2
+    assert run([handoffs, "--ahead", "4", "--lump", "4"]).returncode == 2
+
+
+def main(times: int) -> int:
+    """So many hand-offs, of every form as many, then the controls; 1 when one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        handoffs = build(CORE, Path(folder) / "handoffs")
+        found = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}
+        found["all"] = sum(found.values(), Counter())
+        controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}
+    print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), found | controls)
+    return int(found["all"]["lost"] > 0 or any(one["lost"] == 0 for one in controls.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,159 @@
+"""The C core without Python: its own tests, and threads that race for a lane.
+
+The race over many reads that the lane calls whole, then its controls: python tests/long.py core 1000000000
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from core import CORE, mutants, print_counts, run
+
+SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
+THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: word by word, each of them atomic
+MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
+
+BUILDS = {
+    "optimized": (["-O2"], []),
+    "sanitized": (SANITIZERS, []),
+    "threads": (THREADS, []),
+    "valgrind": (["-O1", "-g"], MEMCHECK),
+}
+"""Flags of the compiler, and what runs the program."""
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", ["test_core", "test_transitions"])
+def test_c_tests_pass(name: str, build: str, tmp_path: Path) -> None:
+    """Each behaviour of the core in one thread, and wake-ups between two."""
+    flags, runner = BUILDS[build]
+    if runner and shutil.which(runner[0]) is None:
+        pytest.skip(f"{runner[0]} is not installed (Debian: {runner[0]})")
+    binary = tmp_path / name
+    sources = [CORE / "test" / f"{name}.c", *sorted(CORE.glob("*.c"))]
+    mutants.compile_with(
+        ["gcc", *mutants.CFLAGS, *flags, f"-I{CORE}", *map(str, sources), "-o", str(binary), "-pthread", "-lm"]
+    )
+    done = run([*runner, binary])
+    assert done.returncode == 0, done.stdout + done.stderr
+    declared = re.findall(r"TEST\((\w+)\)", sources[0].read_text())
+    assert done.stdout.split() == declared and len(declared) > 10
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mutants.build_stress(CORE, tmp_path_factory.mktemp("stress") / "stress_lane")
+
+
+STRESSES = {
+    "small_rows": "--reads 10000000 --row 40 --capacity 4",
+    "rows_of_words": "--reads 2000000 --row 248 --capacity 2",
+    "frames": "--reads 200000 --row 40 --frame 7056 --capacity 4",
+    "frames_of_odd_size_in_appends": "--reads 200000 --row 40 --frame 567 --capacity 8 --append 3",
+    "snapshot": "--reads 5000 --row 262144 --capacity 1 --newest",
+    "double_buffer": "--reads 5000 --row 262144 --capacity 2 --newest",
+    "triple_buffer": "--reads 5000 --row 262144 --capacity 3 --newest",
+}
+UNVALIDATED = ["small_rows", "frames", "double_buffer", "triple_buffer"]
+BROKEN = [mutant for mutant in mutants.MUTANTS if "stress" in mutant.checks]
+
+
+def raced(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """What readers found, by name; a race that broke off is a failure."""
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    words = done.stdout.split()
+    found = Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+    assert found["accepted"] + found["lapped"] == found["reads"]
+    assert done.returncode == (found["torn"] > 0)
+    return found
+
+
+def race(stress: Path, name: str) -> Counter[str]:
+    """Two readers take every row that the lane calls whole, while its writer overwrites them."""
+    return raced(run([stress, *STRESSES[name].split()]))
+
+
+def race_unvalidated(stress: Path, name: str) -> Counter[str]:
+    """The same until a torn row was seen, by readers that take every row."""
+    patient = re.sub(r"--reads (\d+)", r"--reads \g<1>000", STRESSES[name])
+    return raced(run([stress, *patient.split(), "--no-validation", "--until-torn"]))
+
+
+def race_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
+    """The same until a torn row was accepted, in a core that breaks a rule."""
+    stress = mutants.build_stress(mutants.mutate(mutant, folder), folder / f"{mutant.name}.stress")
+    return raced(run([stress, *mutants.STRESS]))
+
+
+@pytest.mark.parametrize("name", STRESSES)
+def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, name: str) -> None:
+    found = race(stress, name)
+    assert found["torn"] == 0 and found["accepted"] > 0
+    assert found["reads"] >= int(STRESSES[name].split()[1]) * 0.99
+
+
+@pytest.mark.parametrize("name", UNVALIDATED)
+def test_readers_that_do_not_validate_accept_torn_rows(stress: Path, name: str) -> None:
+    """The positive control: without validation the same race is seen, also with two and three slots."""
+    assert race_unvalidated(stress, name)["torn"] > 0
+
+
+@pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.name)
+def test_readers_of_a_lane_that_breaks_a_rule_accept_torn_rows(tmp_path: Path, mutant: mutants.Mutant) -> None:
+    """The positive control of the validation itself."""
+    assert race_broken(mutant, tmp_path)["torn"] > 0
+
+
+RACES = {
+    "small_rows": "--reads 200000 --row 40 --capacity 4",
+    "frames_in_appends": "--reads 20000 --row 40 --frame 567 --capacity 8 --append 3",
+    "double_buffer": "--reads 500 --row 65536 --capacity 2 --newest",
+}
+
+
+@pytest.mark.parametrize("arguments", RACES.values(), ids=RACES.keys())
+def test_a_thread_sanitizer_finds_no_race_between_a_writer_and_its_readers(tmp_path: Path, arguments: str) -> None:
+    """Every word that both touch is atomic, and what readers check after copying is ordered by more than luck."""
+    done = run([mutants.build_stress(CORE, tmp_path / "stress", THREADS), *arguments.split()])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert raced(done)["torn"] == 0
+
+
+def test_a_thread_sanitizer_that_is_not_told_of_the_opaque_copy_finds_it(tmp_path: Path) -> None:
+    """The positive control: the same rows, copied by the C library, are a race."""
+    stress = mutants.build_stress(CORE, tmp_path / "stress", OPAQUE)
+    done = run([stress, *RACES["frames_in_appends"].split()])
+    assert done.returncode == 66 and "data race" in done.stderr, done.stdout + done.stderr
+
+
+def test_stress_refuses_arguments_that_it_does_not_know(stress: Path) -> None:
+    """A misspelt option would otherwise weaken the test in silence."""
+    assert run([stress, "--read", "1"]).returncode == 2
+    assert run([stress, "--append", "5", "--capacity", "4"]).returncode == 2
+
+
+def main(accepted: int) -> int:
+    """Races of every kind, again and again until so many reads were accepted, then the controls; 1 when one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        stress = mutants.build_stress(CORE, Path(folder) / "stress_lane")
+        found = {name: Counter[str]() for name in STRESSES}
+        while sum(one["accepted"] for one in found.values()) < accepted:
+            for name, one in found.items():
+                one += race(stress, name)
+        found["all"] = sum(found.values(), Counter())
+        controls = {f"{name}, not validated": race_unvalidated(stress, name) for name in UNVALIDATED}
+        controls |= {mutant.name: race_broken(mutant, Path(folder)) for mutant in BROKEN}
+    print_counts(("appended", "reads", "accepted", "lapped", "torn"), found | controls)
+    return int(found["all"]["torn"] > 0 or any(one["torn"] == 0 for one in controls.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,413 @@
+"""Writers flat out in processes of their own, killed and replaced, lap samplers of every kind: each row is checked.
+
+Every frame carries its ticket, its episode with the lane and the writer that it is of, its place in the episode, and
+words that follow from these; so do a row's other fields. How an episode goes follows from its number. So the batch
+alone shows whether a row is torn, or reaches across an episode's boundary, a seam or the write head; only where a
+writer was killed must be known besides. The suite samples a few hundred thousand rows;
+
+    python tests/long.py replay_processes 10000000
+
+samples at least as many as it says, and ends with what was found in them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Program
+
+from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+
+LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
+FAULTS = ("torn", "boundary", "seam", "head", "wrong")  # frames or rows
+OPTIONS = {"alpha": 0.6, "beta": 0.4, "epsilon": 0.01, "initial": "priority"}
+KINDS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "stack": {"stack": 4},
+    "n_step": {"n_step": 5},
+    "stack, n_step": {"stack": 3, "n_step": 3, "pad": "zero"},
+    "prioritized": {"prioritized": Prioritized(**OPTIONS)},
+    "all but sequences": {"stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
+    "sequence": {"sequence": Sequence(8, 2, 4)},
+    "sequence, stack, n_step": {"sequence": Sequence(6, 1, 4), "stack": 2, "n_step": 2, "pad": "zero"},
+    "all": {"sequence": Sequence(8, 4, 4), "stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
+}
+
+
+# ---- what is written: every value follows from the ticket, the episode and the place ----
+
+
+def frames(ticket, episode, place, words):
+    """uint64 [..., words]."""
+    parts = [np.asarray(part).astype(np.uint64)[..., None] for part in np.broadcast_arrays(ticket, episode, place)]
+    first = parts[0] * np.uint64(1_000_003) + parts[1] * np.uint64(998_244_353) + parts[2]
+    return np.concatenate([*parts, first * np.arange(1, words - 2, dtype=np.uint64)], -1)
+
+
+def rewards(ticket):
+    return (ticket * 40_503 >> 4) % 16 - 5
+
+
+def priorities(ticket):
+    return (1 + ticket * 2_654_435 % 61) / 8
+
+
+def lengths(episode):
+    return 1 + (episode & 0xFFFFFFFF) * 7 % 23
+
+
+def endings(episode):
+    """0 terminated, 1 terminated with a final_obs, 2 truncated, 3 nothing: the next row begins another one."""
+    ending = (episode & 0xFFFFFFFF) % 4
+    batched = (episode >> 48) % 2 == 1  # a batch has no final_obs for a terminated row
+    return ending - (batched & (ending == 1))
+
+
+def write_episode(writer, ticket, episode, words):
+    """Row by row in even lanes, at once in odd ones; the rows that it took."""
+    length, ending = int(lengths(episode)), int(endings(episode))
+    places = np.arange(length + 1)
+    tickets = ticket + places
+    obs = frames(tickets, episode, places, words)
+    state, given = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
+    reward, last = rewards(tickets).astype(np.float32), places == length - 1
+    if writer.lane % 2:
+        rows = slice(length)
+        writer.add_batch(
+            obs[rows], tickets[rows], reward[rows], last[rows] & (ending == 0), last[rows] & (ending == 2),
+            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=given[rows],
+            state=state[rows],
+        )  # fmt: skip
+    else:
+        for i in range(length):
+            final = obs[length] if i == length - 1 and ending in (1, 2) else None
+            writer.add(
+                obs[i], tickets[i], reward[i], last[i] and ending < 2, last[i] and ending == 2, final,
+                episode=episode, priority=given[i], state=state[i],
+            )  # fmt: skip
+    if ending == 3:
+        writer.new_episode()
+    return length + (ending in (1, 2))
+
+
+WRITER = """
+    import os
+    import sys
+    from marlcore import ReplayBuffer
+    lane, number, words = map(int, sys.argv[2:])
+    parent = os.getppid()
+    replay = ReplayBuffer.attach(sys.argv[1])
+    with replay.writer(lane) as writer:
+        writer.policy_version = number
+        ticket, episode = replay._lanes.committed(lane), lane << 48 | number << 32
+        print("ready", flush=True)
+        while os.getppid() == parent:
+            ticket += write_episode(writer, ticket, episode, words)
+            episode += 1
+"""
+PATTERN = [inspect.getsource(one) for one in (frames, rewards, priorities, lengths, endings, write_episode)]
+
+
+def spec_of(words: int) -> TransitionSpec:
+    extras = {"episode": Field((), "int64"), "priority": Field(), "state": Field((words,), "uint64", every=EVERY)}
+    return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), extras)
+
+
+# ---- what a batch must be ----
+
+
+@dataclass
+class Written:
+    """The ticket behind the last one of each lane's writers; of one that lives, further than it will come."""
+
+    ends: np.ndarray  # int64 [lanes, writers]
+
+    def length(self, ticket: np.ndarray, lane: np.ndarray, episode: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Rows of the episode that were or will be written, final_obs not counted."""
+        writer = np.minimum(episode >> 32 & 0xFFFF, self.ends.shape[1] - 1)
+        return np.minimum(lengths(episode), self.ends[lane, writer] - (ticket - place))
+
+
+class Check:
+    """Compares the batches of one kind of sampler, and counts what is wrong with them."""
+
+    def __init__(self, options: dict[str, Any], written: Written) -> None:
+        self.stack, self.n_step = options.get("stack", 1), options.get("n_step", 1)
+        self.repeat = options.get("pad", "repeat") == "repeat"
+        self.sequence = options.get("sequence")
+        self.written = written
+        self.found: Counter[str] = Counter()
+        self.rows = 0
+
+    def batch(self, batch: Any) -> None:
+        many = batch.mask is not None
+        ticket, lane = (part[:, None] for part in np.divmod(batch.index, LANES))
+
+        def places(array: np.ndarray, stacked: bool = False) -> np.ndarray:
+            """With the axes [batch, place of the sequence] and, of frames, [stack]."""
+            array = array if many else array[:, None]
+            return array[:, :, None] if stacked and self.stack == 1 else array
+
+        obs, next_obs = places(batch.obs, True), places(batch.next_obs, True)
+        episode, place = (obs[:, 0, -1, word].astype(np.int64)[:, None] for word in (1, 2))
+        length = self.written.length(ticket, lane, episode, place)
+        ending, n = endings(episode), self.n_step
+        open_end = (ending == 3) | (length < lengths(episode))  # nothing says how it would have gone on
+        step = np.arange(obs.shape[1])
+        steps = np.clip(length - place - n * open_end, 0, len(step))
+        real = step < steps
+        self.rows += int(real.sum())
+        self.found["seam"] += int((steps == 0).sum())
+
+        taken = np.where(open_end, n, np.minimum(n, length - place - step))
+        last = real & ~open_end & (place + step + n >= length)
+        terminated, truncated = last & (ending < 2), last & (ending == 2)
+        ahead = np.arange(n)
+        gains = rewards((ticket + step)[..., None] + ahead) * GAMMA**ahead * (ahead < taken[..., None])
+        back = np.arange(self.stack)[::-1]
+        burn_in = np.where(place > 0, self.sequence.burn_in, 0) if self.sequence else 0
+        values = [
+            (batch.reward, gains.sum(-1)),
+            (batch.discount, ~terminated * GAMMA ** np.maximum(taken, 0)),
+            (batch.terminated, terminated),
+            (batch.truncated, truncated),
+            (batch.valid, (place + step)[..., None] >= back),
+        ]
+        self.values("wrong", real, [(places(got), expected) for got, expected in values])
+        fields = [
+            (batch.action, ticket + step),
+            (batch.extras["episode"], episode),
+            (batch.extras["priority"], priorities(ticket + step)),
+            (batch.policy_version, episode >> 32 & 0xFFFF),
+        ]
+        self.values("torn", real, [(places(got), expected) for got, expected in fields])
+        self.found["torn"] += int((episode >> 48 != lane).sum())
+        if many:
+            self.found["wrong"] += int((batch.mask != (real & (step >= burn_in))).any(1).sum())
+            self.found["wrong"] += int((place % self.sequence.period != 0).sum())
+            state = frames(ticket[:, 0], episode[:, 0], place[:, 0], obs.shape[-1])[:, ::-1] * (place > 0)
+            self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
+        self.frames(obs, ticket, episode, place, step[:, None] - back, real[..., None])
+        known = real & ~(terminated & (ending == 0))  # behind a terminated row nothing need be
+        self.frames(next_obs, ticket, episode, place, (step + taken)[..., None] - back, known[..., None])
+
+    def values(self, fault: str, real: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> None:
+        """Counts rows where a value is not as expected, or behind the end not zero."""
+        for got, expected in pairs:
+            wrong = got != expected * (real if got.ndim == 2 else real[..., None])
+            self.found[fault] += int(wrong.any(tuple(range(1, got.ndim))).sum()) if wrong.any() else 0
+
+    def frames(self, got, ticket, episode, place, ahead, meant) -> None:
+        """Of frames [batch, step, stack] that are meant: `ahead` rows of the first one of the sequence."""
+        ticket, episode, place = (part[..., None] for part in (ticket, episode, place))
+        there = np.maximum(ahead, -place)  # before an episode's first row is padding
+        expected = frames(ticket + there, episode, place + there, got.shape[-1])
+        if not self.repeat:
+            expected[place + ahead < 0] = 0
+        wrong = meant & (got != expected).any(-1)
+        if wrong.any():
+            ticket, episode = (np.broadcast_to(part, wrong.shape)[wrong] for part in (ticket + ahead, episode))
+            self.classify(got[wrong], ticket, episode)
+
+    def classify(self, got: np.ndarray, ticket: np.ndarray, episode: np.ndarray) -> None:
+        """Of frames that are not as expected: what they are in place of this ticket, in this episode."""
+        found_ticket, found_episode = got[:, :2].astype(np.int64).T
+        torn = (got != frames(got[:, 0], got[:, 1], got[:, 2], got.shape[-1])).any(1)
+        laps = found_ticket - ticket
+        head = ~torn & (laps != 0) & (laps % ROWS == 0)
+        other = ~torn & ~head & (found_episode != episode)
+        replaced = found_episode >> 32 != episode >> 32
+        seam = other & (replaced | (endings(np.minimum(found_episode, episode)) == 3))
+        boundary = other & ~seam
+        kinds = {"torn": torn, "head": head, "seam": seam, "boundary": boundary, "wrong": ~torn & ~head & ~other}
+        self.found.update({name: int(rows.sum()) for name, rows in kinds.items()})
+
+
+class Masses:
+    """What a prioritized sampler's weights follow from: the actors' priorities until it is given others."""
+
+    def __init__(self) -> None:
+        self.ticket, self.priority = np.full(LANES * ROWS, -1), np.zeros(LANES * ROWS)
+
+    def wrong_weights(self, batch: Any) -> int:
+        ticket, leaf = self.leaves(batch.index)
+        priority = np.where(self.ticket[leaf] == ticket, self.priority[leaf], priorities(ticket))
+        mass = (priority + OPTIONS["epsilon"]) ** OPTIONS["alpha"]
+        return int((~np.isclose(batch.weight, (mass.min() / mass) ** OPTIONS["beta"], rtol=1e-5)).sum())
+
+    def update(self, index: np.ndarray, priority: np.ndarray) -> None:
+        ticket, leaf = self.leaves(index)
+        order = np.argsort(ticket, kind="stable")  # a row, and later the one in its place, may be in one batch
+        self.ticket[leaf[order]], self.priority[leaf[order]] = ticket[order], priority[order]
+
+    def leaves(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return index // LANES, index % LANES * ROWS + index // LANES % ROWS
+
+
+# ---- the writers' lives ----
+
+
+class Writers:
+    """One process for each lane, which is killed and replaced now and then."""
+
+    def __init__(self, start: Any, replay: ReplayBuffer, words: int, deaths: int) -> None:
+        self.start, self.replay, self.words = start, replay, words
+        self.written = Written(np.full((LANES, deaths + 2), 2**60))
+        self.born = [0] * LANES
+        self.kills = self.inside = 0
+        self.lives = [self.succeed(lane) for lane in range(LANES)]
+
+    def succeed(self, lane: int) -> Program:
+        program = self.start("import numpy as np", *PATTERN, WRITER, args=[
+            self.replay.handle.path, lane, self.born[lane], self.words])  # fmt: skip
+        self.born[lane] += 1
+        return program
+
+    def counters(self, lane: int) -> np.ndarray:
+        """Committed and reserved."""
+        return self.replay._segment.body[self.replay._geometry.counters_offset(lane) :][:16].view(np.int64)
+
+    def stop_inside(self, lane: int) -> None:
+        """Stops the lane's writer between its two counters: tries until it has."""
+        counters, pid = self.counters(lane), self.lives[lane].pid
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            if counters[1] > counters[0]:
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(1e-4)  # it goes on a little
+
+    def kill(self, lane: int, inside: bool = False) -> None:
+        assert self.lives[lane].line() == "ready"
+        if inside:
+            self.stop_inside(lane)
+        self.lives[lane].kill()
+        self.lives[lane].end()
+        committed, reserved = self.counters(lane)
+        self.written.ends[lane, self.born[lane] - 1] = committed
+        self.kills += 1
+        self.inside += int(reserved > committed)
+
+    def replace(self, lane: int) -> None:
+        self.kill(lane, inside=True)
+        self.lives[lane] = self.succeed(lane)
+
+
+class Samplers:
+    """One of each kind, all of one replay, and the checks of their batches."""
+
+    def __init__(self, replay: ReplayBuffer, kinds: list[str], batch_size: int, written: Written) -> None:
+        self.samplers = [replay.sampler(batch_size, gamma=GAMMA, seed=0, **KINDS[kind]) for kind in kinds]
+        self.checks = [Check(KINDS[kind], written) for kind in kinds]
+        self.masses = [Masses() if sampler.prioritized else None for sampler in self.samplers]
+        self.rng = np.random.default_rng(0)
+
+    def trust(self) -> None:
+        """Whatever was copied is believed."""
+        for sampler in self.samplers:
+            sampler._drawing._validate = lambda n: 0
+
+    def sample(self) -> None:
+        """A batch of each."""
+        for sampler, check, masses in zip(self.samplers, self.checks, self.masses, strict=True):
+            batch = sampler.sample(timeout=60)
+            check.batch(batch)
+            if masses:
+                check.found["wrong"] += masses.wrong_weights(batch)
+                priority = self.rng.random(len(batch))
+                sampler.update_priorities(batch.index, priority)
+                masses.update(batch.index, priority)
+
+    @property
+    def rows(self) -> int:
+        return sum(check.rows for check in self.checks)
+
+    @property
+    def found(self) -> Counter[str]:
+        return sum((check.found for check in self.checks), Counter())
+
+
+@dataclass
+class Outcome:
+    rows: int
+    found: Counter[str]
+    laps: int
+    lapped: int
+    kills: int
+    inside: int
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{self.found[name]} {name}" for name in FAULTS)
+        lives = f"{self.kills} writers killed, {self.inside} of them inside an add"
+        return f"{self.rows} rows, {faults}; {self.laps} laps, {self.lapped} draws lapped, {lives}"
+
+
+def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome:
+    """At least so many rows, while so many writers are replaced; or, all of it believed, until there is a fault."""
+    with ReplayBuffer.create(spec_of(words), LANES * ROWS, LANES) as replay:
+        writers = Writers(start, replay, words, deaths)
+        samplers = Samplers(replay, kinds, batch_size, writers.written)
+        if until:
+            samplers.trust()
+        while samplers.rows < rows and not samplers.found[until]:
+            samplers.sample()
+            if writers.kills < deaths and samplers.rows * (deaths + 1) > rows * (writers.kills + 1):
+                writers.replace(writers.kills % LANES)
+        for lane in range(LANES):
+            writers.kill(lane)
+        for _ in range(10):  # what they left, perhaps inside an add, is whole too
+            samplers.sample()
+        laps = sum(replay._lanes.committed(lane) for lane in range(LANES)) // ROWS
+        lapped = sum(sampler.stats.lapped for sampler in samplers.samplers)
+        return Outcome(samplers.rows, samplers.found, laps, lapped, writers.kills, writers.inside)
+
+
+@pytest.mark.parametrize("words", [12, 48], ids=["in the record", "in columns"])
+def test_no_row_is_torn_or_across_a_boundary_a_seam_or_the_write_head(program, words):
+    outcome = sample_live(program, list(KINDS), words, batch_size=64, rows=100_000, deaths=2)
+    assert not +outcome.found, str(outcome)
+    assert outcome.rows >= 100_000
+    assert outcome.inside >= 2
+    assert outcome.laps > 0
+    assert outcome.lapped > 0
+
+
+@pytest.mark.parametrize("fault", ["torn", "head"])
+def test_without_validation_rows_that_are_torn_or_across_the_write_head_are_seen(program, fault):
+    """So the test above would notice: the same check, with the validator made to accept everything."""
+    outcome = sample_live(program, ["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
+    assert outcome.found[fault] > 0
+
+
+def main(rows: int) -> None:
+    started: list[Program] = []
+
+    def start(*parts: str, args: list[Any]) -> Program:
+        started.append(Program(*parts, args=args))
+        return started[-1]
+
+    began, total = time.monotonic(), Counter()
+    try:
+        for words in (12, 48):
+            outcome = sample_live(start, list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
+            print(f"{words} words a frame: {outcome}", flush=True)
+            total += outcome.found
+    finally:
+        for one in started:
+            one.end()
+    print(f"{total.total()} faults, {time.monotonic() - began:.0f} s")
+    sys.exit(total.total() > 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,73 @@
+"""The programs of csrc/test, which tests compile and run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+SUPPORT = Path(__file__).parent
+CORE = SUPPORT.parents[1] / "csrc"
+CRASH_FLAGS = ["-std=c11", "-O1", "-D_GNU_SOURCE=", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, CORE / "test" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+mutants = _load("mutants")
+spin_models = _load("spin_models")
+
+
+def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+def print_counts(columns: Sequence[str], rows: Mapping[str, Mapping[str, int]]) -> None:
+    """A table of what the long forms counted, a line for each of them."""
+    print(f"{'':<42}" + "".join(f"{column:>15}" for column in columns))
+    for name, counts in rows.items():
+        print(f"{name:<42}" + "".join(f"{counts[column]:>15,}" for column in columns))
+
+
+def call_names(compiler: str = "gcc") -> dict[int, str]:
+    """System calls by number, as the C library's headers have them for what the compiler makes programs for.
+
+    Those that only newer machines lack have the name that the others have.
+    """
+    done = run([compiler, "-dM", "-E", "-include", "sys/syscall.h", "-x", "c", os.devnull])
+    assert done.returncode == 0, done.stderr
+    defined = {words[1]: words[2] for words in map(str.split, done.stdout.splitlines()) if len(words) == 3}
+    names = {}
+    for macro in (macro for macro in defined if macro.startswith("__NR_")):
+        number = defined.get(defined[macro], defined[macro])  # some are aliases
+        name = macro.removeprefix("__NR_")
+        if number.isdecimal():
+            names[int(number)] = {"unlinkat": "unlink", "renameat": "rename"}.get(name, name)
+    return names
+
+
+def build_crash_points(core: Path, folder: Path) -> Path:
+    """marlcore._core of the sources in `core`, which can be killed at each of its points; see crash_points.h."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef("\n".join(line for line in (core / "api.h").read_text().splitlines() if not line.startswith("#")))
+    ffi.set_source("marlcore._core", '#include "api.h"', py_limited_api=True)
+    generated, built, header = folder / "_core.c", folder / "_core.abi3.so", core / "test" / "crash_points.h"
+    ffi.emit_c_code(str(generated))
+    mutants.compile_with(
+        ["gcc", *CRASH_FLAGS, "-include", str(header), f"-I{core}", "-I" + sysconfig.get_path("include"),
+         str(generated), *map(str, sorted(core.glob("*.c"))), str(header.with_suffix(".c")), "-o", str(built)]
+    )  # fmt: skip
+    return built

@@ -1,0 +1,668 @@
+"""Victims that die at each point of an operation in turn, or whose system calls fail, and those who go on after them.
+
+    python tests/support/crash_points.py kill|fail SCENARIO CORE FOLDER [SABOTAGE]
+
+runs the operation in a forked victim with a core that counts points (csrc/test/crash_points.h): once for each point,
+until it comes to its end. After each victim the survivor, attached all along, reads; a successor writes on; nothing is
+left. It prints JSON: of "kill" the points of each kind, of "fail" what came of each error in each system call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import importlib.util
+import itertools
+import json
+import mmap
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from core import call_names
+from seams import replace
+
+
+def _load_core(path: str) -> ctypes.CDLL:
+    """Puts a build of the core in the place of marlcore's; what arms its points."""
+    spec = importlib.util.spec_from_file_location("marlcore._core", path)
+    sys.modules["marlcore._core"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    library = ctypes.CDLL(path)
+    library.mc_points_arm.argtypes = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+    return library
+
+
+points = _load_core(sys.argv[3])
+
+from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402, I001
+from marlcore.memory import atomic, survey  # noqa: E402
+from marlcore.memory.native import Event  # noqa: E402
+from marlcore.memory.files import File  # noqa: E402
+from marlcore.memory.header import Header  # noqa: E402
+
+ERRORS = {  # besides EIO
+    "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
+    "pwrite64": ["ENOSPC", "EINTR"], "linkat": ["ENOSPC"], "fcntl": ["ENOLCK", "EMFILE", "EINTR"], "futex": ["ENOMEM"],
+}  # fmt: skip
+CAPACITY, BEFORE = 8, 11  # rows of the lane, and those written to it before the victim comes
+ENDED, UNHARMED = 0, 3  # how victims exit: the error came, or there are not so many calls
+
+
+def names() -> list[str]:
+    return [path.name for path in survey.SHM_DIR.glob(f"{survey.PREFIX}*")]
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+# ---- what is written: every value follows from the ticket ----
+
+
+def observations(tickets, spec: TransitionSpec):
+    words = np.arange(1, 1 + spec.obs.shape[0], dtype=np.uint64)
+    return (np.asarray(tickets).astype(np.uint64)[..., None] + np.uint64(1)) * words
+
+
+def rows(tickets, spec: TransitionSpec) -> dict[str, Any]:
+    """The fields of rows, or of one row."""
+    tickets = np.asarray(tickets)
+    after = {"next_obs": observations(tickets + 1, spec)} if spec.next_obs else {}
+    return {"obs": observations(tickets, spec), "action": tickets, "reward": tickets % 7, **after}
+
+
+SMALL = TransitionSpec(Field((5,), "uint64"), Field((), "int64"))
+FRAMES = TransitionSpec(Field((40,), "uint64"), Field((), "int64"))  # a column of its own
+SHARED = TransitionSpec(Field((40,), "uint64"), Field((), "int64"), next_obs=True)
+
+
+class Add:
+    """A writer adds to a lane that has gone round, with somebody asleep who waits for rows."""
+
+    spec, shared, limiter = SMALL, False, None
+    written = 1  # rows by the victim
+    final: tuple[int, ...] = ()  # those of them that are boundary rows
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.replay = ReplayBuffer.create(self.spec, CAPACITY, name="crash", limiter=self.limiter)
+        self.seams = {BEFORE - 1}  # nothing follows what another writer wrote
+        self.boundaries: set[int] = set()
+        self.other = self.replay.writer(shared=True) if self.shared else None
+        self.write(range(BEFORE))
+        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+        self.look()
+        Event(self.replay._segment.body).prepare(1)
+
+    # the victim
+
+    def prepare(self) -> str:
+        """What is done before the first point; the path of a segment that the survivor shall attach to, if any."""
+        self.own = ReplayBuffer.attach(self.replay.handle)
+        self.writer = self.own.writer(shared=self.shared)
+        return ""
+
+    def act(self) -> None:
+        ticket = self.own._lanes.committed(0)
+        assert self.add(ticket) == ticket
+
+    def add(self, ticket: int) -> int:
+        row = rows(ticket, self.spec)
+        return self.writer.add(row.pop("obs"), row.pop("action"), row.pop("reward"), **row)
+
+    def release(self) -> None:
+        """Gives back all that the victim has."""
+        self.own.close()
+        self.own = self.writer = None
+
+    # the survivor
+
+    def meet(self, path: str) -> None:
+        """Attaches to what the victim made."""
+
+    def check(self, done: bool) -> None:
+        """What survivors and successors find; `done` says that the operation must have come to its end."""
+        committed = self.replay._lanes.committed(0)
+        assert committed - BEFORE in ((self.written,) if done else (0, self.written))
+        self.boundaries = {ticket for ticket in self.final if ticket < committed}
+        self.look()
+        self.write([committed])
+        self.look()
+        self.write(range(committed + 1, committed + 5))
+        self.look()
+        assert self.replay._lanes.written(0) == committed + 5 - len(self.boundaries)
+
+    def write(self, tickets) -> None:
+        """A successor adds these rows; to a shared lane, a writer that was there all along."""
+        self.seams.add(self.replay._lanes.committed(0) - 1)
+        writer = self.other or self.replay.writer()
+        for ticket in tickets:
+            assert writer.add(**rows(ticket, self.spec)) == ticket
+        if writer is not self.other:
+            writer.close()
+
+    def look(self) -> None:
+        """All that can be drawn is drawn, and every row is what was written."""
+        geometry = self.replay._geometry
+        lines = self.replay._segment.body[geometry.counters_offset(0) :][:16].view(np.int64)
+        committed, reserved = map(int, lines)
+        held = range(max(0, reserved - CAPACITY), committed)
+        wanted = {t for t in held if self.spec.next_obs or self.follows(t, committed)}
+        assert len(self.replay) == len(set(held) - self.boundaries), "torn or wrong: the count of rows"
+        drawn: set[int] = set()
+        for _ in range(40):
+            if drawn == wanted:
+                break
+            batch = self.sampler.sample()
+            drawn.update(batch.index.tolist())
+            for name, value in rows(batch.index, self.spec).items():
+                assert (getattr(batch, name) == value).all(), f"torn or wrong: {name} of {batch.index.tolist()}"
+            assert (batch.next_obs == observations(batch.index + 1, self.spec)).all()
+        assert drawn == wanted
+
+    def follows(self, ticket: int, committed: int) -> bool:
+        return ticket + 1 < committed and not {ticket} & (self.seams | self.boundaries)
+
+    def close(self) -> None:
+        self.replay.close()
+        del self.replay, self.sampler, self.other
+
+
+class AddFrame(Add):
+    spec = FRAMES
+
+
+class AddBoundary(AddFrame):
+    """The last row of an episode, with the observation behind it."""
+
+    written, final = 2, (BEFORE + 1,)
+
+    def add(self, ticket: int) -> int:
+        row = rows(ticket, self.spec)
+        return self.writer.add(**row, truncated=True, final_obs=observations(ticket + 1, self.spec))
+
+
+class AddBatch(AddFrame):
+    """Rows on both sides of the lane's end."""
+
+    written = 7
+
+    def add(self, ticket: int) -> int:
+        return self.writer.add_batch(**rows(range(ticket, ticket + self.written), self.spec))
+
+
+class AddShared(Add):
+    spec, shared = SHARED, True
+
+
+class AddLimited(Add):
+    limiter = RateLimiter(samples_per_insert=1, min_size=1, tolerance=1e9)
+
+
+class Claim(Add):
+    """A process takes a lane."""
+
+    written = 0
+
+    def prepare(self) -> str:
+        self.own = ReplayBuffer.attach(self.replay.handle)
+        return ""
+
+    def act(self) -> None:
+        self.writer = self.own.writer()
+
+    def release(self) -> None:
+        try:
+            self.own.writer()
+        except LaneBusy:
+            return super().release()
+        raise AssertionError("a lane has two writers")
+
+
+class Attach(Add):
+    """A process maps a segment."""
+
+    written = 0
+
+    def prepare(self) -> str:
+        return ""
+
+    def act(self) -> None:
+        self.own = ReplayBuffer.attach(self.replay.handle)
+
+
+class Close(Add):
+    """The creator of a segment closes it, and a writer with it; others are attached."""
+
+    written = 0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> str:
+        super().__init__(self.folder)
+        self.writer = self.replay.writer()
+        return str(self.replay.handle.path)
+
+    def act(self) -> None:
+        self.replay.close()
+
+    def release(self) -> None:
+        self.replay.unlink()
+        super().close()
+        self.writer = None
+
+    def meet(self, path: str) -> None:
+        self.replay, self.other = ReplayBuffer.attach(path), None
+        self.seams, self.boundaries = {BEFORE - 1}, set()
+        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+
+
+class Create(Add):
+    """A process sweeps and makes a segment: it is there whole, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> str:
+        survey.sweep_once.cache_clear()
+        return ""
+
+    def act(self) -> None:
+        self.own = ReplayBuffer.create(self.spec, CAPACITY, name="crash")
+
+    def release(self) -> None:
+        assert [file.held for file in survey.survey_segments(survey.SHM_DIR)] == [True]
+        super().release()
+        assert not names(), "an error left a segment behind"
+
+    def check(self, done: bool) -> None:
+        self.seams, self.boundaries, self.other = set(), set(), None
+        for name in names():
+            self.replay = ReplayBuffer.attach(survey.SHM_DIR / name)
+            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+            assert len(self.replay) == 0
+            self.write([0, 1])
+            self.close()
+
+    def close(self) -> None:
+        if hasattr(self, "replay"):
+            super().close()
+
+
+class CreateFile(Create):
+    """A process makes a segment in an ordinary file, which stays when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "file"
+
+    def act(self) -> None:
+        self.own = ReplayBuffer.create(self.spec, CAPACITY, path=self.target)
+
+    def release(self) -> None:
+        self.own.unlink()
+        Add.release(self)
+
+    def check(self, done: bool) -> None:
+        self.seams, self.boundaries, self.other = set(), set(), None
+        if self.target.exists():
+            self.replay = ReplayBuffer.attach(self.target)
+            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+            self.write([0, 1])
+            self.replay.unlink()
+        assert not self.target.exists()
+
+
+class Sweep(Add):
+    """A process removes what a dead one left, beside what a living one has."""
+
+    written = 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if os.fork() == 0:
+            orphan = ReplayBuffer.create(self.spec, CAPACITY, name="orphan")
+            os._exit(len(orphan))
+        os.wait()
+        assert len(names()) == 2
+
+    def prepare(self) -> str:
+        return ""
+
+    def act(self) -> None:
+        survey.sweep()
+
+    def release(self) -> None:
+        survey.sweep()  # what could not be opened was left to the next one
+        assert len(names()) == 1
+
+    def check(self, done: bool) -> None:
+        assert len(names()) in ((1,) if done else (1, 2))
+        for name in {*names(), Path(self.replay.handle.path).name}:
+            ReplayBuffer.attach(survey.SHM_DIR / name).close()
+        super().check(done)
+
+
+class Save(Add):
+    """A process saves a replay in place of an earlier save."""
+
+    written, spec = 0, FRAMES
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.target = folder / "saves" / "save"
+        self.target.parent.mkdir(exist_ok=True)
+        self.replay.save(self.target)
+        self.write([BEFORE])
+
+    def prepare(self) -> str:
+        self.own = ReplayBuffer.attach(self.replay.handle)
+        return ""
+
+    def act(self) -> None:
+        self.own.save(self.target)
+
+    def check(self, done: bool) -> None:
+        self.find((BEFORE + 1,) if done else (BEFORE, BEFORE + 1))
+        self.look()
+        self.replay.save(self.target)
+        self.find((BEFORE + 1,))
+        assert os.listdir(self.target.parent) == ["save"]
+
+    def find(self, committed: tuple[int, ...]) -> None:
+        """The save is whole, and of one of these moments."""
+        live = self.replay
+        with ReplayBuffer.load(self.target) as self.replay:
+            assert self.replay._lanes.committed(0) in committed
+            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+            self.look()
+            del self.sampler
+        self.replay = live
+        self.sampler = live.sampler(64, min_size=1, seed=0)
+
+
+class Draw(Add):
+    """A sampler of a limited replay says that it starves, and another draws; then writers are held back as before."""
+
+    limiter, written = RateLimiter(samples_per_insert=1, min_size=1, tolerance=1000), 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.write([BEFORE])  # behind a seam: eight rows in a row are held no more
+        self.sampled = self.replay._gate(0)._sampled()
+
+    def prepare(self) -> str:
+        self.own = ReplayBuffer.attach(self.replay.handle)
+        self.hungry = self.own.sampler(8, min_size=1, n_step=CAPACITY - 1)
+        self.fed = self.own.sampler(8, min_size=1, seed=1)
+        return ""
+
+    def act(self) -> None:
+        assert not self.hungry.can_sample()
+        self.fed.sample()
+
+    def release(self) -> None:
+        del self.hungry, self.fed
+        super().release()
+
+    def check(self, done: bool) -> None:
+        gate = self.replay._gate(0)
+        assert gate._sampled() - self.sampled in ((8,) if done else (0, 8))
+        inserted = BEFORE + 1
+        with self.replay.writer(timeout=0.0) as writer:
+            while self.limiter.may_insert(inserted, gate._sampled(), 1):
+                writer.add(**rows(inserted, self.spec))
+                inserted += 1
+            try:
+                writer.add(**rows(inserted, self.spec))
+            except TimeoutError:
+                return
+        raise AssertionError("a dead sampler starves on")
+
+
+class Publish:
+    """A learner publishes weights, all of which are the version's number."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        from marlcore import ParameterStore
+
+        torch.set_num_threads(1)
+        self.torch, self.attach = torch, ParameterStore.attach
+        self.store = ParameterStore.create(self.model(), extras={"version": ()}, name="crash")
+        self.local = self.model()
+        self.subscriber = self.store.subscriber(self.local)
+        for _ in range(3):
+            self.publish(self.store)
+        assert self.pulled() == 3
+        Event(self.store._segment.body).prepare(1)
+
+    def model(self):
+        return self.torch.nn.Linear(30, 20)
+
+    def publish(self, store, publisher=None) -> None:
+        """The next version."""
+        model = self.model()
+        with publisher or store.publisher(model) as publisher:
+            self.fill(model, publisher.version + 1)
+            publisher.publish(version=publisher.version + 1)
+
+    def fill(self, model, version: int) -> None:
+        with self.torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(version)
+
+    def prepare(self) -> str:
+        self.own, self.mine = self.attach(self.store.handle), self.model()
+        self.publisher = self.own.publisher(self.mine)
+        self.fill(self.mine, 4)
+        return ""
+
+    def act(self) -> None:
+        self.publisher.publish(version=4)
+
+    def release(self) -> None:
+        self.publisher.close()
+        self.own.close()
+        self.own = self.publisher = None
+
+    def meet(self, path: str) -> None:
+        """It is attached already."""
+
+    def pulled(self) -> int:
+        """The version of the weights after a pull, all of them."""
+        self.subscriber.pull()
+        values = {float(v) for parameter in self.local.parameters() for v in parameter.detach().flatten()}
+        assert values == {self.subscriber.version} == {self.subscriber.extras["version"]}, "torn weights"
+        return self.subscriber.version
+
+    def check(self, done: bool) -> None:
+        version = self.pulled()
+        assert version in ((4,) if done else (3, 4))
+        self.publish(self.store)
+        assert self.pulled() == version + 1
+
+    def close(self) -> None:
+        self.store.close()
+        del self.store, self.subscriber
+
+
+SCENARIOS = {
+    "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
+    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_shared": AddShared, "add_limited": AddLimited,
+    "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
+    "create_file": CreateFile,
+}  # fmt: skip
+
+
+# ---- what must be found out ----
+
+
+def named_at_once() -> None:
+    """A file has its name before it is whole."""
+
+    def open_named(target: Path, nbytes: int, name: Path | None = None) -> File:
+        file = File(target)
+        file.open(name or target, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        os.posix_fallocate(file.fd, 0, nbytes)
+        return file
+
+    replace("memory", open_nameless=open_named, give_name=lambda file, target: None)
+
+
+def removed_before_it_is_replaced() -> None:
+    """The earlier save makes room for the new one."""
+    from marlcore.replay import snapshot as save
+
+    def remove_and_replace(target: Path, *what: Any) -> None:
+        target.unlink(missing_ok=True)
+        atomic.replace_file(target, *what)
+
+    save.replace_file = remove_and_replace
+
+
+def keeps_descriptors() -> None:
+    """What is read of a file leaves it open."""
+    read = Header.read
+    Header.read = lambda fd, path: read(os.dup(fd), path)
+
+
+SABOTAGE = {one.__name__: one for one in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}
+
+
+# ---- victims ----
+
+
+KINDS = {-1: "store", -2: "copy", **call_names()}
+report = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # shared with victims
+
+
+def run_victim(scenario: Any, at: int, error: int) -> tuple[int, str]:
+    """How a victim of point `at` exited, and what it said; the survivor has met it before."""
+    from_victim, to_survivor = os.pipe()
+    from_survivor, to_victim = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(from_victim)
+            os.close(to_victim)
+            code = be_victim(scenario, at, error, from_survivor, to_survivor)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(to_survivor)
+    os.close(from_survivor)
+    path = os.read(from_victim, 4096).decode()
+    if path.strip():
+        scenario.meet(path.strip())
+    os.close(to_victim)
+    said = b"".join(iter(lambda: os.read(from_victim, 4096), b"")).decode()
+    os.close(from_victim)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivor: int) -> int:
+    before, listed = descriptors(), names()
+    os.write(to_survivor, (scenario.prepare() + "\n").encode())
+    os.read(from_survivor, 1)
+    report[:2] = 0
+    armed = points.mc_points_arm(at, error, report.ctypes.data)
+    assert armed == 0, os.strerror(-armed)
+    came = "nothing"
+    try:
+        scenario.act()
+    except (MarlcoreError, OSError) as raised:
+        assert error and "\n" not in str(raised), raised
+        came = type(raised).__name__
+    points.mc_points_disarm()
+    if not error or report[0] <= at:
+        return UNHARMED
+    os.write(to_survivor, came.encode())
+    if came != "nothing":
+        gc.collect()
+        scenario.act()
+    scenario.release()
+    gc.collect()
+    assert descriptors() == before, f"descriptors: {before} before, now {descriptors()}"
+    assert set(names()) <= set(listed), "an error left a segment behind"
+    return ENDED
+
+
+def kill_at_each_point(make: Any, folder: Path) -> Counter[str]:
+    """Points of each kind."""
+    passed: Counter[str] = Counter()
+    for at in itertools.count():
+        scenario = make(folder)
+        code, _ = run_victim(scenario, at, 0)
+        assert code in (-signal.SIGKILL, UNHARMED), f"the victim of point {at} ended with {code}"
+        where = f"{KINDS[int(report[1])]}, point {at}" if code < 0 else "its end"
+        finish(scenario, code == UNHARMED, where)
+        if code == UNHARMED:
+            return passed
+        passed[KINDS[int(report[1])]] += 1
+    raise AssertionError
+
+
+def fail_each_call(make: Any, folder: Path) -> dict[str, Counter[str]]:
+    """By system call: what an error came to, and how often."""
+    outcomes: dict[str, Counter[str]] = {}
+    for at in itertools.count():
+        errors = ["EIO"]
+        for error in errors:
+            scenario = make(folder)
+            code, came = run_victim(scenario, at, getattr(errno, error))
+            call = KINDS[int(report[1])]
+            where = f"{error} of {call}, system call {at}"
+            assert code in (ENDED, UNHARMED), f"{where}: the victim ended with {code}"
+            finish(scenario, True, where)
+            if code == UNHARMED:
+                return outcomes
+            outcomes.setdefault(call, Counter())[f"{error}: {came}"] += 1
+            if len(errors) == 1:
+                errors += ERRORS.get(call, [])
+    raise AssertionError
+
+
+def finish(scenario: Any, done: bool, where: str) -> None:
+    try:
+        scenario.check(done)
+        scenario.close()
+        gc.collect()
+        survey.sweep()
+        assert not names(), "a segment is left"
+    except Exception as error:
+        raise AssertionError(f"after {where}: {error!r}") from error
+
+
+def main() -> None:
+    how, name, _, folder, *sabotage = sys.argv[1:]
+    do = kill_at_each_point if how == "kill" else fail_each_call
+    replace("memory", SHM_DIR=Path(folder))  # where nobody else makes segments, or sweeps
+    replace("memory", sweep=partial(survey.survey_segments, survey.SHM_DIR, remove=True))
+    Add(survey.SHM_DIR).close()  # compiles or loads what drawing needs
+    if name == "draw":
+        first = Draw(survey.SHM_DIR)
+        first.prepare()
+        first.act()
+        first.own.close()
+        first.close()
+    gc.collect()
+    gc.freeze()  # which need not be looked through again and again
+    for one in sabotage:
+        SABOTAGE[one]()
+    sys.stdout.write(json.dumps(do(SCENARIOS[name], Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,526 @@
+"""Python processes that use the library are killed at any moment and replaced: whoever lives goes on.
+
+    python tests/support/kills.py spawn|forkserver|fork CYCLES [trust]
+    python tests/support/kills.py zombie ROUNDS
+
+The first keeps one process of each role, started by that method of multiprocessing: two writers, one that comes and
+goes and makes segments of its own, a sampler, and unless it forks a publisher and a subscriber. Each is killed with
+SIGKILL, half of them while they start, and now and then all at once. A sampler and a subscriber in this process live
+all along: they check every row and all weights that they accept, whose writers are known. With `trust` they believe
+whatever they copied, until a row is torn. The second stops writers with SIGSTOP before it kills them. Both print what
+they counted in one line; the status is 1 when there was any fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
+from marlcore.memory.survey import survey_segments, sweep
+
+LANES, ROWS, WORDS, BATCH = 3, 64, 512, 64
+PATIENCE_S = 300.0
+STARTING, ATTACHING, WORKING = range(3)
+PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(
+    8
+)  # a line of the board; the last two are never reset
+FAULTS = ("torn", "fell", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
+
+
+# ---- what is written: every value follows from the lane, the ticket and the writer's number ----
+
+
+def observations(lane, ticket, birth):
+    """uint64 [..., WORDS]."""
+    parts = [np.asarray(part).astype(np.uint64)[..., None] for part in np.broadcast_arrays(lane, ticket, birth)]
+    first = parts[0] * np.uint64(998_244_353) + parts[1] * np.uint64(1_000_003) + parts[2]
+    return np.concatenate([*parts, first * np.arange(1, WORDS - 2, dtype=np.uint64)], -1)
+
+
+def torn_rows(batch: Any, lanes: int, birth: Any = None) -> int:
+    """Rows of a batch that are not as they were written; by the writers of these numbers, if given."""
+    ticket, lane = np.divmod(batch.index, lanes)
+    birth = batch.policy_version if birth is None else birth
+    torn = (batch.obs != observations(lane, ticket, birth)).any(1)
+    torn |= (batch.next_obs != observations(lane, ticket + 1, birth)).any(1)
+    return int((torn | (batch.action != ticket) | (batch.policy_version != birth)).sum())
+
+
+class Births:
+    """Which writer of each lane wrote a ticket, by the tickets at which they ended."""
+
+    def __init__(self, lanes: int) -> None:
+        self.ends: list[list[int]] = [[] for _ in range(lanes)]
+
+    def torn_rows(self, batch: Any) -> int:
+        ticket, lane = np.divmod(batch.index, len(self.ends))
+        birth = [np.searchsorted(self.ends[at], t, side="right") for at, t in zip(lane, ticket, strict=True)]
+        return torn_rows(batch, len(self.ends), np.array(birth))
+
+
+def make_model() -> Any:
+    import torch
+
+    return torch.nn.Linear(256, 256)
+
+
+def fill(model: Any, version: int) -> None:
+    for parameter in model.parameters():
+        parameter.data.fill_(version)
+
+
+def torn_weights(model: Any, subscriber: Any) -> int:
+    values = {float(word) for one in model.parameters() for word in one.detach().aminmax()}
+    return int(values != {subscriber.version} or subscriber.extras != {"version": subscriber.version})
+
+
+# ---- roles ----
+
+
+def working(line: np.ndarray) -> Iterator[None]:
+    """As long as the process lives that started this one; with pauses, in which others get on."""
+    parent = os.getppid()  # or the fork server, which ends with it
+    assert multiprocessing.parent_process().is_alive()
+    line[PHASE] = WORKING
+    while os.getppid() == parent:
+        yield
+        line[PROGRESS] += 1
+        if not line[HURRY] and random.random() < 0.2:
+            time.sleep(random.random() * 4e-3)
+
+
+def add(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
+        writer.policy_version = birth
+        ticket = replay._lanes.committed(lane)
+        for _ in working(line):
+            assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
+            ticket += 1
+
+
+def add_batch(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
+        writer.policy_version = birth
+        ticket = replay._lanes.committed(lane)
+        for _ in working(line):
+            tickets = ticket + np.arange(random.randint(1, ROWS))
+            assert writer.add_batch(observations(lane, tickets, birth), tickets, np.zeros(len(tickets))) == ticket
+            ticket += len(tickets)
+
+
+def come_and_go(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    """Attaches, takes the lane, adds, leaves; makes a segment, which another attaches to."""
+    name = Path(handle.path).name.split("-")[1]
+    for _ in working(line):
+        with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
+            writer.policy_version = birth
+            ticket = replay._lanes.committed(lane)
+            assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
+        with ReplayBuffer.create(spec(), ROWS, name=name) as own, ReplayBuffer.attach(own.handle) as again:
+            own.writer().add(observations(0, 0, 0), 0, 0.0)
+            assert len(again) == 1
+
+
+def sample(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    with ReplayBuffer.attach(handle) as replay:
+        sampler = replay.sampler(BATCH)
+        for _ in working(line):
+            line[TORN] += torn_rows(sampler.sample(PATIENCE_S), replay.lanes)
+            line[READ] += BATCH
+
+
+def publish(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    from marlcore import ParameterStore
+
+    model = make_model()
+    with ParameterStore.attach(handle) as store, store.publisher(model) as publisher:
+        for _ in working(line):
+            fill(model, publisher.version + 1)
+            publisher.publish(version=publisher.version + 1)
+
+
+def subscribe(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    from marlcore import ParameterStore
+
+    model = make_model()
+    with ParameterStore.attach(handle) as store:
+        subscriber = store.subscriber(model)
+        for _ in working(line):
+            subscriber.wait(newer_than=subscriber.version, timeout=0.1)
+            if subscriber.pull(PATIENCE_S):
+                line[TORN] += torn_weights(model, subscriber)
+                line[READ] += 1
+
+
+def inherit(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+    """Asks for the lane until it is free, as a successor that stands ready does."""
+    with ReplayBuffer.attach(handle) as replay:
+        while True:
+            try:
+                writer = replay.writer(lane)
+                break
+            except LaneBusy:
+                line[REFUSED] += 1
+                time.sleep(1e-3)
+        writer.policy_version = birth
+        ticket = replay._lanes.committed(lane)
+        first = observations(lane, ticket, birth)
+        assert writer.add(first, ticket, 0.0) == ticket
+        line[CLOCK], line[TICKET] = time.monotonic_ns(), ticket
+        for _ in working(line):
+            ticket += 1
+            assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
+
+
+SLOW = sample, publish, subscribe
+"""They import so much that others would not get on if they were killed as soon as they work."""
+
+
+def spec() -> TransitionSpec:
+    return TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))
+
+
+# ---- lives ----
+
+
+class Board:
+    """A line of numbers for each process, in a file: it writes them, its parent reads."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        path.write_bytes(bytes(128 * lines))
+        self.path = path
+        self.lines = open_board(path)
+
+
+def open_board(path: Path) -> np.ndarray:
+    return np.memmap(path, np.int64, "r+").reshape(-1, 16)
+
+
+def live(role: Callable[..., None], path: Path, slot: int, handle: Any, lane: int, birth: int) -> None:
+    """The target of processes."""
+    line = open_board(path)[slot]
+    line[PHASE] = ATTACHING
+    role(line, handle, lane, birth)
+
+
+@dataclass
+class Life:
+    """One process, from its start until it is killed."""
+
+    process: Any
+    began: float
+    late: bool
+    """Whether it works before it is killed."""
+    doom: float | None
+    counters: tuple[int, int] | None
+    """Of its lane, when it was started: committed and reserved."""
+
+
+class Nursery:
+    """Starts processes of one method, kills them, and counts what became of them."""
+
+    def __init__(self, method: str, folder: Path, slots: int) -> None:
+        self.context = multiprocessing.get_context(method)
+        self.board = Board(folder / "board", slots)
+        self.counts: Counter[str] = Counter()
+
+    def start(self, slot: int, role: Callable[..., None], handle: Any, lane: int, birth: int) -> Any:
+        self.board.lines[slot, :READ] = 0
+        self.board.lines[slot, TICKET] = -1
+        process = self.context.Process(
+            target=live, args=(role, self.board.path, slot, handle, lane, birth), daemon=True
+        )
+        process.start()
+        return process
+
+    def bury(self, process: Any) -> None:
+        """Waits until it is gone; nothing but SIGKILL ended it."""
+        process.join()
+        self.counts["kills"] += 1
+        self.counts["failed"] += process.exitcode != -signal.SIGKILL
+        process.close()
+
+    def wait(self, condition: Callable[[], Any]) -> bool:
+        """Whether it came true; if not, that counts as hung."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                self.counts["hung"] += 1
+                return False
+            time.sleep(1e-4)
+        return True
+
+
+def counters(shared: Any, lane: int) -> tuple[int, int]:
+    """Committed and reserved."""
+    committed, reserved = shared._segment.body[shared._geometry.counters_offset(lane) :][:16].data.cast("q")
+    return committed, reserved
+
+
+def stop(pid: int, shared: Any, lane: int) -> tuple[int, int]:
+    """The lane's counters once its writer stands still, or is dead."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+        time.sleep(1e-5)
+    return counters(shared, lane)
+
+
+class Kills:
+    """One process of each role; and a sampler and a subscriber in this one, which are never killed."""
+
+    def __init__(self, method: str, folder: Path, trust: bool) -> None:
+        name = f"kills{os.getpid()}"
+        self.replay = ReplayBuffer.create(spec(), LANES * ROWS, LANES, name=name)
+        self.sampler = self.replay.sampler(BATCH, seed=0)
+        self.roles = [(add, self.replay, 0), (add_batch, self.replay, 1), (come_and_go, self.replay, 2),
+                      (sample, self.replay, None)]  # fmt: skip
+        self.store = None
+        if method != "fork":  # torch does not live through it
+            from marlcore import ParameterStore
+
+            self.model = make_model()
+            self.store = ParameterStore.create(self.model, extras={"version": ()}, name=name)
+            self.subscriber = self.store.subscriber(self.model)
+            self.roles += [(publish, self.store, 0), (subscribe, self.store, None)]
+        self.trust = trust
+        if trust:
+            self.sampler._drawing._validate = lambda n: 0
+        self.births = Births(LANES)
+        self.nursery = Nursery(method, folder, len(self.roles))
+        self.counts = self.nursery.counts
+        self.startup = [1.0] * len(self.roles)  # seconds
+        self.lives = [self.start(slot) for slot in range(len(self.roles))]
+
+    def start(self, slot: int) -> Life:
+        role, shared, lane = self.roles[slot]
+        before = None if lane is None else counters(shared, lane)
+        birth = len(self.births.ends[lane]) if shared is self.replay and lane is not None else 0
+        process = self.nursery.start(slot, role, shared.handle, lane or 0, birth)
+        now, late = time.monotonic(), random.random() < (0.8 if role in SLOW else 0.5)
+        doom = None if late else now + 1.2 * random.random() * self.startup[slot]
+        return Life(process, now, late, doom, before)
+
+    def due(self, slot: int) -> bool:
+        """Whether its time has come: while it starts, or a little after it began to work."""
+        life, now = self.lives[slot], time.monotonic()
+        if life.doom is None and self.nursery.board.lines[slot, PROGRESS]:
+            self.startup[slot] = now - life.began
+            life.doom = now + random.random() * (9 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
+        elif life.doom is None and now > life.began + PATIENCE_S:
+            self.counts["hung"] += 1
+            self.counts[f"{self.roles[slot][0].__name__}_hung"] += 1
+            life.doom = now
+        return life.doom is not None and now >= life.doom
+
+    def kill(self, slots: list[int]) -> None:
+        for slot in slots:
+            if self.lives[slot].late and self.roles[slot][2] is not None and random.random() < 0.3:
+                self.stop_inside(slot)
+            self.lives[slot].process.kill()
+        for slot in slots:
+            self.nursery.bury(self.lives[slot].process)
+            self.examine(slot)
+
+    def stop_inside(self, slot: int) -> None:
+        """Tries to have a writer stand still between its two counters, where a kill at random seldom finds it."""
+        _, shared, lane = self.roles[slot]
+        pid = self.lives[slot].process.pid
+        self.nursery.board.lines[slot, HURRY] = 1
+        for _ in range(50):
+            committed, reserved = stop(pid, shared, lane)
+            if reserved > committed:
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(1e-3 * random.random())
+
+    def examine(self, slot: int) -> None:
+        """What the dead one left."""
+        role, shared, lane = self.roles[slot]
+        phase = ["starting", "attaching", "working"][self.nursery.board.lines[slot, PHASE]]
+        if lane is not None:
+            before, after = self.lives[slot].counters, counters(shared, lane)
+            self.counts["fell"] += after[0] < before[0] or after[1] < before[1]
+            self.counts["kept"] += shared._segment.is_locked(1 + lane)
+            if after[1] > max(after[0], before[1]):  # else its predecessor may have reserved that
+                phase = "inside"
+            if shared is self.replay:
+                self.births.ends[lane].append(after[0])
+        if role is come_and_go:
+            self.counts["swept"] += sum(map(is_ours, sweep()))
+        self.counts[phase] += 1
+        self.counts[f"{role.__name__}_{phase}"] += 1
+
+    def survive(self) -> None:
+        """What is read here is whole, whoever was killed."""
+        try:
+            self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
+            self.counts["rows"] += BATCH
+            if self.store and self.subscriber.pull(PATIENCE_S):
+                self.counts["torn"] += torn_weights(self.model, self.subscriber)
+                self.counts["weights"] += 1
+        except TimeoutError:
+            self.counts["hung"] += 1
+
+    def run(self, cycles: int) -> None:
+        while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]) and not self.counts["hung"]:
+            self.survive()
+            slots = [slot for slot in range(len(self.roles)) if self.due(slot)]
+            if slots and random.random() < 0.02:
+                slots = list(range(len(self.roles)))
+            self.kill(slots)
+            for slot in slots:
+                self.lives[slot] = self.start(slot)
+            time.sleep(0.01)
+        lines = self.nursery.board.lines
+        before = lines[:, PROGRESS].copy()
+        self.nursery.wait(lambda: (lines[:, PROGRESS] > before).all())
+        self.kill(list(range(len(self.roles))))
+        for _ in range(20):
+            self.survive()
+        self.counts["rows_of_the_killed"] = int(lines[:, READ].sum())
+        self.counts["torn"] += int(lines[:, TORN].sum())
+        self.counts["added"] = sum(self.replay._lanes.committed(lane) for lane in range(LANES))
+
+    def close(self) -> None:
+        self.replay.close()
+        if self.store:
+            self.store.close()
+
+
+# ---- zombies ----
+
+
+class Zombies:
+    """A writer that is stopped, and a successor that stands ready: it is refused until the writer is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.replay = ReplayBuffer.create(spec(), ROWS, name=f"kills{os.getpid()}")
+        self.sampler = self.replay.sampler(BATCH, seed=0)
+        self.births = Births(1)
+        self.nursery = Nursery("fork", folder, 2)
+        self.counts = self.nursery.counts
+        self.takeovers: list[float] = []  # milliseconds
+        self.holder = self.start(0)
+
+    def start(self, birth: int) -> Any:
+        return self.nursery.start(birth % 2, inherit, self.replay.handle, 0, birth)
+
+    def run(self, rounds: int) -> None:
+        for birth in range(1, rounds + 1):
+            if self.counts["hung"]:
+                break
+            self.round(birth)
+        self.holder.kill()
+        self.nursery.bury(self.holder)
+        self.counts["rounds"] = len(self.takeovers)
+        for name, value in zip(("p50", "p99", "max"), np.percentile(self.takeovers, [50, 99, 100]), strict=True):
+            self.counts[f"takeover_{name}_ms"] = round(float(value), 3)
+
+    def round(self, birth: int) -> None:
+        """One writer's end; every second one goes on in between."""
+        heir, wait = self.start(birth), self.nursery.wait
+        mine, theirs = self.nursery.board.lines[birth % 2], self.nursery.board.lines[(birth - 1) % 2]
+        wait(lambda: theirs[PROGRESS] > ROWS and mine[REFUSED])
+        theirs[HURRY] = 1
+        committed, reserved = self.stop(mine)
+        if birth % 2:
+            os.kill(self.holder.pid, signal.SIGCONT)
+            self.counts["continued"] += wait(lambda: counters(self.replay, 0)[0] > committed + 20)
+            committed, reserved = self.stop(mine)
+        self.counts["inside"] += reserved > committed
+        self.births.ends[0].append(committed)
+        killed = time.monotonic_ns()
+        self.holder.kill()
+        self.nursery.bury(self.holder)
+        self.holder = heir
+        if wait(lambda: mine[TICKET] >= 0):
+            self.takeovers.append((int(mine[CLOCK]) - killed) / 1e6)
+        self.counts["beside"] += mine[TICKET] != committed
+        self.counts["refused"] += int(mine[REFUSED])
+        self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
+        self.counts["rows"] += BATCH
+
+    def stop(self, heir: np.ndarray) -> tuple[int, int]:
+        """The lane's counters with the writer stopped, while the heir asks for longer than thousands of adds take."""
+        time.sleep(random.random() * 1e-3)
+        stopped, asked = stop(self.holder.pid, self.replay, 0), int(heir[REFUSED])
+        self.nursery.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
+        self.counts["beside"] += counters(self.replay, 0) != stopped or heir[TICKET] >= 0
+        return stopped
+
+    def close(self) -> None:
+        self.replay.close()
+
+
+# ---- what is left behind ----
+
+
+def is_ours(segment: str) -> bool:
+    return segment.startswith(f"marlcore-kills{os.getpid()}-")
+
+
+def left(helpers: set[int]) -> dict[str, int]:
+    """What this process, or what it started to help it, has open or running; and segments of this run."""
+    children = set()
+    for pid in (os.getpid(), *helpers):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children.update(map(int, (task / "children").read_text().split()))
+    sweep()
+    return {
+        "segments": sum(is_ours(file.name) for file in survey_segments()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "processes": len(children),
+    }
+
+
+@contextlib.contextmanager
+def helpers(method: str) -> Iterator[set[int]]:
+    """multiprocessing's own processes, which stay until the end."""
+    resource_tracker.ensure_running()
+    pids = {resource_tracker._resource_tracker._pid}
+    if method != "forkserver":
+        yield pids
+        return
+    multiprocessing.set_forkserver_preload(["marlcore", "kills"])
+    forkserver.ensure_running()
+    yield {*pids, forkserver._forkserver._forkserver_pid}
+    forkserver._forkserver._stop()
+
+
+def main(method: str, cycles: int, trust: bool) -> bool:
+    """Whether there was a fault."""
+    began = time.monotonic()
+    with helpers(method) as pids, tempfile.TemporaryDirectory() as folder:
+        if method in ("spawn", "forkserver"):
+            make_model()  # what torch opens once for good is no leak
+        before = left(pids)
+        deaths = Zombies(Path(folder)) if method == "zombie" else Kills(method, Path(folder), trust)
+        deaths.run(cycles)
+        deaths.close()
+        counts = deaths.counts
+        del deaths
+        for kind, number in left(pids).items():
+            counts[kind] = number - before[kind]
+    faults = {name: counts.pop(name, 0) for name in FAULTS}
+    words = {"cycles": cycles, **counts, **faults, "seconds": round(time.monotonic() - began, 1)}
+    print(*(f"{name} {value}" for name, value in words.items()), flush=True)
+    return any(faults.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["trust"]))

@@ -1,0 +1,191 @@
+"""`marlcore gc` removes what no living process holds, leaves everything else, and says which is which."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marlcore.__main__ import main
+from marlcore.cli import gc
+from marlcore.memory.segment import Segment
+from marlcore.memory.survey import survey_segments
+
+HOLD = """
+    import sys
+    from marlcore.memory.segment import Segment
+    path = sys.argv[1] if len(sys.argv) > 1 else None
+    segment = Segment.create("gc", {}, 10_000, path=path)
+    print(segment.path, flush=True)
+    sys.stdin.read()
+"""
+
+
+def lines(text: str) -> dict[str, list[str]]:
+    """By name of a segment, or "total": the other fields of its line."""
+    rows = [line.split("\t") for line in text.splitlines()]
+    assert rows[-1][0] == "total" and len(rows[-1]) == 3
+    assert all(len(row) == 5 for row in rows[:-1])
+    return {row[3]: row[:3] + row[4:] for row in rows[:-1]} | {"total": rows[-1][1:]}
+
+
+@pytest.fixture
+def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, list[str]]]:
+    """collected(*arguments): what `marlcore gc` printed of a directory in place of /dev/shm."""
+
+    def collect(*arguments: str) -> dict[str, list[str]]:
+        assert gc.main([*arguments], tmp_path) == 0
+        return lines(capsys.readouterr().out)
+
+    return collect
+
+
+def test_a_dry_run_names_what_a_killed_process_left_and_leaves_it(program, collected, tmp_path):
+    owner = program(HOLD, args=[tmp_path / "marlcore-left"])
+    path = Path(owner.line())
+    owner.kill()
+    for _ in range(2):
+        found = collected("--dry-run")
+        state, nbytes, age, pids = found["marlcore-left"]
+        assert (state, int(nbytes), pids) == ("orphaned", 16_384, "-")
+        assert int(age) >= 0
+        assert found["total"] == ["16384", "1"]
+        assert path.exists()
+
+
+def test_what_a_killed_process_left_is_removed(program, collected, tmp_path):
+    owner = program(HOLD, args=[tmp_path / "marlcore-left"])
+    path = Path(owner.line())
+    owner.kill()
+    assert collected()["marlcore-left"][:2] == ["removed", "16384"]
+    assert not path.exists()
+    assert collected() == {"total": ["0", "0"]}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_what_a_living_process_holds_is_kept_and_its_process_named(program, collected, tmp_path, arguments):
+    owner = program(HOLD, args=[tmp_path / "marlcore-live"])
+    path = Path(owner.line())
+    found = collected(*arguments)
+    state, nbytes, _, pids = found["marlcore-live"]
+    assert (state, int(nbytes), pids) == ("kept", 16_384, str(owner.pid))
+    assert found["total"] == ["0", "0"]
+    Segment.attach(path).close()
+
+
+def test_a_segment_whose_creator_was_killed_is_kept_for_the_one_that_attached(program, collected, tmp_path):
+    owner = program(HOLD, args=[tmp_path / "marlcore-live"])
+    other = Segment.attach(owner.line())
+    assert collected()["marlcore-live"][3] == ",".join(map(str, sorted([owner.pid, os.getpid()])))
+    owner.kill()
+    assert collected()["marlcore-live"][::3] == ["kept", str(os.getpid())]
+    other.close()
+    assert collected()["marlcore-live"][0] == "removed"
+
+
+def test_a_dry_run_takes_no_lock_that_could_turn_away_who_attaches(collected, tmp_path, monkeypatch):
+    def refuse(*args: object) -> bool:
+        raise AssertionError("a dry run took a lock")
+
+    monkeypatch.setattr("marlcore.memory.survey.try_lock", refuse)
+    (tmp_path / "marlcore-left").touch()
+    assert collected("--dry-run")["marlcore-left"][0] == "orphaned"
+
+
+def test_links_fifos_directories_and_other_names_are_left_and_not_listed(collected, tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    (tmp_path / "marlcore-link").symlink_to(target)
+    (tmp_path / "marlcore-dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "marlcore-fifo", 0o600)
+    (tmp_path / "marlcore-directory").mkdir()
+    (tmp_path / "marlcore-directory" / "marlcore-inside").touch()
+    (tmp_path / "other-marlcore-x").touch()
+    (tmp_path / "marlcore").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert collected() == {"total": ["0", "0"]}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert target.read_text() == "precious"
+
+
+def test_a_file_of_another_user_is_left(tmp_path, monkeypatch):
+    (tmp_path / "marlcore-theirs").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    assert survey_segments(tmp_path, remove=True) == []
+    assert (tmp_path / "marlcore-theirs").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"marlcore", b"marlcore" + b"\xff" * 5000, b"x" * 10_000])
+def test_a_file_of_our_name_that_nobody_holds_is_removed_whatever_it_holds(collected, tmp_path, content):
+    (tmp_path / "marlcore-broken").write_bytes(content)
+    assert collected()["marlcore-broken"][0] == "removed"
+    assert not (tmp_path / "marlcore-broken").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [b"marlcore-a\nkept\t1", b"marlcore-\xff", "marlcore-ä".encode(), b"marlcore- \x1b[2J"]
+)
+def test_a_name_of_any_bytes_is_one_field_of_one_line_of_ascii(collected, tmp_path, name):
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
+    [(found, fields)] = [item for item in collected().items() if item[0] != "total"]
+    assert fields[0] == "removed"
+    assert found.isascii() and found.isprintable()
+
+
+def test_a_terminal_gets_a_table_that_says_the_same(tmp_path, capsys, monkeypatch):
+    (tmp_path / "marlcore-left").write_bytes(bytes(8192))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert gc.main(["--dry-run"], tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "marlcore-left" in out and "8192" in out
+    assert "orphaned: 1 of 1 segments, 8,192 bytes" in out
+
+
+@pytest.mark.parametrize("arguments", [["--dryrun"], ["/tmp"], ["--dry-run", "yes"]])
+def test_an_unknown_option_is_one_line_and_removes_nothing(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("marlcore.cli.gc.survey_segments", None)
+    assert main(["gc", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("marlcore: ") and len(errors.splitlines()) == 1
+
+
+def test_the_command_keeps_a_live_segment_of_shared_memory_and_removes_a_dead_one(program):
+    live, dead = program(HOLD), program(HOLD)
+    live_path, dead_path = Path(live.line()), Path(dead.line())
+    dead.kill()
+    command = [sys.executable, "-W", "error", "-m", "marlcore", "gc"]
+    dry = lines(subprocess.check_output([*command, "--dry-run"], text=True))
+    assert dry[live_path.name][::3] == ["kept", str(live.pid)]
+    done = lines(subprocess.check_output(command, text=True))
+    assert done[live_path.name][::3] == ["kept", str(live.pid)]
+    assert live_path.exists() and not dead_path.exists()
+    live.finish()  # it lets go of its segment
+
+
+@pytest.mark.parametrize("command", ["gc --dry-run", "doctor --json", "--version"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_standard_streams_are_closed_does_its_work(command, closed):
+    """Python has None in their place, and what opens a file next would get their numbers."""
+    run = f"exec {sys.executable} -W error -m marlcore {command} {closed}"
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
+    assert bool(done.stdout) == (closed == "2>&-")
+
+
+def test_what_a_terminal_cannot_show_is_a_question_mark():
+    """A table that is cut off has an ellipsis, and a run may be in a directory that is named by any bytes."""
+    code = "import marlcore.__main__; print('a\\u2026\\udcff')"
+    for encoding in ("ascii", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        shown = subprocess.check_output([sys.executable, "-c", code], env=environment).decode()
+        assert shown in ("a??\n", "a\u2026?\n")
+
+
+def test_the_command_imports_neither_torch_nor_numba():
+    code = "import sys, marlcore.cli.gc; print(sorted({'torch', 'numba'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

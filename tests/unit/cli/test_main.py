@@ -1,0 +1,73 @@
+"""The command line as a whole: how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from marlcore.__main__ import main
+from marlcore.cli import gc
+from marlcore.processes.control import Control
+from marlcore.processes.signals import Interrupts
+from marlcore.processes.telemetry import Telemetry
+
+
+def unread(*arguments: str) -> tuple[int, str]:
+    """What a command says on standard error whose standard output nobody reads any more, and its exit code."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        command = [sys.executable, "-m", "marlcore", *arguments]
+        done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writes)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gc", "--dry-run"], ["gc", "--help"], ["doctor"]])
+def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments: list[str]) -> None:
+    assert unread(*arguments) == (1, "")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
+    with Telemetry.create(["actor-0"]) as telemetry:
+        about = {"pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(telemetry.handle)}
+        with Control.create(["actor-0"], run_dir="/a/run", **about):
+            assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
+
+
+def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "says"),
+    [("", "stopped"), ("runs/a b", "stopped; go on with marlcore train --resume 'runs/a b'")],
+)
+def test_a_stopped_run_says_how_to_go_on(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run_dir: str, says: str
+) -> None:
+    def stop(arguments: list[str]) -> int:
+        Interrupts(signal.SIGINT).deliver(run_dir)
+        return 0
+
+    monkeypatch.setattr(gc, "main", stop)
+    assert main(["gc"]) == 130
+    assert capfd.readouterr().err == f"marlcore: {says}\n"
+
+
+def test_a_pipe_of_something_else_that_breaks_is_an_error_like_any_other(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise BrokenPipeError(32, "the server is gone")
+
+    monkeypatch.setattr(gc, "main", fail)
+    assert main(["gc"]) == 2
+    assert capfd.readouterr().err == "marlcore: [Errno 32] the server is gone\n"

@@ -1,0 +1,113 @@
+"""`marlcore top` says what a live run does, and changes nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marlcore.cli.top import Run
+from marlcore.processes.control import READY, Control
+from marlcore.processes.telemetry import Telemetry
+from marlcore.testing.victim import parent_of
+
+MARLCORE = [sys.executable, "-m", "marlcore"]
+
+
+def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MARLCORE, "top", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A run that goes on until it is stopped, when its learners have reported something."""
+    path = tmp_path / "run"
+    options = ["--total-steps", "100000000", "--learner.warmup", "100", "--learner.log-interval", "20"]
+    process = subprocess.Popen(
+        [*MARLCORE, "train", *options, "--run-dir", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (path / "metrics.csv").exists() or "policy_lag_p99" not in (path / "metrics.csv").read_text():
+            assert process.poll() is None
+            time.sleep(0.2)
+        yield path, process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def test_one_look_at_a_live_run(run):
+    path, process = run
+    seen = top(str(path), "--once", "--json")
+    assert seen.returncode == 0, seen.stderr
+    figures = json.loads(seen.stdout)
+    assert figures["run_dir"] == str(path) and figures["steps"] > 0 and figures["total_steps"] == 100_000_000
+    assert figures["steps_per_s"] > 0
+    workers = figures["workers"]
+    assert workers.keys() == {"actor-0", "learner-agent_0", "learner-agent_1", "learner-agent_2"}
+    for name, worker in workers.items():
+        assert (worker["state"], worker["restarts"]) == ("running", 0)
+        assert parent_of(parent_of(worker["pid"])) == process.pid  # the fork server is between them
+        if name == "actor-0":
+            assert worker["steps"] > 0 and worker["steps_per_s"] > 0
+        else:
+            assert worker["updates"] > 0 and worker["updates_per_s"] > 0 and worker["replay_ratio"] > 0
+            assert 0 <= worker["policy_lag_p50"] <= worker["policy_lag_p99"]
+            assert worker["lapped"] >= 0 and worker["redrawn"] >= 0 and worker["waited_s"] >= 0
+    # Killed workers and their restarts are seen; a look leaves the run as it was.
+    os.kill(workers["learner-agent_1"]["pid"], signal.SIGKILL)
+    while (again := json.loads(top("--once", "--json").stdout)["workers"]["learner-agent_1"])["restarts"] == 0:
+        assert process.poll() is None
+    assert again["restarts"] == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
+    table = top("--once", "--interval", "0.1")
+    assert "learner-agent_2" in table.stdout and "policy lag p99" in table.stdout
+
+
+def test_it_ends_with_the_run_and_with_ctrl_c(run):
+    _, process = run
+    follows = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
+    interrupted = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
+    for one in (follows, interrupted):
+        json.loads(one.stdout.readline())
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.communicate()
+    assert interrupted.returncode == 0
+    process.send_signal(signal.SIGINT)
+    lines = follows.communicate()[0].splitlines()
+    assert follows.returncode == 0 and all(json.loads(line)["steps"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/no/such/run"], "run_dir: expected one run that lives, got none"),
+        (["--interval", "0"], "interval: expected seconds of at least 0.05, got 0.0"),
+        (["--what"], "--what"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message):
+    seen = top("--once", *arguments)
+    assert seen.returncode == 2 and message in seen.stderr and len(seen.stderr.splitlines()) == 1
+
+
+def test_whoever_looks_cannot_write():
+    with Telemetry.create(["actor-0"]) as telemetry:
+        handle = telemetry.handle
+        about = {"run_dir": "x", "pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(handle)}
+        with Control.create(["actor-0"], **about) as control:
+            looking = Control.watch(control.handle)
+            assert not looking._segment.body.flags.writeable
+            run = Run(looking)
+            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
+            control.workers["actor-0"].store(READY, 1)
+            assert run.figures()["workers"]["actor-0"]["state"] == "down"
+            control.stop()
+            assert not run.alive
+            run.close()

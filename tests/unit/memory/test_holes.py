@@ -1,0 +1,182 @@
+"""Files with holes, and headers that promise more than there is: no signal from the kernel, no memory for nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from marlcore import Field, ReplayBuffer, SegmentCorrupt, TransitionSpec
+from marlcore.memory.files import File
+from marlcore.memory.segment import Segment
+
+SPEC = TransitionSpec(Field((), "float32"), Field((), "int64"))
+
+
+def sparse(path: Path, nbytes: int = 1 << 20) -> Path:
+    """A copy of a segment of mostly zeros, with holes."""
+    Segment.create("test", {}, nbytes, path=path.with_suffix(".whole")).close()
+    with path.open("wb") as file:
+        file.write(path.with_suffix(".whole").read_bytes()[:4096])
+        file.truncate(nbytes + 4096)
+    path.chmod(0o600)
+    path.with_suffix(".whole").unlink()
+    if 512 * path.stat().st_blocks >= nbytes:
+        pytest.skip("this file system has no holes")
+    return path
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A path in /dev/shm."""
+    path = Path("/dev/shm") / f"holes{os.getpid()}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_attaching_fills_the_holes_of_a_file(tmp_path: Path, shared: Path):
+    for path in (tmp_path / "file", shared):
+        with closing(Segment.attach(sparse(path))) as found:
+            assert 512 * path.stat().st_blocks >= found.nbytes
+            assert not found.body.any()
+        path.unlink()
+
+
+def test_a_file_with_holes_is_not_looked_at(shared: Path):
+    """Reading a hole in /dev/shm takes memory too."""
+    with pytest.raises(SegmentCorrupt, match=r"expected a file without holes, got one of 1048576 bytes; .*=never"):
+        Segment.attach(sparse(shared), writable=False)
+    assert 512 * shared.stat().st_blocks == 4096
+
+
+def test_a_save_that_was_copied_with_holes_loads_and_is_written_to(tmp_path: Path):
+    with ReplayBuffer.create(SPEC, 100_000) as replay, replay.writer() as writer:
+        writer.add(1.0, 2, 3.0)
+        replay.save(tmp_path / "save")
+    subprocess.run(["cp", "--sparse=always", tmp_path / "save", tmp_path / "copy"], check=True)
+    (tmp_path / "copy").chmod(0o600)
+    with ReplayBuffer.attach(tmp_path / "copy") as replay, replay.writer() as writer:
+        assert 512 * (tmp_path / "copy").stat().st_blocks >= replay.nbytes
+        writer.add_batch(np.ones(99_999), np.ones(99_999, np.int64), np.ones(99_999))
+    with ReplayBuffer.load(tmp_path / "copy") as replay:
+        assert len(replay) == 100_000
+
+
+FILL = """
+import sys
+from marlcore import ReplayBuffer, SharedMemoryFull
+try:
+    with ReplayBuffer.attach(sys.argv[1]) as replay, replay.writer() as writer:
+        while True:
+            writer.add(1.0, 1, 1.0)
+except SharedMemoryFull as full:
+    print(full)
+"""
+
+
+@pytest.mark.parametrize("free_is_known", [True, False])
+def test_holes_that_a_file_system_cannot_fill_are_an_error_beforehand(small_tmpfs, program, free_is_known):
+    """Whoever wrote on found the disk full, and was ended by SIGBUS."""
+    whole = small_tmpfs.parent / "save"
+    ReplayBuffer.create(SPEC, 100_000, path=whole).close()
+    subprocess.run(["cp", "--sparse=always", whole, small_tmpfs / "copy"], check=True)
+    (small_tmpfs / "copy").chmod(0o600)
+    unknown = "from marlcore.memory import existing_file as f; f.free_bytes = lambda directory: 1 << 40"
+    said = program("" if free_is_known else unknown, FILL, args=[small_tmpfs / "copy"]).finish()
+    assert said.startswith(f"{small_tmpfs}: ") and "bytes asked for" in said and "\n" not in said
+
+
+def test_holes_are_told_from_compression_and_from_what_was_never_written(tmp_path: Path, monkeypatch):
+    """Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE."""
+    path = tmp_path / "file"
+    with closing(Segment.create("test", {}, 1 << 20, path=path)) as made:
+        made.body[:] = 1
+    monkeypatch.setattr(File, "allocate", lambda *_: pytest.fail("there is nothing to allocate"))
+    stat = os.fstat
+    with monkeypatch.context() as compressed:
+        compressed.setattr(os, "fstat", lambda fd: _with_few_blocks(stat(fd)))
+        for writable in (True, False):
+            Segment.attach(path, writable=writable).close()
+    with closing(Segment.create("test", {}, 1 << 20)) as made:
+        for writable in (True, False):
+            Segment.attach(made.path, writable=writable).close()
+
+
+def _with_few_blocks(status: os.stat_result) -> SimpleNamespace:
+    names = [name for name in dir(status) if name.startswith("st_")]
+    return SimpleNamespace(**{name: getattr(status, name) for name in names} | {"st_blocks": 1})
+
+
+def test_what_a_process_keeps_of_lanes_does_not_grow_with_their_number(tmp_path: Path):
+    """200,000 lanes took 120 MB in each process, whatever was written to them."""
+    with ReplayBuffer.create(SPEC, 200_000, 200_000, path=tmp_path / "lanes"):
+        before = private()
+        with ReplayBuffer.attach(tmp_path / "lanes") as replay, replay.writer(199_999) as writer:
+            writer.add(1.0, 1, 1.0)
+            assert len(replay) == 1
+            assert private() - before < 10e6
+
+
+def private() -> int:
+    """Bytes of memory that are this process's own."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return 1024 * int(lines["Anonymous"].split()[0])
+
+
+LIMITED = """
+import resource, sys
+from marlcore import MarlcoreError, ReplayBuffer
+from marlcore.memory.files import File
+path, what, limit = sys.argv[1], sys.argv[2], sys.argv[3]
+replay = ReplayBuffer.attach(path)
+saved = path + ".save"
+acts = [lambda: ReplayBuffer.attach(path), lambda: ReplayBuffer.load(saved), lambda: replay.save(saved),
+        lambda: ReplayBuffer.create(replay.spec, 10_000_000), replay.writer]
+replay.save(saved)
+kept = []
+if limit == "files":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+    try:
+        while True:
+            kept.append(File())
+            kept[-1].open("/dev/null", 0)
+    except MarlcoreError:
+        pass
+else:
+    used = 4096 * int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), used + (1 << 20)))
+try:
+    acts[int(what)]()
+except MarlcoreError as error:
+    said = str(error)
+    kept.clear()
+    print(type(error).__name__, said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "what", "said"),
+    [("files", what, "MarlcoreError") for what in range(5)]
+    + [("memory", what, "SharedMemoryFull") for what in (0, 1, 3)],
+)
+def test_a_process_at_its_limits_is_told_so_in_one_line(tmp_path: Path, program, limit: str, what: int, said: str):
+    with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
+        got = program(LIMITED, args=[tmp_path / "replay", what, limit]).finish()
+    assert got.startswith(said) and "ulimit" in got and "\n" not in got, got
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["replay", "replay.save"]
+
+
+def test_a_loop_of_links_is_an_error_of_ours(tmp_path: Path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in (loop, loop / "inside"):
+        with pytest.raises(SegmentCorrupt, match=r"Too many levels of symbolic links"):
+            ReplayBuffer.attach(path)
+        with pytest.raises(ValueError, match=r"^path: expected a file "):
+            ReplayBuffer.create(SPEC, 10, path=path)

@@ -1,0 +1,198 @@
+"""Lanes: where their bytes lie, one writer each, proof of death before a takeover, quarantine."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from marlcore import Field, LaneBusy, ReplayBuffer, SegmentCorrupt, TransitionSpec
+from marlcore.memory.lanes import LaneGeometry, claim
+from marlcore.memory.native import LINE, MAX_COLUMNS
+from marlcore.memory.segment import Segment
+
+GEOMETRY = LaneGeometry(lanes=3, capacity=5, columns=(24, 567, 7))
+
+CLAIM = """
+    import os, sys
+    from marlcore import LaneBusy
+    from marlcore.memory.lanes import LaneGeometry, claim
+    from marlcore.memory.segment import Segment
+    segment = Segment.attach(sys.argv[1])
+    lanes = LaneGeometry(3, 5, (24, 567, 7)).bind(segment.body)
+    def attempt():
+        try:
+            return claim(segment, lanes, 1)
+        except LaneBusy:
+            print("busy", flush=True)
+"""
+
+
+@pytest.fixture
+def segment():
+    made = Segment.create("lanes", {}, GEOMETRY.nbytes)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lanes(segment):
+    return GEOMETRY.bind(segment.body)
+
+
+def counters(segment, lane):
+    at = GEOMETRY.counters_offset(lane)
+    return segment.body[at : at + 16].view(np.uint64)
+
+
+def test_lines_and_columns_of_all_lanes_lie_apart_and_aligned():
+    taken = np.zeros(GEOMETRY.nbytes, int)
+    taken[: 2 * LINE] += 1
+    for lane in range(3):
+        at = GEOMETRY.counters_offset(lane)
+        assert at % LINE == 0
+        taken[at : at + LINE] += 1
+        for column, size in enumerate(GEOMETRY.columns):
+            assert GEOMETRY.stride(column) % 8 == 0
+            assert 0 <= GEOMETRY.stride(column) - size < 8
+            first = GEOMETRY.column_offset(column) + lane * GEOMETRY.capacity * GEOMETRY.stride(column)
+            assert first % 8 == 0
+            taken[first : first + GEOMETRY.capacity * GEOMETRY.stride(column)] += 1
+    assert taken.max() == 1
+    assert all(GEOMETRY.column_offset(column) % LINE == 0 for column in range(3))
+
+
+def test_what_is_appended_is_read_back_in_every_column_across_the_wrap(segment, lanes):
+    one_column = LaneGeometry(2, 3, (16,)).bind(segment.body)
+    row, got = np.zeros(16, np.uint8), np.zeros(16, np.uint8)
+    append = one_column.appender(1, row)
+    for ticket in range(10):
+        row[:] = ticket
+        append()
+        assert one_column.committed(1) == ticket + 1
+        assert one_column.read(1, ticket, 1, got) == 0
+        assert (got == ticket).all()
+    assert one_column.committed(0) == 0
+
+
+def test_tickets_that_are_not_there_yet_or_no_more_are_ordinary_results(segment):
+    import errno
+
+    lanes = LaneGeometry(1, 3, (16,)).bind(segment.body)
+    row = np.zeros(16, np.uint8)
+    append = lanes.appender(0, row)
+    assert lanes.read(0, 0, 1, row) == -errno.EAGAIN
+    for _ in range(4):
+        append()
+    assert lanes.read(0, 0, 1, row) == -errno.ESTALE
+    assert lanes.read(0, 1, 1, row) == 0
+    assert lanes.read(0, 4, 1, row) == -errno.EAGAIN
+
+
+def test_a_lane_has_one_writer_in_a_process(segment, lanes):
+    first = claim(segment, lanes, 1)
+    with pytest.raises(LaneBusy, match="lane 1 has a living writer"):
+        claim(segment, lanes, 1)
+    claim(segment, lanes, 0).release()
+    first.release()
+    first.release()
+    claim(segment, lanes, 1).release()
+
+
+def test_a_lane_has_one_writer_among_processes_and_a_killed_ones_is_free(segment, lanes, program):
+    holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
+    assert holder.line() == "held"
+    with pytest.raises(LaneBusy):
+        claim(segment, lanes, 1)
+    assert program(CLAIM, "attempt()", args=[segment.path]).finish() == "busy"
+    holder.kill()
+    claim(segment, lanes, 1).release()
+
+
+def test_a_stopped_writer_keeps_its_lane(segment, lanes, program):
+    """A heartbeat would call it dead, and it would wake up beside its successor."""
+    holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
+    assert holder.line() == "held"
+    os.kill(holder.pid, 19)
+    with pytest.raises(LaneBusy):
+        claim(segment, lanes, 1)
+    holder.kill()
+    claim(segment, lanes, 1).release()
+
+
+def test_a_forgotten_claim_is_given_back(segment, lanes):
+    claim(segment, lanes, 2)
+    claim(segment, lanes, 2).release()
+
+
+def test_a_child_that_outlives_a_killed_writer_does_not_keep_its_lane(segment, lanes, program):
+    holder = program(
+        CLAIM,
+        """
+    held = attempt()
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(done, b"x")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(ready, 1)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+""",
+        args=[segment.path],
+    )
+    child = int(holder.line())
+    with pytest.raises(LaneBusy):
+        claim(segment, lanes, 1)
+    holder.kill()
+    os.kill(child, 0)  # it lives
+    claim(segment, lanes, 1).release()
+    os.kill(child, 9)
+
+
+@pytest.mark.parametrize(
+    ("committed", "reserved"),
+    [(1, 0), (0, 6), (100, 106), (2**62, 2**62), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1), (2**63, 5)],
+)
+def test_a_lane_whose_counters_contradict_one_another_is_quarantined(segment, lanes, committed, reserved):
+    counters(segment, 1)[:] = committed, reserved
+    with pytest.raises(SegmentCorrupt, match="quarantined"):
+        claim(segment, lanes, 1)
+    counters(segment, 1)[:] = 0
+    claim(segment, lanes, 1).release()  # the refused claim did not keep the lock
+
+
+@pytest.mark.parametrize(("committed", "reserved"), [(0, 0), (0, 5), (3, 4), (2**61, 2**61 + 5)])
+def test_counters_that_a_killed_writer_may_leave_are_fine(segment, lanes, committed, reserved):
+    counters(segment, 1)[:] = committed, reserved
+    claim(segment, lanes, 1).release()
+
+
+def test_counters_damaged_below_a_living_writer_stop_it():
+    spec = TransitionSpec(Field(), Field())
+    with ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
+        writer.add(0.0, 0.0, 0.0)
+        words = replay._segment.body[2 * LINE : 2 * LINE + 16].view(np.uint64)
+        words[:] = 2**62, 2**62
+        with pytest.raises(SegmentCorrupt):
+            writer.add(0.0, 0.0, 0.0)
+        with pytest.raises(SegmentCorrupt):
+            replay.sampler(1).sample()
+        with pytest.raises(SegmentCorrupt):
+            len(replay)
+
+
+def test_as_many_large_fields_as_columns_fit_and_no_more():
+    large = Field((300,), "uint8")
+    most = MAX_COLUMNS - 1
+    spec = TransitionSpec({f"f{i}": large for i in range(most)}, Field())
+    with ReplayBuffer.create(spec, 4) as replay, replay.writer() as writer:
+        obs = {f"f{i}": np.full(300, i, np.uint8) for i in range(most)}
+        writer.add(obs, 0.0, 0.0, terminated=True)
+        batch = replay.sampler(1).sample()
+        assert all((batch.obs[f"f{i}"] == i).all() for i in range(most))
+        del batch
+    with pytest.raises(ValueError, match=r"^columns: expected at most 16 large fields, got 17"):
+        ReplayBuffer.create(TransitionSpec({f"f{i}": large for i in range(most + 1)}, Field()), 4)

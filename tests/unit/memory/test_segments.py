@@ -1,0 +1,595 @@
+"""Segments appear whole or not at all, are believed only after every check, and never outlive their users."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import struct
+import zlib
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from seams import patch
+
+from marlcore import (
+    ClosedError,
+    LayoutMismatch,
+    MarlcoreError,
+    SegmentCorrupt,
+    SegmentNotFound,
+    SharedMemoryFull,
+    StaleHandle,
+)
+from marlcore.cgroup import MemoryLimit
+from marlcore.memory.atomic import replace_file
+from marlcore.memory.files import File
+from marlcore.memory.native import try_lock
+from marlcore.memory.segment import Segment, SegmentHandle
+from marlcore.memory.survey import sweep
+
+DESCRIPTION = {"kind": "test", "rows": 3}
+
+HOLD = """
+    import sys, time
+    from marlcore.memory.segment import Segment
+    from marlcore.memory.survey import sweep
+"""
+
+
+@pytest.fixture
+def segment():
+    with_name = Segment.create("test", DESCRIPTION, 10_000)
+    yield with_name
+    with_name.close()
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path("/dev/shm").glob("marlcore-*"))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# ---- create, attach, close, unlink ----
+
+
+def test_a_new_segment_is_zeroed_page_sized_and_named_after_its_nonce(segment):
+    assert segment.path.name == f"marlcore-test-{segment.nonce:016x}"
+    assert len(segment.body) == 12_288
+    assert not segment.body.any()
+    assert segment.nbytes == segment.path.stat().st_size == 12_288 + 4096
+
+
+def test_a_segment_is_for_its_user_alone(segment):
+    status = segment.path.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_uid == os.geteuid()
+
+
+def test_a_segment_is_for_its_user_alone_whatever_the_umask_is():
+    before = os.umask(0)
+    try:
+        made = Segment.create("test", DESCRIPTION, 10)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
+    made.close()
+
+
+def test_every_byte_of_a_segment_is_allocated_when_it_is_made(segment):
+    """So that a full file system is an error now, and never a SIGBUS later."""
+    assert segment.path.stat().st_blocks * 512 >= segment.nbytes
+
+
+@pytest.mark.parametrize("by", [lambda s: s.handle, lambda s: str(s.path), lambda s: s.path])
+def test_what_one_mapping_writes_the_other_reads(segment, by):
+    other = Segment.attach(by(segment))
+    other.body[77] = 5
+    assert segment.body[77] == 5
+    assert other.description == DESCRIPTION
+    assert other.handle == segment.handle
+    other.close()
+
+
+def test_a_handle_survives_pickling(segment):
+    Segment.attach(pickle.loads(pickle.dumps(segment.handle))).close()
+
+
+def test_two_segments_of_one_name_are_two(segment):
+    other = Segment.create("test", DESCRIPTION, 10_000)
+    assert other.path != segment.path
+    other.close()
+
+
+def test_a_creator_that_closes_takes_the_name_away_and_those_attached_keep_the_memory(segment):
+    other = Segment.attach(segment.handle)
+    segment.body[0] = 9
+    segment.close()
+    assert not segment.path.exists()
+    assert other.body[0] == 9
+    with pytest.raises(SegmentNotFound):
+        Segment.attach(segment.handle)
+    other.close()
+
+
+def test_one_attached_that_closes_leaves_the_name(segment):
+    Segment.attach(segment.handle).close()
+    assert segment.path.exists()
+
+
+def test_a_forgotten_segment_cleans_up_after_itself():
+    made = Segment.create("test", DESCRIPTION, 10)
+    path = made.path
+    del made
+    assert not path.exists()
+
+
+def test_views_keep_the_memory_after_close(segment):
+    view = segment.body[:4]
+    segment.close()
+    view[:] = 3
+    assert view.tolist() == [3, 3, 3, 3]
+
+
+def test_a_closed_segment_says_so(segment):
+    segment.close()
+    segment.close()
+    assert segment.closed
+    with pytest.raises(ClosedError, match="it was closed"):
+        segment.check_open()
+    with pytest.raises(ClosedError):
+        segment.lock(1)
+
+
+def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
+    segment.unlink()
+    segment.unlink()
+    assert not segment.path.exists()
+    segment.body[0] = 1
+    segment.close()
+    segment.unlink()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n"])
+def test_a_name_of_other_characters_is_refused(name):
+    with pytest.raises(ValueError, match=r"^name: expected letters, digits, '_' and '.', got "):
+        Segment.create(name, DESCRIPTION, 10)
+
+
+# ---- files ----
+
+
+def test_a_segment_in_a_file_stays_until_it_is_unlinked(tmp_path):
+    made = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    made.body[0] = 7
+    handle = made.handle
+    made.close()
+    again = Segment.attach(handle)
+    assert again.body[0] == 7
+    again.unlink()
+    assert not (tmp_path / "file").exists()
+    again.close()
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ValueError, match=r"^path: expected a file that does not exist yet"):
+        Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_handle_of_a_segment_whose_name_was_taken_by_another_is_stale(tmp_path):
+    first = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    first.unlink()
+    second = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    with pytest.raises(StaleHandle, match="another one took its name"):
+        Segment.attach(first.handle)
+    first.unlink()
+    first.close()
+    first.unlink()
+    assert second.path.exists(), "unlink of the first removed the second"
+    second.close()
+
+
+def test_a_handle_of_another_layout_is_a_mismatch(segment):
+    with pytest.raises(LayoutMismatch):
+        Segment.attach(replace(segment.handle, layout=segment.handle.layout ^ 1))
+
+
+# ---- whole or not at all ----
+
+
+def test_a_segment_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise OSError("no link today")
+
+    before, fds = names(), descriptors()
+    monkeypatch.setattr(File, "link", fails)
+    with pytest.raises(OSError, match="no link today"):
+        Segment.create("test", DESCRIPTION, 10)
+    with pytest.raises(OSError, match="no link today"):
+        Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    assert names() == before
+    assert list(tmp_path.iterdir()) == []
+    assert descriptors() == fds
+
+
+@pytest.mark.parametrize("step", ["pwrite", "posix_fallocate"])
+def test_a_segment_that_cannot_be_written_leaves_nothing(step, monkeypatch):
+    def fails(*args):
+        raise OSError("disk on fire")
+
+    before, fds = names(), descriptors()
+    monkeypatch.setattr(os, step, fails)
+    with pytest.raises(OSError, match="disk on fire"):
+        Segment.create("test", DESCRIPTION, 10)
+    assert names() == before
+    assert descriptors() == fds
+
+
+def test_a_segment_is_whole_where_the_kernel_writes_less_than_it_was_asked_to(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:50], at))
+    data = np.arange(5000).astype(np.uint8)
+    Segment.create("test", {"a": 1}, 5000, path=tmp_path / "file", fill=lambda put: put(0, data)).close()
+    with closing(Segment.attach(tmp_path / "file")) as found:
+        assert found.description == {"a": 1} and (found.body[:5000] == data).all()
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace_file"])
+def test_a_segment_that_another_locks_through_proc_before_it_has_a_name_is_none(tmp_path, replaces):
+    """Without its lock it would be taken for left behind."""
+    thief: list[int] = []
+
+    def steal(put: object) -> None:
+        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+        nameless = next(link for link in links if os.path.realpath(link).startswith(f"{tmp_path}/#"))
+        thief.append(os.open(nameless, os.O_RDWR))
+        assert try_lock(thief[0], 0, exclusive=True)
+
+    with pytest.raises(MarlcoreError, match="another process has locked the segment before it has a name"):
+        if replaces:
+            replace_file(tmp_path / "file", {}, 10, steal)
+        else:
+            Segment.create("test", {}, 10, path=tmp_path / "file", fill=steal)
+    os.close(thief[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_than_shared_memory_holds_is_an_error_that_says_what_to_do():
+    before = names()
+    file_system = os.statvfs("/dev/shm")
+    too_much = file_system.f_blocks * file_system.f_frsize + 4096
+    with pytest.raises(SharedMemoryFull, match=rf"/dev/shm: {too_much + 4096} bytes asked for, .*--shm-size"):
+        Segment.create("test", DESCRIPTION, too_much)
+    with pytest.raises(MemoryError):
+        Segment.create("test", DESCRIPTION, too_much)
+    assert names() == before
+
+
+def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
+    """Past that limit the kernel kills."""
+    before = names()
+    monkeypatch.setattr("marlcore.cgroup.memory_limit", lambda: MemoryLimit(1 << 30, 16_383))
+    with pytest.raises(SharedMemoryFull, match=r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory"):
+        Segment.create("test", DESCRIPTION, 10_000)
+    assert names() == before
+
+
+@pytest.mark.parametrize("free_is_known", [True, False])
+def test_a_full_file_system_is_noticed_beforehand_or_when_allocating(small_tmpfs, monkeypatch, free_is_known):
+    fds = descriptors()
+    if not free_is_known:
+        patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 40)
+    with pytest.raises(SharedMemoryFull, match=f"^{small_tmpfs}: .* bytes asked for"):
+        Segment.create("test", DESCRIPTION, 2 << 20, path=small_tmpfs / "file")
+    assert list(small_tmpfs.iterdir()) == []
+    assert descriptors() == fds
+    made = Segment.create("test", DESCRIPTION, 1 << 19, path=small_tmpfs / "file")
+    made.close()
+
+
+# ---- what is attached to is checked ----
+
+
+def corrupt(path: Path, what: str | None = None) -> None:
+    fds = descriptors()
+    with pytest.raises(SegmentCorrupt, match=what):
+        Segment.attach(path)
+    assert descriptors() == fds
+
+
+def rewrite(path: Path, at: int, data: bytes, checksum: bool = False) -> None:
+    """Changes bytes of a header; with a checksum that is right again."""
+    with path.open("r+b") as file:
+        raw = bytearray(file.read(4096))
+        raw[at : at + len(data)] = data
+        if checksum:
+            raw[12:16] = bytes(4)
+            raw[12:16] = struct.pack("<I", zlib.crc32(raw))
+        file.seek(0)
+        file.write(raw)
+
+
+def test_every_changed_byte_of_a_header_is_noticed(segment):
+    used = 48 + len('{"kind": "test", "rows": 3}')
+    whole = segment.path.read_bytes()[:4096]
+    assert not any(whole[used:])
+    with segment.path.open("r+b", buffering=0) as file:
+        for at in range(used):
+            for change in (0x01, 0x80, 0xFF):
+                os.pwrite(file.fileno(), bytes([whole[at] ^ change]), at)
+                with pytest.raises(MarlcoreError):
+                    Segment.attach(segment.path)
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+    Segment.attach(segment.path).close()
+
+
+def test_another_version_of_the_layout_is_refused(segment):
+    rewrite(segment.path, 8, struct.pack("<I", 99), checksum=True)
+    corrupt(segment.path, "expected layout version 3, got 99")
+
+
+def test_a_wrong_checksum_is_refused(segment):
+    rewrite(segment.path, 12, b"\0\0\0\0")
+    corrupt(segment.path, "checksum does not match")
+
+
+@pytest.mark.parametrize("header_bytes", [0, 1, 4095, 4097, 1 << 27, (1 << 64) - 4096])
+def test_a_header_length_out_of_range_is_refused(segment, header_bytes):
+    rewrite(segment.path, 16, struct.pack("<Q", header_bytes), checksum=True)
+    corrupt(segment.path, "header's length")
+
+
+def test_a_header_longer_than_the_file_is_refused(segment):
+    rewrite(segment.path, 16, struct.pack("<Q", 1 << 20), checksum=True)
+    corrupt(segment.path, "ends inside its header")
+
+
+@pytest.mark.parametrize("segment_bytes", [0, 4096, 12_288, 20_480, (1 << 64) - 1])
+def test_a_length_other_than_the_files_is_refused(segment, segment_bytes):
+    rewrite(segment.path, 24, struct.pack("<Q", segment_bytes), checksum=True)
+    corrupt(segment.path, "expected a file of")
+
+
+@pytest.mark.parametrize("text_bytes", [4096 - 47, 1 << 40, (1 << 64) - 1])
+def test_a_description_longer_than_its_header_is_refused(segment, text_bytes):
+    rewrite(segment.path, 40, struct.pack("<Q", text_bytes), checksum=True)
+    corrupt(segment.path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 47, 48, 4095, 4096, 8192, 16_383, 16_385, 20_480])
+def test_a_file_of_another_length_is_refused(segment, length, tmp_path):
+    copy = tmp_path / "copy"
+    copy.touch(mode=0o600)
+    copy.write_bytes(segment.path.read_bytes()[:length].ljust(length, b"\0"))
+    corrupt(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 8192, b"marlcore", b"marlcorf" + bytes(8192)])
+def test_another_file_is_refused(content, tmp_path):
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    other.write_bytes(content)
+    corrupt(other, "expected a marlcore segment, got another file")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o610, 0o601])
+def test_a_file_that_others_may_open_is_refused(segment, mode):
+    segment.path.chmod(mode)
+    corrupt(segment.path, "mode 0600")
+
+
+def test_a_file_of_another_user_is_refused(segment, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    corrupt(segment.path, "of this user alone")
+
+
+def test_a_symlink_is_refused_even_to_a_good_segment(segment, tmp_path):
+    (tmp_path / "link").symlink_to(segment.path)
+    corrupt(tmp_path / "link")
+
+
+def test_a_fifo_is_refused_without_waiting_for_its_other_end(tmp_path):
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    corrupt(tmp_path / "fifo", "expected a regular file")
+
+
+def test_a_directory_is_refused(tmp_path):
+    tmp_path.chmod(0o700)
+    corrupt(tmp_path)
+
+
+def test_a_name_that_nothing_has_is_not_found(tmp_path):
+    with pytest.raises(SegmentNotFound, match="no such segment"):
+        Segment.attach(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError):
+        Segment.attach(SegmentHandle(str(tmp_path / "nothing"), 1, 1))
+
+
+@pytest.fixture
+def unmapped(segment, tmp_path):
+    """A copy of a segment that nobody has mapped, so that a sweeper can hold it alone."""
+    path = tmp_path / "copy"
+    path.touch(mode=0o600)
+    path.write_bytes(segment.path.read_bytes())
+    return path
+
+
+@pytest.mark.parametrize("then", ["leaves it", "removes it"])
+def test_while_a_sweeper_holds_a_segment_its_name_decides_whether_it_is_there(unmapped, monkeypatch, then):
+    fds = descriptors()
+    sweeper = os.open(unmapped, os.O_RDWR)
+    assert try_lock(sweeper, 0, exclusive=True)
+
+    def nap(seconds):
+        if then == "removes it":
+            unmapped.unlink(missing_ok=True)
+        else:
+            os.close(sweeper)
+
+    monkeypatch.setattr("time.sleep", nap)
+    if then == "removes it":
+        with pytest.raises(SegmentNotFound, match="no such segment"):
+            Segment.attach(unmapped)
+        os.close(sweeper)
+    else:
+        Segment.attach(unmapped).close()
+    assert descriptors() == fds
+
+
+def test_a_sweeper_that_goes_no_further_does_not_make_others_wait_for_ever(unmapped, monkeypatch):
+    fds = descriptors()
+    patch(monkeypatch, "memory", SWEEP_S=0.01)
+    sweeper = os.open(unmapped, os.O_RDWR)
+    try:
+        assert try_lock(sweeper, 0, exclusive=True)
+        with pytest.raises(SegmentNotFound, match="another process has locked the segment to remove it"):
+            Segment.attach(unmapped)
+    finally:
+        os.close(sweeper)
+    assert descriptors() == fds
+
+
+# ---- sweep ----
+
+
+def test_sweep_leaves_a_segment_that_this_process_has_mapped(segment):
+    assert segment.path.name not in sweep()
+    Segment.attach(segment.handle).close()
+
+
+def test_sweep_removes_the_segment_of_a_killed_process(program):
+    owner = program(HOLD, "s = Segment.create('orphan', {}, 10); print(s.path, flush=True); sys.stdin.read()")
+    path = Path(owner.line())
+    assert path.name not in sweep()
+    assert path.exists()
+    owner.kill()
+    assert path.exists()
+    assert path.name in sweep()
+    assert not path.exists()
+
+
+def test_sweep_leaves_a_segment_whose_creator_is_dead_while_another_process_has_it(program):
+    owner = program(HOLD, "s = Segment.create('shared', {}, 10); print(s.path, flush=True); sys.stdin.read()")
+    path = Path(owner.line())
+    user = program(HOLD, "s = Segment.attach(sys.argv[1]); print('ready', flush=True); sys.stdin.read()", args=[path])
+    assert user.line() == "ready"
+    owner.kill()
+    assert path.name not in sweep()
+    user.kill()
+    assert path.name in sweep()
+
+
+def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):
+    owner = program(
+        HOLD,
+        "s = Segment.create('v', {}, 10); b = s.body; print(s.path, flush=True); sys.stdin.readline()\n"
+        "s._file.keep_name(); s.close(); print('closed', flush=True); sys.stdin.read()",
+    )
+    path = Path(owner.line())
+    owner.tell()
+    assert owner.line() == "closed"
+    assert path.name not in sweep()
+    owner.kill()
+    assert path.name in sweep()
+
+
+def test_sweep_leaves_what_somebody_merely_holds_a_shared_lock_on(tmp_path):
+    path = Path("/dev/shm/marlcore-locked")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        assert try_lock(fd, 0, exclusive=False)
+        assert path.name not in sweep()
+        assert path.exists()
+    finally:
+        os.close(fd)
+    assert path.name in sweep()
+
+
+def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    link, fifo, other = (Path("/dev/shm") / name for name in ("marlcore-link", "marlcore-fifo", "other-marlcore-x"))
+    link.symlink_to(target)
+    os.mkfifo(fifo, 0o600)
+    other.touch()
+    try:
+        swept = sweep()
+        assert not {link.name, fifo.name, other.name} & set(swept)
+        assert target.read_text() == "precious"
+        assert link.is_symlink()
+        assert fifo.exists()
+        assert other.exists()
+    finally:
+        for path in (link, fifo, other):
+            path.unlink()
+
+
+# ---- fork ----
+
+
+def test_a_forked_childs_segment_is_stale_and_attaches_again_by_its_handle(program):
+    out = program("""
+        import os, sys
+        from marlcore import StaleHandle
+        from marlcore.memory.segment import Segment
+        segment = Segment.create("forked", {}, 10)
+        segment.body[3] = 4
+        child = os.fork()
+        if child == 0:
+            try:
+                segment.check_open()
+            except StaleHandle as error:
+                assert "before a fork" in str(error)
+            else:
+                os._exit(2)
+            again = Segment.attach(segment.handle)
+            assert again.body[3] == 4
+            again.close()
+            segment.close()
+            del segment
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert segment.path.exists(), "the child removed the parent's segment"
+        segment.check_open()
+        print("good")
+    """).finish()
+    assert out == "good"
+
+
+def test_locks_are_of_one_byte_and_of_one_holder(segment):
+    held = segment.lock(1)
+    assert held is not None
+    assert segment.lock(1) is None
+    other = segment.lock(2)
+    assert other is not None
+    held.close()
+    again = segment.lock(1)
+    assert again is not None
+    again.close()
+    other.close()
+
+
+def test_the_lock_of_a_killed_process_is_free(segment, program):
+    holder = program(
+        HOLD,
+        "s = Segment.attach(sys.argv[1]); held = s.lock(1); print(held is not None, flush=True); sys.stdin.read()",
+        args=[segment.path],
+    )
+    assert holder.line() == "True"
+    assert segment.lock(1) is None
+    holder.kill()
+    held = segment.lock(1)
+    assert held is not None
+    held.close()
+
+
+def test_a_body_is_aligned_to_pages(segment):
+    assert segment.body.ctypes.data % 4096 == 0
+    assert segment.body.dtype == np.uint8

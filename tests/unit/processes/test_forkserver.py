@@ -1,0 +1,347 @@
+"""The process that forks workers: what it forks is as good as new, dies with it, and tells how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing import Pipe, get_context, spawn
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marlcore.errors import MarlcoreError
+from marlcore.processes import forkserver
+from marlcore.processes.forkserver import Forked, ForkServer, read_status
+from marlcore.processes.signals import STOPPING
+
+PRELOAD = ("marlcore.preload",)
+
+
+def tell(report: Connection, what: str) -> None:
+    found = {
+        "environment": lambda: os.environ.get("MARLCORE_TEST"),
+        "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "numbers": lambda: np.random.random(),
+        "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
+    }
+    report.send(found[what]())
+
+
+def tell_of_gpus(report: Connection) -> None:
+    report.send(torch.cuda._is_in_bad_fork())  # what keeps torch from opening the driver of NVIDIA's GPUs
+
+
+def is_open(fd: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def end(report: Connection, how: int) -> None:
+    if how < 0:
+        os.kill(os.getpid(), -how)
+    os._exit(how)
+
+
+def linger(report: Connection) -> None:
+    report.send(os.getpid())
+    time.sleep(600.0)
+
+
+def run_helpers(report: Connection) -> None:
+    """What helpers of three kinds that only a signal ends come to when they get it at once."""
+    sleep = [sys.executable, "-c", "import signal; signal.pause()"]
+    codes = []
+    for signum in sorted(STOPPING):
+        with subprocess.Popen(sleep) as program:
+            program.send_signal(signum)
+        fork = os.fork()
+        if fork == 0:
+            time.sleep(600.0)
+        os.kill(fork, signum)
+        codes.append((program.returncode, os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])))
+        process = get_context("fork").Process(target=time.sleep, args=(600.0,))
+        process.start()
+        process.terminate()
+        process.join()
+        assert process.exitcode == -signal.SIGTERM
+    report.send(codes)
+
+
+class Child:
+    """What a server forked, and what it reports."""
+
+    def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
+        self._report, theirs = Pipe(duplex=False)
+        with theirs:
+            self.forked: Forked = server.fork(theirs.fileno(), function, *args)
+
+    def receive(self) -> Any:
+        return self._report.recv()
+
+    def status(self) -> int | None:
+        """Waits for it."""
+        select.select([self.forked.pidfd], [], [])
+        return read_status(self.forked.status)
+
+    def close(self) -> None:
+        self._report.close()
+        os.close(self.forked.pidfd)
+        os.close(self.forked.status)
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    with closing(ForkServer(PRELOAD)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[ForkServer]:
+    """One for all the tests that leave it as it was; it runs before the first of them begins."""
+    with closing(ForkServer(PRELOAD)) as one:
+        told(one, "numbers")
+        yield one
+
+
+def told(server: ForkServer, what: str) -> Any:
+    with closing(Child(server, tell, what)) as child:
+        found = child.receive()
+        assert child.status() == 0
+    return found
+
+
+def test_what_is_forked_has_the_environment_and_the_signal_mask_of_whoever_asked(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARLCORE_TEST", "here")
+    assert told(server, "environment") == "here"
+    assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_signals_that_a_whole_group_gets_do_not_end_what_is_forked(lasting: ForkServer) -> None:
+    with closing(Child(lasting, linger)) as child:
+        pid = child.receive()
+        status = Path(f"/proc/{pid}/status")
+        for signum in STOPPING:
+            os.kill(pid, signum)
+        pending = {"SigPnd:", "ShdPnd:"}
+        while any(int(line.split()[1], 16) for line in status.read_text().splitlines() if line.split()[0] in pending):
+            os.sched_yield()
+        assert not select.select([child.forked.pidfd], [], [], 0.0)[0]
+        os.kill(pid, signal.SIGKILL)
+        assert child.status() == -signal.SIGKILL
+
+
+def test_signals_end_what_a_worker_starts(lasting: ForkServer) -> None:
+    with closing(Child(lasting, run_helpers)) as child:
+        assert child.receive() == [(-signum, -signum) for signum in sorted(STOPPING)]
+
+
+def test_what_is_forked_may_open_a_gpu(lasting: ForkServer) -> None:
+    """Only where torch was built for one is this more than a word: counting GPUs before the fork is enough to fail."""
+    with closing(Child(lasting, tell_of_gpus)) as child:
+        assert child.receive() is False
+
+
+def test_each_process_has_random_numbers_of_its_own(lasting: ForkServer) -> None:
+    assert len({told(lasting, "numbers") for _ in range(3)}) == 3
+
+
+def test_what_is_forked_holds_nothing_of_the_server_and_its_other_children(lasting: ForkServer) -> None:
+    with closing(Child(lasting, linger)) as other:
+        other.receive()
+        held = told(lasting, "descriptors")
+    assert [kind.partition(":")[0] for kind in held] == ["pipe", "pipe"]  # to the tracker, and what it reports through
+
+
+@pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
+def test_how_a_process_ended_is_told(lasting: ForkServer, how: int) -> None:
+    with closing(Child(lasting, end, how)) as child:
+        assert child.status() == how
+
+
+def test_a_killed_server_takes_its_children_along_and_is_started_again(server: ForkServer) -> None:
+    children = [Child(server, linger) for _ in range(2)]
+    try:
+        for child in children:
+            child.receive()
+        os.kill(children[1].forked.pid, signal.SIGSTOP)  # one that could not end by itself
+        first = server.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        assert [child.status() for child in children] == [None, None]
+        assert told(server, "environment") is None
+        assert server.pid != first
+    finally:
+        for child in children:
+            child.close()
+
+
+def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(server, "environment") is None
+    stopped = server.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    start = forkserver._start_program
+
+    def start_patiently(*arguments: Any) -> Any:
+        monkeypatch.setattr(forkserver, "REPLY_S", 60.0)
+        return start(*arguments)
+
+    monkeypatch.setattr(forkserver, "REPLY_S", 0.2)
+    monkeypatch.setattr(forkserver, "_start_program", start_patiently)
+    with closing(Child(server, linger)) as child:
+        child.receive()
+        assert server.pid != stopped
+
+
+def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_to_start() -> None:
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        with closing(ForkServer(PRELOAD, hurry=lambda: bool(came))) as server:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(InterruptedError, match="told to stop"):
+                Child(server, tell, "environment")
+            assert server.pid is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("python", "error"), [("/bin/false", MarlcoreError), ("/nowhere/python", FileNotFoundError)])
+def test_a_server_that_cannot_start_is_an_error(
+    python: str, error: type[Exception], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
+    before = spawn.get_executable()
+    spawn.set_executable(python)
+    try:
+        with pytest.raises(error):
+            Child(server, tell, "environment")
+    finally:
+        spawn.set_executable(before)
+    assert server.pid is None
+
+
+def test_a_server_that_is_killed_while_it_starts_is_started_again(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
+    start, killed = forkserver._start_program, []
+
+    def start_and_kill(*arguments: Any) -> Any:
+        process = start(*arguments)
+        if len(killed) < 3:
+            process.kill()
+            killed.append(process.pid)
+        return process
+
+    monkeypatch.setattr(forkserver, "_start_program", start_and_kill)
+    assert told(server, "environment") is None
+    assert len(killed) == 3
+
+
+def test_a_process_that_is_killed_takes_its_server_and_what_that_forked_along(program: Any) -> None:
+    parent = program(
+        """
+        import os, signal, sys
+        from test_forkserver import PRELOAD, Child, linger
+        from marlcore.processes.forkserver import ForkServer
+
+        server = ForkServer(PRELOAD)
+        child = Child(server, linger)
+        child.receive()
+        os.kill(child.forked.pid, signal.SIGSTOP)
+        print(server.pid, child.forked.pid, flush=True)
+        sys.stdin.read()
+        """
+    )
+    pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
+    try:
+        parent.kill()
+        for pidfd in pidfds:
+            select.select([pidfd], [], [])  # the pytest run's own time limit is what fails here
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+def in_a_program(code: str, *flags: str, path: Path) -> str:
+    """What a program wrote to `path`, which is its argument; the tests' functions are there."""
+    command = [sys.executable, *flags, "-c", textwrap.dedent(code), str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, check=True, env=environment)
+    return path.read_text()
+
+
+def test_how_a_process_ended_is_told_where_the_deaths_of_children_are_ignored(tmp_path: Path) -> None:
+    code = """
+        import signal, sys
+        from test_forkserver import PRELOAD, Child, end
+        from marlcore.processes.forkserver import ForkServer
+
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        server = ForkServer(PRELOAD)
+        open(sys.argv[1], "w").write(str([Child(server, end, how).status() for how in (3, -9, 0)]))
+        server.close()
+    """
+    assert in_a_program(code, path=tmp_path / "told") == "[3, -9, 0]"
+
+
+def tell_flags(report: Connection) -> None:
+    report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
+
+
+def test_what_is_forked_has_the_interpreters_flags_and_all_standard_streams(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from test_forkserver import PRELOAD, Child, tell_flags
+        from marlcore.processes.forkserver import ForkServer
+
+        os.close(1)
+        os.close(2)
+        server = ForkServer(PRELOAD)
+        child = Child(server, tell_flags)
+        open(sys.argv[1], "w").write(str(child.receive()))
+        server.close()
+    """
+    assert in_a_program(code, "-O", "-B", path=tmp_path / "told") == "(1, 1, [True, True, True])"
+
+
+def attach(report: Connection, name: str) -> None:
+    memory = SharedMemory(name)
+    report.send(bytes(memory.buf[:4]))
+    memory.close()
+
+
+def test_memory_that_pythons_own_means_share_outlives_who_is_forked(lasting: ForkServer) -> None:
+    """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
+    memory = SharedMemory(create=True, size=4)
+    try:
+        memory.buf[:4] = b"here"
+        for _ in range(2):
+            with closing(Child(lasting, attach, memory.name)) as child:
+                assert child.receive() == b"here"
+                assert child.status() == 0
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_what_raises_in_what_is_forked_ends_that_alone(lasting: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(Child(lasting, tell, "nothing that is known")) as child:
+        assert child.status() == 1
+    with closing(Child(lasting, end, 0)) as child:
+        assert child.status() == 0

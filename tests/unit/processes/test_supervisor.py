@@ -1,0 +1,446 @@
+"""Supervision: what is decided, on processes that are made up; and whole runs whose workers die, fail and hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hunt import HUNT
+
+import marlcore as mc
+from marlcore.algos import DQN
+from marlcore.algos.dqn import DQNTrainer
+from marlcore.envs import TreasureHunt
+from marlcore.processes import forkserver
+from marlcore.processes import supervisor as supervision
+from marlcore.processes.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
+from marlcore.processes.supervisor import Supervisor
+from marlcore.processes.worker import Failure
+from marlcore.training import run as system
+from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
+from marlcore.training.run_directory import read_metrics
+
+TIMEOUT = 10.0
+CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)
+
+
+class Process:
+    """Stands in for a WorkerProcess; the test decides when and how it ends."""
+
+    def __init__(self, log: list[str], name: str, attempt: int) -> None:
+        self.pid = 1000 + attempt
+        self.running = True
+        self._log = log
+        self._name = f"{name}.{attempt}"
+        self._failure: Failure | None = None
+        log.append(f"start {self._name}")
+
+    def end(self, failure: Failure | None = None) -> None:
+        self.running, self._failure = False, failure
+
+    def failure(self) -> Failure | None:
+        return self._failure
+
+    def kill(self) -> None:
+        self._log.append(f"kill {self._name}")
+
+    def close(self) -> None:
+        self._log.append(f"close {self._name}")
+
+
+class Scene:
+    """A supervisor of one worker, whose clock and processes are the test's."""
+
+    def __init__(self, control: Control, monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+        self.refused = 0
+        self.counters, self.notes = control.workers["actor-0"], control.notes["actor-0"]
+        monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(supervision, "wait_any", lambda processes, seconds: None)
+        self.supervisor = Supervisor(control, self._start, {"actor-0": TIMEOUT}, config)
+        self.worker = self.supervisor.workers["actor-0"]
+
+    def _start(self, name: str, attempt: int) -> Any:
+        if self.refused:
+            self.refused -= 1
+            raise BlockingIOError(11, "no more processes")
+        return Process(self.log, name, attempt)
+
+    @property
+    def process(self) -> Any:
+        return self.worker.process
+
+    def become_ready(self) -> None:
+        self.counters.store(READY, self.worker.attempts)
+
+    def beat(self) -> None:
+        self.counters.store(BEATS, self.counters.load(BEATS) + 1)
+
+    def watch_until(self, time: float, step: float = 0.5) -> None:
+        while self.now < time:
+            self.now = min(self.now + step, time)
+            self.supervisor.watch(0.0)
+
+    def die(self) -> None:
+        self.process.end(Failure("death", f"died at {self.now:g}"))
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with Control.create(["actor-0"]) as control:
+        made = Scene(control, monkeypatch, CONFIG)
+        made.worker.start()
+        made.become_ready()
+        yield made
+
+
+def test_the_first_process_is_told_that_it_is_the_first_and_noted(scene: Scene) -> None:
+    assert scene.log == ["start actor-0.1"]
+    assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1001, 0)
+
+
+def test_a_worker_that_died_is_started_again_after_the_back_off_and_not_before(scene: Scene) -> None:
+    scene.die()
+    scene.supervisor.watch(0.0)
+    assert scene.log[1:] == ["close actor-0.1"] and not scene.supervisor.running
+    scene.watch_until(0.99, 0.09)
+    assert len(scene.log) == 2
+    scene.watch_until(1.0)
+    assert scene.log[2:] == ["start actor-0.2"]
+    assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1002, 1)
+
+
+def test_each_further_restart_in_the_window_waits_twice_as_long(scene: Scene) -> None:
+    waits = []
+    for _ in range(3):
+        scene.die()
+        scene.supervisor.watch(0.0)
+        died = scene.now
+        while scene.process is None:
+            scene.watch_until(scene.now + 0.25, 0.25)
+        waits.append(scene.now - died)
+        scene.become_ready()
+    assert waits == [1.0, 2.0, 4.0]
+
+
+def test_no_back_off_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Control.create(["actor-0"]) as control:
+        scene = Scene(control, monkeypatch, replace(CONFIG, max_restarts=20, window=1e6))
+        scene.worker.start()
+        for _ in range(12):
+            scene.die()
+            scene.supervisor.watch(0.0)
+            died = scene.now
+            while scene.process is None:
+                scene.watch_until(scene.now + 1.0, 1.0)
+        assert scene.now - died == 30.0
+
+
+def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
+    for _ in range(3):
+        scene.die()
+        scene.watch_until(scene.now + 5.0)
+        scene.become_ready()
+    scene.die()
+    with pytest.raises(mc.WorkerFailed) as caught:
+        scene.supervisor.watch(0.0)
+    assert caught.value.worker == "actor-0" and caught.value.reason == "death"
+    expected = "start 1: died at 0\nstart 2: died at 5\nstart 3: died at 10\nstart 4: died at 15"
+    assert caught.value.traceback == expected
+
+
+def test_failures_of_long_ago_do_not_count(scene: Scene) -> None:
+    for _ in range(12):
+        scene.die()
+        scene.supervisor.watch(0.0)
+        scene.now += 40.0  # at most three in a window of 100
+        scene.supervisor.watch(0.0)
+        scene.become_ready()
+    assert scene.worker.attempts == 13
+
+
+def test_a_worker_that_ended_well_is_done_and_stays_so(scene: Scene) -> None:
+    scene.process.end()
+    scene.watch_until(50.0)
+    assert scene.worker.done and scene.worker.attempts == 1 and scene.worker.failure is None
+
+
+def test_a_silent_worker_is_killed_and_its_successor_waits_until_it_is_dead(scene: Scene) -> None:
+    scene.watch_until(TIMEOUT)
+    assert scene.log == ["start actor-0.1"]
+    scene.watch_until(TIMEOUT + 0.5)
+    assert scene.log[1:] == ["kill actor-0.1"]
+    scene.watch_until(TIMEOUT + 50.0)
+    assert scene.log[2:] == []  # the kernel has not said yet that it is dead
+    scene.die()
+    scene.supervisor.watch(0.0)
+    scene.watch_until(scene.now + 1.0)
+    assert scene.log[2:] == ["close actor-0.1", "start actor-0.2"]
+    assert "no sign of life for 10 s" in scene.worker.failure.traceback
+    assert scene.worker.failure.reason == "hang"
+
+
+def test_what_a_worker_raised_before_it_was_killed_as_hung_is_kept(scene: Scene) -> None:
+    scene.watch_until(TIMEOUT + 0.5)
+    scene.process.end(Failure("environment", "Traceback: the server does not answer"))
+    scene.supervisor.watch(0.0)
+    failure = scene.worker.failure
+    assert failure is not None and failure.reason == "hang"
+    assert "the server does not answer" in failure.traceback
+    assert "no sign of life for 10 s" in failure.traceback.splitlines()[-1]
+
+
+def test_a_worker_that_starts_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Control.create(["actor-0"]) as control:
+        scene = Scene(control, monkeypatch, CONFIG)
+        scene.worker.start()
+        scene.watch_until(120.0)
+        assert scene.log == ["start actor-0.1"]
+        scene.watch_until(120.5)
+        assert scene.log[1:] == ["kill actor-0.1"]
+
+
+def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
+    for second in range(0, 100, 9):
+        scene.watch_until(float(second))
+        scene.beat()
+    assert scene.log == ["start actor-0.1"]
+
+
+def test_a_parent_that_was_stopped_itself_holds_it_against_nobody(scene: Scene) -> None:
+    scene.supervisor.watch(0.0)
+    scene.now += 3600.0
+    scene.supervisor.watch(0.0)
+    assert scene.log == ["start actor-0.1"]
+    scene.watch_until(scene.now + TIMEOUT)
+    assert scene.log[1:] == ["kill actor-0.1"]
+
+
+@pytest.mark.parametrize("reason", ["environment", "worker"])
+def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Control.create(["actor-0"]) as control:
+        scene = Scene(control, monkeypatch, CONFIG)
+        scene.worker.start()
+        scene.process.end(Failure(reason, "Traceback: a typing error"))
+        with pytest.raises(mc.WorkerFailed, match="a typing error") as caught:
+            scene.supervisor.watch(0.0)
+        assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_environment_that_fails_twice_before_an_episode_ended_is_not_tried_again(scene: Scene, ended: bool) -> None:
+    scene.counters.store(EPISODES, int(ended))
+    fault = Failure("environment", "Traceback: the floor gave way")
+    scene.process.end(fault)
+    scene.watch_until(1.5)
+    assert scene.worker.attempts == 2
+    scene.process.end(fault)
+    if ended:
+        scene.watch_until(5.0)
+        assert scene.worker.attempts == 3
+    else:
+        with pytest.raises(mc.WorkerFailed, match="start 2: Traceback: the floor gave way"):
+            scene.supervisor.watch(0.0)
+
+
+def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:
+    scene.process.end(Failure("environment", "Traceback: out of luck"))
+    scene.watch_until(1.5)
+    assert scene.worker.attempts == 2
+    scene.process.end(Failure("death", "killed while it started"))
+    scene.watch_until(5.0)
+    assert scene.worker.attempts == 3
+
+
+def test_a_system_that_starts_no_process_now_may_start_one_later(scene: Scene) -> None:
+    scene.refused = 2
+    scene.die()
+    scene.watch_until(8.0)
+    assert scene.log[1:] == ["close actor-0.1", "start actor-0.4"]
+
+
+def test_who_waits_for_a_restart_has_not_finished(scene: Scene) -> None:
+    scene.die()
+    scene.supervisor.watch(0.0)
+    assert scene.supervisor.running == [] and scene.supervisor.unfinished == [scene.worker]
+    scene.watch_until(5.0)
+    scene.process.end()
+    scene.supervisor.watch(0.0)
+    assert scene.supervisor.unfinished == [] and scene.worker.done
+
+
+def test_who_dies_after_standing_down_is_not_started_again(scene: Scene) -> None:
+    scene.supervisor.stand_down()
+    scene.die()
+    scene.watch_until(100.0)
+    assert scene.log[1:] == ["close actor-0.1"] and scene.supervisor.unfinished == []
+    assert scene.worker.failure is not None and not scene.worker.done
+
+
+def test_a_restart_that_was_due_does_not_happen_after_standing_down(scene: Scene) -> None:
+    scene.die()
+    scene.supervisor.watch(0.0)
+    scene.supervisor.stand_down()
+    scene.watch_until(100.0)
+    assert scene.log[-1] == "close actor-0.1"
+
+
+# Whole runs
+
+RUN = mc.Config(
+    total_steps=8_000,
+    actor=ActorConfig(envs=2, sync_interval=10),
+    learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, checkpoint_interval=50, device="cpu"),
+    exploration=ExplorationConfig(epsilon_decay_freq=20),
+    supervision=SupervisionConfig(backoff=0.01),
+)
+
+
+def fall(how: str) -> None:
+    if how == "raise":
+        raise RuntimeError("the treasure is cursed")
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def springs(traps: Path) -> bool:
+    """Whether there was a trap left; it is gone then, and nobody else's."""
+    for trap in traps.iterdir():
+        try:
+            trap.unlink()
+        except FileNotFoundError:
+            continue  # another worker was quicker
+        return True
+    return False
+
+
+class TrappedHunt(TreasureHunt):
+    """Fails as `how` says at its 300th step, once for each of the files in `traps`, which go."""
+
+    def __init__(self, traps: Path, how: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._traps, self._how, self._steps = traps, how, 0
+
+    def step(self, action: int | None) -> None:
+        self._steps += 1
+        if self._steps == 300 and springs(self._traps):
+            fall(self._how)
+        super().step(action)
+
+
+class TrappedTrainer(DQNTrainer):
+    traps: Path
+
+    def update(self, batch: Any) -> Any:
+        if self.updates == 130 and springs(self.traps):
+            fall("SIGKILL")
+        return super().update(batch)
+
+
+class TrappedDQN(DQN):
+    """Its first learner dies at its 131st update, which is the 31st after its second checkpoint."""
+
+    traps: Path
+
+    def make_trainer(self, network: torch.nn.Module) -> Any:
+        trainer = TrappedTrainer(self, network)
+        trainer.traps = self.traps
+        return trainer
+
+
+def laid(tmp_path: Path, count: int) -> Path:
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    for i in range(count):
+        (traps / str(i)).touch()
+    return traps
+
+
+@pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
+def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
+    hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
+    result = mc.train(hunt, "dqn", config, progress=False)
+    assert result.restarts == {"actor-0": 1, "learner-agent_0": 0, "learner-agent_1": 0}
+    assert config.total_steps <= result.steps < config.total_steps + config.actor.envs
+    steps = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv")]
+    assert max(steps) >= config.total_steps - 100
+
+
+def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_path: Path) -> None:
+    algorithm = TrappedDQN()
+    object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
+    config = replace(RUN, run_dir=str(tmp_path / "run"))
+    result = mc.train(HUNT, algorithm, config, progress=False)
+    assert sum(result.restarts.values()) == 1
+    (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)
+    epsilons = [
+        m.value for m in read_metrics(result.run_dir / "metrics.csv") if (m.agent, m.name) == (agent, "epsilon")
+    ]
+    assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0]
+    state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
+    assert state["updates"] == result.updates[agent] > 131
+    # 130 updates were counted when it died, and its trainer goes on from the checkpoint of 100.
+    assert state["trainer"]["updates"] == result.updates[agent] - 30
+    assert state["version"] > result.updates[agent] // config.learner.publish_interval
+
+
+def test_an_actor_that_fails_too_often_ends_the_run_with_every_traceback(tmp_path: Path) -> None:
+    hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, max_restarts=1))
+    with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
+        mc.train(hunt, "dqn", config, progress=False)
+    assert caught.value.reason == "environment"
+    assert caught.value.traceback.count("the treasure is cursed") >= 2
+    assert "start 1: Traceback" in caught.value.traceback and "start 2: Traceback" in caught.value.traceback
+
+
+def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = []
+    first = system.WorkerProcess
+
+    def start_one(*arguments: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(first(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(system, "WorkerProcess", start_one)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=3000)
+    result = mc.train(HUNT, "dqn", config, progress=False)
+    assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
+    assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
+
+
+def test_without_the_fallback_a_system_that_starts_no_process_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any, **options: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(system, "WorkerProcess", start)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
+    with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
+        mc.train(HUNT, "dqn", config, progress=False)
+
+
+def test_a_fork_server_that_dies_whenever_it_starts_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
+    before = spawn.get_executable()
+    spawn.set_executable("/bin/false")
+    try:
+        with pytest.raises(mc.MarlcoreError, match="the process that forks workers died 4 times"):
+            mc.train(HUNT, "dqn", replace(RUN, run_dir=str(tmp_path / "run")), progress=False)
+    finally:
+        spawn.set_executable(before)

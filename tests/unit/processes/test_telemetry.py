@@ -1,0 +1,154 @@
+"""Control words and metrics, from a worker to the parent."""
+
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+
+from marlcore.errors import LaneBusy, SegmentCorrupt
+from marlcore.memory.lanes import LaneGeometry
+from marlcore.memory.native import LINE
+from marlcore.memory.segment import Segment, SegmentHandle
+from marlcore.memory.shared_object import Shared
+from marlcore.processes.control import STEPS, UPDATES, Control
+from marlcore.processes.telemetry import ROWS, Metric, Telemetry
+
+
+def test_workers_count_and_everybody_reads() -> None:
+    control = Control.create(["actor-0", "actor-1", "learner-a"])
+    other = Control.attach(control.handle)
+    other.workers["actor-0"].store(STEPS, 40)
+    other.workers["actor-1"].store(STEPS, 2)
+    other.workers["learner-a"].store(UPDATES, 7)
+    assert control.steps == 42
+    assert control.workers["learner-a"].load(UPDATES) == 7
+    assert not other.stopping
+    control.stop()
+    assert other.stopping
+    other.close()
+    control.close()
+
+
+FOREIGN = [None, 3, "ab", {"a": 0}, ["a", 1], ["a", None], [["a"]], ["a", "a"], [str(i) for i in range(1000)]]
+
+
+@pytest.mark.parametrize("workers", FOREIGN, ids=lambda workers: repr(workers)[:20])
+@pytest.mark.parametrize(
+    ("kind", "room_for_two"), [(Control, LINE * 5), (Telemetry, LaneGeometry(2, ROWS, (88,)).nbytes)]
+)
+def test_a_segment_whose_workers_are_none_or_do_not_fit_it_is_refused(
+    kind: type[Shared], room_for_two: int, workers: object
+) -> None:
+    description = {"kind": kind.kind, "workers": workers, "about": {}}
+    segment = Segment.create("foreign", description, room_for_two)
+    for attach in (kind.attach, kind.watch):
+        with pytest.raises(SegmentCorrupt, match=f"expected a {kind.kind}, got another kind of segment"):
+            attach(segment.handle)
+    segment.close()
+
+
+def test_a_control_block_that_says_nothing_of_its_run_is_refused() -> None:
+    for about in (None, 3, "run", [1]):
+        segment = Segment.create("foreign", {"kind": Control.kind, "workers": ["a"], "about": about}, LINE * 3)
+        with pytest.raises(SegmentCorrupt, match="expected a control block"):
+            Control.attach(segment.handle)
+        segment.close()
+
+
+def test_metrics_arrive_in_order_and_once() -> None:
+    telemetry = Telemetry.create(["a", "b"])
+    reporters = [telemetry.reporter(name) for name in ("a", "b")]
+    sent = [Metric(float(i), i, f"agent_{i % 2}", "loss", i / 7) for i in range(100)]
+    for i, metric in enumerate(sent):
+        reporters[i % 2].report(metric)
+    assert telemetry.tail() == sent
+    assert telemetry.tail() == []
+    assert telemetry.lost == 0
+    telemetry.close()
+
+
+def test_metrics_that_nobody_read_in_time_are_counted_as_lost() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    for i in range(ROWS + 10):
+        reporter.report(Metric(0.0, i, "", "x", 0.0))
+    assert [metric.step for metric in telemetry.tail()] == list(range(11, ROWS + 10))
+    assert telemetry.lost == 11  # one more than must be: the row that the worker might be writing now
+    telemetry.close()
+
+
+def test_a_worker_that_died_while_reporting_does_not_hang_the_parent() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    for i in range(ROWS + 10):
+        reporter.report(Metric(0.0, i, "", "x", 0.0))
+    counters = telemetry._segment.body[2 * LINE : 2 * LINE + 16].view(np.int64)
+    assert counters[1] == counters[0]
+    counters[1] += 1  # as if it had begun another row
+    del counters
+    assert len(telemetry.tail()) == ROWS - 1
+    telemetry.close()
+
+
+def test_a_worker_has_one_reporter() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    with pytest.raises(LaneBusy, match="lane 0 has a living writer"):
+        telemetry.reporter("a")
+    reporter.close()
+    telemetry.reporter("a").close()
+    telemetry.close()
+
+
+def test_a_name_that_does_not_fit_is_refused() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    with pytest.raises(ValueError, match="agent: expected at most 32 bytes, got"):
+        reporter.report(Metric(0.0, 0, "x" * 33, "loss", 0.0))
+    assert telemetry.tail() == []
+    telemetry.close()
+
+
+def _report_many(handle: SegmentHandle, count: int) -> None:
+    telemetry = Telemetry.attach(handle)
+    reporter = telemetry.reporter("a")
+    for i in range(count):
+        reporter.report(Metric(i / 3, i, str(i % 5), "x", float(i)))
+    telemetry.close()
+
+
+def test_a_tail_beside_a_fast_worker_sees_every_metric_whole_or_counts_it() -> None:
+    telemetry = Telemetry.create(["a"])
+    count = 50_000
+    process = multiprocessing.get_context("spawn").Process(target=_report_many, args=(telemetry.handle, count))
+    process.start()
+    seen: list[Metric] = []
+    while process.is_alive():
+        seen += telemetry.tail()
+        time.sleep(0.001)
+    seen += telemetry.tail()
+    process.join()
+    process.close()
+    assert all(m == Metric(m.step / 3, m.step, str(m.step % 5), "x", float(m.step)) for m in seen)
+    assert [m.step for m in seen] == sorted({m.step for m in seen})
+    assert len(seen) + telemetry.lost == count
+    telemetry.close()
+
+
+def test_damaged_rows_and_counters_end_no_tail() -> None:
+    telemetry = Telemetry.create(["a"])
+    reporter = telemetry.reporter("a")
+    reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
+    body, geometry = telemetry._segment.body, LaneGeometry(1, ROWS, (88,))
+    body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
+    assert telemetry.tail()[0].name == "\ufffd" * 32
+    reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
+    counters = body[geometry.counters_offset(0) :][:16].view(np.int64)
+    counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once
+    assert telemetry.tail() == []
+    counters[0] = 2**62
+    with pytest.raises(SegmentCorrupt):
+        telemetry.tail()
+    reporter.close()
+    telemetry.close()

@@ -1,0 +1,108 @@
+"""A worker's process: how its end is seen, and that nothing waits for it for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marlcore.processes import worker as processes
+from marlcore.processes.forkserver import ForkServer
+from marlcore.processes.worker import WorkerProcess, wait_any
+
+PRELOAD = ("marlcore.preload",)
+
+
+def ends(*arguments: Any) -> None:
+    """A worker's life that is over at once."""
+
+
+def stays(*arguments: Any) -> None:
+    """A worker's life that only a signal ends."""
+    signal.pause()
+
+
+def does(errors: Connection, *arguments: Any) -> None:
+    """A worker's life that ends well, when its server is stopped."""
+    while " T " not in Path(f"/proc/{os.getppid()}/stat").read_text():
+        os.sched_yield()
+    errors.send(None)
+
+
+def leaves(errors: Connection, *arguments: Any) -> None:
+    """A worker's life that ends without a word, as if all were well."""
+    os._exit(0)
+
+
+Start = Callable[[Any], WorkerProcess]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with closing(ForkServer(PRELOAD)) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "_work", ends)
+            WorkerProcess(one, "first", bool).close()
+        yield one
+
+
+@pytest.fixture
+def start(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """start(life) is a worker's process that lives so; the test closes it."""
+
+    def one(life: Any) -> WorkerProcess:
+        monkeypatch.setattr(processes, "_work", life)
+        return WorkerProcess(server, "actor-0", bool)
+
+    return one
+
+
+def test_an_end_that_nobody_has_noted_yet_ends_every_later_wait_at_once(start: Start) -> None:
+    with closing(start(ends)) as ended, closing(start(stays)) as living:
+        wait_any([ended], 3600.0)
+        assert not ended.running
+        wait_any([living, ended], 3600.0)
+        assert living.running
+
+
+def test_a_worker_that_said_that_it_is_done_needs_no_server_to_say_it(start: Start, server: ForkServer) -> None:
+    assert server.pid is not None
+    with closing(start(does)) as worker:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            wait_any([worker], 3600.0)
+            assert worker.failure() is None
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:
+    with closing(start(leaves)) as worker:
+        wait_any([worker], 3600.0)
+        failure = worker.failure()
+    assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.text
+
+
+def test_a_wait_for_processes_that_live_ends_when_the_time_is_up(start: Start) -> None:
+    with closing(start(stays)) as living:
+        wait_any([living], 0.01)
+        assert living.running
+
+
+def test_a_process_that_the_kernel_cannot_end_is_named_and_left_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck = start(stays)
+    monkeypatch.setattr(processes, "KILL_S", 0.1)
+    monkeypatch.setattr(stuck, "kill", lambda: None)  # as if it were in a call that no signal ends
+    with caplog.at_level(logging.ERROR):
+        stuck.close()
+    assert f"process {stuck.pid} did not end within 0.1 s of SIGKILL" in caplog.text
+    os.kill(stuck.pid, signal.SIGKILL)

@@ -1,0 +1,436 @@
+"""Workers: processes for people who keep their own loop; they fail loudly, stop when told, die with their parent."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import marlcore as mc
+from marlcore.cli.gc import holders
+from marlcore.memory.space import SHM_DIR
+from marlcore.memory.survey import survey_segments
+from marlcore.memory.waiting import interrupt_waits_with
+from marlcore.processes import group as workergroup
+from marlcore.processes.forkserver import ForkServer
+
+PRELOAD = ("marlcore.preload",)
+
+SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
+LONG_S = 3600.0
+
+
+class Lasting:
+    """A fork server that outlives the group that uses it: to start one takes seconds."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.fork = server.fork
+
+    def close(self) -> None:
+        """The fixture's server is closed by the fixture."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with closing(ForkServer(PRELOAD)) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workergroup, "ForkServer", lambda hurry: Lasting(one))
+            with mc.Workers() as workers:
+                workers.start(idle)
+        yield one
+
+
+@pytest.fixture
+def lasting(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
+    monkeypatch.setattr(workergroup, "ForkServer", lambda hurry: Lasting(server))
+    return server
+
+
+def idle(context: mc.WorkerContext, *arguments: Any) -> None:
+    while not context.stopping:
+        time.sleep(0.01)
+
+
+def fail(context: mc.WorkerContext) -> None:
+    raise RuntimeError("the simulator is on fire")
+
+
+def die(context: mc.WorkerContext) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignore(context: mc.WorkerContext) -> None:
+    context.report("pid", os.getpid())
+    while True:
+        time.sleep(1.0)
+
+
+def act(context: mc.WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
+    with replay.writer(lane) as writer:
+        while not context.stopping:
+            writer.add(np.full(3, lane), lane, 1.0)
+
+
+def reports_of(workers: mc.Workers, count: int) -> list[Any]:
+    """The next so many reports."""
+    found = workers.reports()
+    while len(found) < count:
+        workers.check()
+        time.sleep(0.01)
+        found += workers.reports()
+    return found
+
+
+def await_end(pids: list[int]) -> None:
+    """Until none of the processes is there; the pytest run's own time limit is what fails here."""
+    while any(Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids):
+        time.sleep(0.01)
+
+
+def test_actors_fill_a_replay_that_a_learner_in_the_parent_samples(lasting: ForkServer) -> None:
+    with mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as replay, mc.Workers() as workers:
+        for lane in range(2):
+            workers.start(act, replay, lane)
+        assert [worker.name for worker in workers] == ["act-0", "act-1"]
+        assert all(worker.running for worker in workers) and len({worker.pid for worker in workers} | {0}) == 3
+        sampler = replay.sampler(64, min_size=500)
+        lanes: set[int] = set()
+        while lanes != {0, 1}:
+            lanes |= {*sampler.sample(timeout=LONG_S).action.tolist()}
+    assert not any(worker.running for worker in workers)
+
+
+def test_lambdas_closures_and_partials_run_with_their_arguments(lasting: ForkServer) -> None:
+    base = 40
+
+    def plus(context: mc.WorkerContext, number: int, *, scale: int = 1) -> None:
+        context.report("sum", scale * (base + number), step=7)
+
+    with mc.Workers() as workers:
+        workers.start(plus, 1)
+        workers.start(partial(plus, scale=2), 1)
+        workers.start(plus, 1, scale=3)
+        workers.start(lambda context: context.report("sum", 4.0))
+        assert workers.wait()
+    found = sorted((metric.value, metric.agent, metric.name, metric.step) for metric in workers.reports())
+    names = {41.0: "plus-0", 82.0: "plus-1", 123.0: "plus-2"}
+    assert found == [(4.0, "worker-0", "sum", 0), *((value, name, "sum", 7) for value, name in names.items())]
+    assert workers.reports() == []
+
+
+def test_a_name_is_the_callers_and_only_once(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        assert workers.start_named("left", idle, "name").name == "left"
+        with pytest.raises(ValueError, match="name: expected one that no other worker has, got 'left'"):
+            workers.start_named("left", idle)
+        with pytest.raises(ValueError, match="name: expected 1 to 32 bytes"):
+            workers.start_named("x" * 33, idle)
+
+
+def test_random_numbers_differ_between_workers(lasting: ForkServer) -> None:
+    def draw(context: mc.WorkerContext) -> None:
+        context.report("torch", torch.rand(()).item())
+        context.report("numpy", np.random.random())
+
+    with mc.Workers() as workers:
+        for _ in range(2):
+            workers.start(draw)
+        workers.wait()
+    assert len({metric.value for metric in workers.reports()}) == 4
+
+
+@pytest.mark.parametrize(("function", "reason", "text"), [(fail, "worker", "on fire"), (die, "death", "SIGKILL")])
+def test_a_failure_is_raised_once_by_the_next_call(
+    lasting: ForkServer, function: Callable[..., None], reason: str, text: str
+) -> None:
+    with mc.Workers() as workers:
+        workers.start(idle)
+        failing = workers.start(function)
+        with pytest.raises(mc.WorkerFailed, match=text) as caught:
+            workers.wait()
+        assert (caught.value.worker, caught.value.reason) == (failing.name, reason)
+        assert ('raise RuntimeError("the simulator is on fire")' in caught.value.traceback) == (function is fail)
+        workers.check()
+        workers.start(idle)
+
+
+def test_a_failure_that_nothing_noticed_is_raised_at_the_end(lasting: ForkServer) -> None:
+    with pytest.raises(mc.WorkerFailed, match="on fire"), mc.Workers() as workers:
+        worker = workers.start(fail)
+        while worker.running:
+            time.sleep(0.01)
+
+
+def test_what_the_block_raises_is_not_hidden_by_a_failure(
+    lasting: ForkServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match="mine"), mc.Workers() as workers:
+        worker = workers.start(fail)
+        while worker.running:
+            time.sleep(0.01)
+        raise ValueError("mine")
+    assert "the simulator is on fire" in caplog.text
+
+
+def waits(replay: mc.ReplayBuffer, queue: mc.TrajectoryQueue, store: mc.ParameterStore) -> dict[str, Any]:
+    """By name: waits for what never comes, some in objects of the caller's process."""
+    subscriber = store.subscriber(torch.nn.Linear(2, 2))
+
+    def prefetched() -> None:
+        with mc.Prefetch(replay.sampler(2)) as prefetch:
+            prefetch.sample(timeout=LONG_S)
+
+    def added() -> None:
+        with queue.writer(1) as writer:
+            while True:
+                writer.add(np.zeros(3), 0, 0.0)
+
+    return {
+        "sample": lambda: replay.sampler(2).sample(timeout=LONG_S),
+        "prefetch": prefetched,
+        "mixture": lambda: mc.Mixture([replay], [1.0], 2).sample(timeout=LONG_S),
+        "read": lambda: queue.reader(2).read(timeout=LONG_S),
+        "wait": lambda: subscriber.wait(newer_than=0, timeout=LONG_S),
+        "add": added,
+    }
+
+
+WAITS = ["sample", "prefetch", "mixture", "read", "wait", "add"]
+
+
+@pytest.fixture
+def things() -> Iterator[tuple[mc.ReplayBuffer, mc.TrajectoryQueue, mc.ParameterStore]]:
+    with (
+        mc.ReplayBuffer.create(SPEC, 100) as replay,
+        mc.TrajectoryQueue.create(SPEC, 8, lanes=2) as queue,
+        mc.ParameterStore.create(torch.nn.Linear(2, 2)) as store,
+    ):
+        yield replay, queue, store
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_a_wait_in_the_parent_ends_when_a_worker_fails(lasting: ForkServer, things: Any, kind: str) -> None:
+    with mc.Workers() as workers:
+        workers.start(fail)
+        with pytest.raises(mc.WorkerFailed, match="on fire"):
+            waits(*things)[kind]()
+    assert interrupt_waits_with(None) is None
+
+
+def test_every_wait_in_a_worker_ends_when_the_workers_stop(lasting: ForkServer, things: Any) -> None:
+    def wait(context: mc.WorkerContext, kind: str, *things: Any) -> None:
+        context.report("waits", 1.0)
+        waits(*things)[kind]()
+
+    with mc.Workers(grace=LONG_S) as workers:
+        for kind in WAITS:
+            workers.start(wait, kind, *things)
+        reports_of(workers, len(WAITS))
+
+
+def test_a_closed_error_of_a_workers_own_is_a_failure(lasting: ForkServer) -> None:
+    def close(context: mc.WorkerContext) -> None:
+        raise mc.ClosedError("of its own")
+
+    with mc.Workers() as workers:
+        workers.start(close)
+        with pytest.raises(mc.WorkerFailed, match="of its own"):
+            workers.wait()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["ignores", "sigstop"])
+def test_a_worker_that_does_not_end_is_killed_after_the_grace(
+    lasting: ForkServer, stopped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mc.Workers(grace=0.2) as workers, caplog.at_level(logging.WARNING):
+        worker = workers.start(ignore)
+        reports_of(workers, 1)
+        if stopped:
+            os.kill(worker.pid, signal.SIGSTOP)
+    await_end([worker.pid])
+    assert "ignore-0 did not end when it was told to stop, and is killed" in caplog.text
+
+
+def test_a_worker_that_ends_takes_its_daemonic_processes_along(lasting: ForkServer) -> None:
+    def help_out(context: mc.WorkerContext) -> None:
+        helper = get_context("fork").Process(target=signal.pause, daemon=True)
+        helper.start()
+        assert helper.pid is not None
+        context.report("pid", helper.pid)
+
+    with mc.Workers() as workers:
+        workers.start(help_out)
+        workers.wait()
+        await_end([int(metric.value) for metric in reports_of(workers, 1)])
+
+
+def test_many_workers_and_two_groups_at_once_are_independent(lasting: ForkServer) -> None:
+    with mc.Workers() as outer:
+        for _ in range(16):
+            outer.start(idle)
+        with mc.Workers() as inner:
+            inner.start(idle)
+        assert not any(worker.running for worker in inner)
+        assert len(outer) == 16 and all(worker.running for worker in outer)
+        outer.start(fail)
+        with mc.ReplayBuffer.create(SPEC, 10) as replay, mc.Workers() as inner:
+            inner.start(idle)
+            with pytest.raises(mc.WorkerFailed, match="on fire"):  # a wait looks after both
+                replay.sampler(1).sample(timeout=LONG_S)
+
+
+def test_a_wait_for_workers_ends_with_the_time(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        assert workers.wait()
+        workers.start(idle)
+        assert not workers.wait(timeout=0.05)
+
+
+def test_a_fork_of_the_parent_ends_no_worker(lasting: ForkServer) -> None:
+    pid = -1
+    try:
+        with mc.Workers() as workers:
+            worker = workers.start(idle)
+            pid = os.fork()
+            if pid == 0:
+                with pytest.raises(mc.StaleHandle):
+                    workers.check()
+                raise SystemExit(7)  # through the block, as any program's end is
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            assert worker.running
+    except BaseException as error:
+        if pid == 0:
+            os._exit(error.code if isinstance(error, SystemExit) else 1)
+        raise
+
+
+def test_bad_use_is_one_line(lasting: ForkServer) -> None:
+    with pytest.raises(ValueError, match="grace: expected seconds of at least 0, got -1"):
+        mc.Workers(grace=-1)
+    with pytest.raises(mc.ClosedError, match="inside their with-block"):
+        mc.Workers().start(idle)
+    with mc.Workers() as workers:
+        with pytest.raises(TypeError, match=r"argument 2: expected something that can be pickled, .*lock"):
+            workers.start(idle, 1, threading.Lock())
+        assert len(workers) == 0
+    with pytest.raises(mc.ClosedError, match="inside their with-block"):
+        workers.start(idle)
+
+
+def test_a_group_is_entered_once(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        workers.start(idle)
+        with pytest.raises(mc.ClosedError, match="entered once"), workers:
+            pass
+        assert all(worker.running for worker in workers)
+    with pytest.raises(mc.ClosedError, match="entered once"), workers:
+        pass
+
+
+def test_a_block_that_ended_holds_no_descriptor(lasting: ForkServer) -> None:
+    """Also before the collector runs: a loop of blocks would come to the limit of open files."""
+
+    def descriptors() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    gc.disable()
+    try:
+        with mc.Workers() as workers:
+            for _ in range(3):
+                workers.start(idle)
+        assert len(workers) == 3
+        assert descriptors() <= before
+    finally:
+        gc.enable()
+
+
+PROGRAM = """
+    import marlcore as mc
+    import os, sys, time
+
+    def actor(context, replay, lane):
+        with replay.writer(lane) as writer:
+            while True:
+                writer.add([0.0, 0.0, 0.0], lane, 0.0)
+
+    spec = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
+    limiter = mc.RateLimiter(1.0, 1, 8.0)
+    with mc.ReplayBuffer.create(spec, 1000, lanes=2, limiter=limiter) as replay, mc.Workers() as workers:
+        for lane in range(2):
+            workers.start(actor, replay, lane)
+        replay.sampler(1).sample(timeout=3600.0)
+        print(*(worker.pid for worker in workers), flush=True)
+        time.sleep(3600.0)
+"""
+
+
+def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
+    """A group in a program of its own, whose workers work: it, their processes and what it has in /dev/shm."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    files = survey_segments()
+    holding = holders(SHM_DIR, {file.inode for file in files})
+    return program, pids, {SHM_DIR / file.name for file in files if program.pid in holding.get(file.inode, [])}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
+    program, pids, segments = start_program()
+    assert len(pids) == 2 and len(segments) == 5  # a replay, and of each worker a control block and telemetry
+    os.killpg(program.pid, signum)
+    _, said = program.communicate()
+    await_end(pids)
+    assert program.returncode == (-signum if signum == signal.SIGINT else 128 + signum), said
+    assert "did not end" not in said and not any(path.exists() for path in segments)
+
+
+def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
+    program, pids, segments = start_program()
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+    os.kill(pids[0], signal.SIGSTOP)  # one that could not end by itself
+    program.kill()
+    program.communicate()
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])  # the pytest run's own time limit is what fails here
+        os.close(pidfd)
+    for path in segments:
+        path.unlink(missing_ok=True)
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    with mc.Workers() as workers:
+        thread = threading.Thread(target=workers.start, args=(idle,))
+        thread.start()
+        thread.join()
+        assert not workers.wait(timeout=0.5)
+
+
+def test_a_worker_may_end_by_exit(lasting: ForkServer) -> None:
+    with mc.Workers() as workers:
+        workers.start(lambda context: sys.exit())
+        assert workers.wait(LONG_S)
+        workers.start(lambda context: sys.exit(3))
+        with pytest.raises(mc.WorkerFailed, match="SystemExit: 3"):
+            workers.wait(LONG_S)

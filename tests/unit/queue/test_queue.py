@@ -1,0 +1,1417 @@
+"""The trajectory queue: each transition once and in order, or counted; whoever is slow, closes, or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from marlcore import (
+    ClosedError,
+    Field,
+    LaneBusy,
+    LayoutMismatch,
+    NotEnoughData,
+    ReplayBuffer,
+    SegmentCorrupt,
+    SegmentNotFound,
+    StaleHandle,
+    TrajectoryQueue,
+    TransitionSpec,
+)
+
+SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
+PENDING, NEVER = "pending", "never"
+GAMMA = 0.5
+
+
+def make(capacity=64, lanes=1, when_full="wait", spec=SPEC):
+    return TrajectoryQueue.create(spec, capacity, lanes, when_full=when_full)
+
+
+def fill(writer, numbers):
+    for number in numbers:
+        writer.add(number, number, 0.0)
+
+
+def fill_until_full(writer, number=0) -> int:
+    """Adds rows until there is no room; the first number that was not added."""
+    while True:
+        try:
+            writer.add(number, number, 0.0)
+        except TimeoutError:
+            return number
+        number += 1
+
+
+def drain(reader) -> list[int]:
+    """The actions of all whole batches that are there."""
+    actions: list[int] = []
+    while True:
+        try:
+            actions += reader.read().action.tolist()
+        except NotEnoughData:
+            return actions
+
+
+# A model of the queue, in plain Python: every row that was ever written, and where the reader stands
+
+
+@dataclass
+class Row:
+    number: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    boundary: bool
+    age: int
+
+    @property
+    def ends(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass
+class Lane:
+    capacity: int
+    rows: list[Row] = field(default_factory=list)
+    age: int = 0
+    position: int = 0
+    added: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    skipped: int = 0
+
+    @property
+    def lo(self) -> int:
+        return max(0, len(self.rows) - self.capacity)
+
+    def put(self, number, reward, terminated, truncated, final) -> None:
+        self.rows.append(Row(number, reward, terminated, truncated, False, self.age))
+        self.age += 1
+        if final is not None:
+            self.rows.append(Row(final, 0.0, False, False, True, self.age))
+        if terminated or truncated:
+            self.age = 0
+
+    def transitions(self, first: int, last: int) -> int:
+        return sum(not row.boundary for row in self.rows[first:last])
+
+
+@dataclass
+class Expected:
+    """What one transition of a batch is."""
+
+    number: int
+    reward: float
+    discount: float
+    terminated: bool
+    truncated: bool
+    next_number: int | None
+
+
+@dataclass
+class Model:
+    lanes: list[Lane]
+    stack: int
+    n_step: int
+    length: int | None
+
+    def transition(self, lane: Lane, ticket: int) -> Expected | str:
+        """The n-step return from a ticket, PENDING, or NEVER."""
+        rows, last, total, discount = lane.rows, ticket, 0.0, 1.0
+        while True:
+            row = rows[last]
+            total, discount = total + discount * row.reward, discount * GAMMA
+            if row.ends or last - ticket + 1 == self.n_step:
+                break
+            if last + 1 == len(rows):
+                return PENDING
+            if rows[last + 1].age == 0 or rows[last + 1].boundary:
+                return NEVER
+            last += 1
+        follower = rows[last + 1] if last + 1 < len(rows) else None
+        if not row.terminated:
+            if follower is None:
+                return PENDING
+            if follower.age == 0 or follower.boundary != row.truncated:
+                return NEVER
+        after = None if row.terminated else follower.number
+        return Expected(
+            rows[ticket].number, total, 0.0 if row.terminated else discount, row.terminated, row.truncated, after
+        )
+
+    def unit(self, lane: Lane, ticket: int) -> list[Expected] | str:
+        """What a slot of a batch holds from a ticket on."""
+        found: list[Expected] = []
+        while True:
+            one = self.transition(lane, ticket + len(found))
+            if isinstance(one, str):
+                return one if one == PENDING or not found else found
+            found.append(one)
+            if len(found) == (self.length or 1) or lane.rows[ticket + len(found) - 1].ends:
+                return found
+            if ticket + len(found) == len(lane.rows):
+                return PENDING
+            if lane.rows[ticket + len(found)].age == 0:
+                return found
+
+    def settle(self, lane: Lane) -> list[Expected] | str:
+        if lane.position < lane.lo:
+            lane.dropped += lane.transitions(lane.position, lane.lo)
+            lane.position = lane.lo
+        while lane.position < len(lane.rows):
+            row = lane.rows[lane.position]
+            if not row.boundary:
+                found = self.unit(lane, lane.position)
+                if lane.position - min(row.age, self.stack - 1) < lane.lo:
+                    lane.dropped += 1
+                elif found == NEVER:
+                    lane.skipped += 1
+                else:
+                    return found
+            lane.position += 1
+        return PENDING
+
+    def ready(self, lane: Lane) -> int:
+        """Slots of a batch that the lane could fill."""
+        before = Lane(**vars(lane))
+        count = 0
+        while not isinstance(found := self.settle(lane), str):
+            count += 1
+            lane.position += len(found)
+        vars(lane).update(vars(before))
+        return count
+
+    def frames(self, lane: Lane, ticket: int) -> list[int]:
+        age = lane.rows[ticket].age
+        return [lane.rows[ticket - min(back, age)].number for back in range(self.stack - 1, -1, -1)]
+
+
+def write_something(dice, writer, lane: Lane, numbers, when_full):
+    """One random add, of one row or of several; mirrored in the model when it was written."""
+
+    def ending():
+        kind = dice.choice(["none"] * 5 + ["terminated", "truncated", "terminated with final_obs"])
+        terminated, truncated = kind.startswith("terminated"), kind == "truncated"
+        return terminated, truncated, next(numbers) if truncated or kind.endswith("obs") else None
+
+    rewards = lambda: float(dice.randrange(8))  # noqa: E731
+    if dice.random() < 0.1:
+        writer.new_episode()
+        lane.age = 0
+    if dice.random() < 0.7:
+        rows = [(next(numbers), rewards(), *ending())]
+        ((number, reward, terminated, truncated, final),) = rows
+        add = lambda: writer.add(number, number, reward, terminated, truncated, final)  # noqa: E731
+    else:
+        rows = []
+        for _ in range(dice.randrange(1, 4)):
+            terminated, truncated, _ = ending()
+            rows.append((next(numbers), rewards(), terminated, truncated, next(numbers) if truncated else None))
+        obs, reward, terminated, truncated, finals = map(list, zip(*rows, strict=True))
+        finals = [final for final in finals if final is not None]
+        add = lambda: writer.add_batch(  # noqa: E731
+            np.array(obs), np.array(obs), np.array(reward), np.array(terminated), np.array(truncated),
+            np.array(finals) if finals else None,
+        )  # fmt: skip
+    try:
+        ticket = add()
+    except TimeoutError:
+        assert when_full == "wait"
+        return
+    lane.added += len(rows)
+    if ticket == -1:
+        assert when_full == "drop_newest"
+        lane.dropped += len(rows)
+        lane.age = 0
+        return
+    assert ticket == len(lane.rows)
+    for row in rows:
+        lane.put(*row)
+
+
+def read_and_check(reader, model: Model, batch_size: int):
+    ready = [model.ready(lane) for lane in model.lanes]
+    if sum(ready) < batch_size:
+        with pytest.raises(NotEnoughData, match=f"got {sum(ready)}$"):
+            reader.read()
+        for lane in model.lanes:
+            model.settle(lane)
+        return
+    batch = reader.read()
+    of, ticket = batch.index % len(model.lanes), batch.index // len(model.lanes)
+    assert (np.diff(of) >= 0).all()
+    share = np.bincount(of, minlength=len(model.lanes))
+    for slot in range(batch_size):
+        lane = model.lanes[of[slot]]
+        unit = model.settle(lane)
+        assert ticket[slot] == lane.position
+        check_slot(batch, slot, unit, lane, model)
+        lane.position += len(unit)
+        lane.delivered += len(unit)
+    assert all(share[i] <= share[j] + 1 or share[j] == min(ready[j], batch_size)
+               for i in range(len(share)) for j in range(len(share)))  # fmt: skip
+    if batch_size:  # the queue moves on where it took something, up to the batch's last row
+        for i, lane in enumerate(model.lanes):
+            if share[i] == 0 or i != of[-1]:
+                model.settle(lane)
+
+
+def check_slot(batch, slot, unit, lane, model):
+    places = range(model.length) if model.length else [None]
+    for k, place in enumerate(places):
+        at = slot if place is None else (slot, place)
+        if model.length:
+            assert batch.mask[at] == (k < len(unit))
+        if k >= len(unit):
+            assert batch.reward[at] == batch.discount[at] == batch.action[at] == 0
+            continue
+        one = unit[k]
+        frames = np.atleast_1d(batch.obs[at])
+        assert frames.tolist() == model.frames(lane, lane.position + k)
+        assert (batch.action[at], batch.reward[at], batch.discount[at]) == (one.number, one.reward, one.discount)
+        assert (batch.terminated[at], batch.truncated[at]) == (one.terminated, one.truncated)
+        if not one.terminated:
+            assert np.atleast_1d(batch.next_obs[at])[-1] == one.next_number
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop_oldest", "drop_newest"])
+@pytest.mark.parametrize(
+    ("lanes", "stack", "n_step", "length"),
+    [(1, 1, 1, None), (3, 1, 1, None), (2, 3, 1, None), (2, 1, 3, None), (2, 3, 2, None),
+     (1, 1, 1, 4), (3, 1, 1, 3), (2, 2, 2, 3), (2, 1, 3, 1)],
+)  # fmt: skip
+def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes, stack, n_step, length):
+    """Against the model, with every end of an episode, seams, wraps, and readers and writers that are replaced."""
+    dice = random.Random(f"{when_full} {lanes} {stack} {n_step} {length}")
+    batch_size, numbers = 4, iter(range(10**9))
+    options = {"stack": stack, "n_step": n_step, "gamma": GAMMA, "length": length}
+    lane_rows = 28
+    with make(lanes * lane_rows, lanes, when_full) as queue:
+        model = Model([Lane(lane_rows) for _ in range(lanes)], stack, n_step, length)
+        writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
+        reader = queue.reader(batch_size, **options)
+        eager = 0.5
+        for step in range(1500):
+            if step % 100 == 0:
+                eager = dice.choice([0.05, 0.2, 0.5])  # readers too slow, and quick enough
+            if dice.random() < eager:
+                read_and_check(reader, model, batch_size)
+            else:
+                at = dice.randrange(lanes)
+                write_something(dice, writers[at], model.lanes[at], numbers, when_full)
+            if dice.random() < 0.01:
+                at = dice.randrange(lanes)
+                writers[at].close()
+                writers[at] = queue.writer(at, timeout=0.0)
+                model.lanes[at].age = 0
+            if dice.random() < 0.01:
+                reader.close()
+                reader = queue.reader(batch_size, **options)
+            added = np.array([lane.added for lane in model.lanes])
+            delivered = sum(lane.delivered for lane in model.lanes)
+            assert added.sum() == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
+            if step % 50 == 0:
+                overwritten = [lane.transitions(lane.position, lane.lo) for lane in model.lanes]
+                dropped = np.add([lane.dropped for lane in model.lanes], overwritten)
+                assert queue.dropped.tolist() == dropped.tolist()
+                assert queue.skipped.tolist() == [lane.skipped for lane in model.lanes]
+        assert delivered > 200
+        assert (queue.dropped.sum() > 0) == (when_full != "wait")
+        assert all(len(lane.rows) > 3 * lane_rows for lane in model.lanes)
+
+
+def write_after_a_look(reader, write) -> None:
+    """The next time that the reader looks how far the lanes are, rows are written before it reads any."""
+    look, todo = reader._drawing.read_windows, [write]
+
+    def look_and_write():
+        look()
+        while todo:
+            todo.pop()()
+
+    reader._drawing.read_windows = look_and_write
+
+
+@pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
+def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_again(stack, n_step, length):
+    """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
+    for more in range(24):
+        with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
+            fill(writer, range(24))
+            with queue.reader(2, stack=stack, n_step=n_step, length=length) as reader:
+                read = reader.read().reward.size
+                write_after_a_look(reader, lambda writer=writer, more=more: fill(writer, range(24, 24 + more)))
+                batch = reader.read()
+            newest = batch.index.reshape(2, *[1] * (batch.obs.ndim - 1))
+            if length:
+                newest = newest + np.arange(length).reshape(1, length, *[1] * (batch.obs.ndim - 2))
+            expected = newest - np.arange(stack - 1, -1, -1) if stack > 1 else newest
+            assert (batch.obs == expected).all()
+            assert (batch.next_obs == expected + n_step).all()
+            assert batch.index[0] - (stack - 1) >= more or batch.index[0] == read
+            assert batch.index[1] == batch.index[0] + (length or 1)
+            assert queue.dropped.sum() == batch.index[0] - read
+
+
+@pytest.mark.parametrize("more", range(24))
+def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(more):
+    with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
+
+        def fragments(rows):
+            for _ in range(rows):
+                writer.add(0, 0, 0.0)
+                writer.new_episode()
+
+        fragments(30)
+        write_after_a_look(reader, lambda: fragments(more))
+        with pytest.raises(NotEnoughData, match=r"got 0$"):
+            reader.read()
+        dropped, skipped = queue.dropped.sum(), queue.skipped.sum()
+        assert (dropped + skipped, len(queue)) == (29 + more, 1)
+        assert 6 + more <= dropped <= 8 + more  # it stays away from the two oldest rows when it looks again
+
+
+# What a full lane does
+
+
+def test_a_writer_that_may_not_wait_is_refused_with_nothing_written():
+    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
+        assert fill_until_full(writer) == 8
+        with pytest.raises(TimeoutError, match=r"the reader made no room for 1 more rows in lane 0 in 0\.0 seconds$"):
+            writer.add(8, 8, 0.0)
+        assert queue._lanes.committed(0) == len(queue) == 8
+        assert reader.read().action.tolist() == [0, 1]
+        assert fill_until_full(writer, 8) == 10
+        assert drain(reader) == [2, 3, 4, 5, 6, 7]
+        assert queue.dropped.tolist() == queue.skipped.tolist() == [0]
+
+
+def test_a_refused_add_goes_on_with_its_episode_once_there_is_room():
+    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
+        fill(writer, range(8))
+        with pytest.raises(TimeoutError):
+            writer.add(8, 8, 0.0)
+        reader.read()
+        writer.add(8, 8, 0.0)
+        assert drain(reader) == [2, 3, 4, 5, 6, 7]
+        assert queue.skipped.tolist() == [0]
+
+
+def test_a_batch_of_rows_is_added_whole_or_not_at_all():
+    with make(12) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
+        rows = np.arange(6)
+        assert writer.add_batch(rows, rows, rows) == 0
+        assert writer.add_batch(rows + 6, rows + 6, rows) == 6
+        with pytest.raises(TimeoutError, match=r"no room for 6 more rows"):
+            writer.add_batch(rows, rows, rows)
+        for _ in range(3):
+            reader.read()
+        assert writer.add_batch(rows + 12, rows + 12, rows) == 12
+        assert drain(reader) == list(range(6, 16))
+
+
+def test_a_boundary_row_needs_room_too():
+    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2):
+        fill(writer, range(7))
+        with pytest.raises(TimeoutError, match=r"no room for 2 more rows"):
+            writer.add(7, 7, 0.0, truncated=True, final_obs=8)
+        assert writer.add(7, 7, 0.0, terminated=True) == 7
+
+
+def test_dropping_the_oldest_never_waits_and_counts_what_was_overwritten():
+    with make(8, when_full="drop_oldest") as queue, queue.writer(timeout=0.0) as writer:
+        fill(writer, range(100))
+        assert (len(queue), queue.dropped.tolist()) == (8, [92])
+        with queue.reader(2) as reader:
+            assert drain(reader) == [92, 93, 94, 95, 96, 97]
+            assert (reader.stats.read, reader.stats.dropped) == (6, 92)
+        assert (len(queue), queue.dropped.tolist()) == (2, [92])
+
+
+def test_dropping_the_newest_never_waits_and_begins_an_episode_behind_the_gap():
+    """So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap."""
+    with make(8, when_full="drop_newest") as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
+        assert [writer.add(i, i, 0.0) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1]
+        rows = np.arange(12, 15)
+        assert writer.add_batch(rows, rows, rows) == -1
+        assert (len(queue), queue.dropped.tolist()) == (8, [7])
+        assert drain(reader) == [0, 1, 2, 3, 4, 5]
+        assert [writer.add(i, i, 0.0) for i in range(15, 19)] == [8, 9, 10, 11]
+        batches = [reader.read() for _ in range(2)]
+        assert [batch.action.tolist() for batch in batches] == [[6, 15], [16, 17]]
+        assert [batch.next_obs.tolist() for batch in batches] == [[7, 16], [17, 18]]
+        assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([7], [1], 1)
+
+
+def test_a_transition_left_out_counts_once_with_its_boundary_row():
+    with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
+        fill(writer, range(7))
+        assert writer.add(7, 7, 0.0, truncated=True, final_obs=8) == -1
+        assert queue.dropped.tolist() == [1]
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
+def test_an_add_too_long_for_the_reader_is_refused_and_says_what_is_not(when_full):
+    with make(16, when_full=when_full) as queue, queue.writer(timeout=0.0) as writer:
+        rows = np.arange(16)
+        with pytest.raises(ValueError, match=r"^reward: expected at most 15 of the lane's 16 rows"):
+            writer.add_batch(rows, rows, rows)
+        with queue.reader(4) as reader:
+            message = (
+                r"^reward: expected at most 9 rows in one add, final_obs included, "
+                r"beside what the queue's reader needs of a lane's 16, got 10$"
+            )
+            with pytest.raises(ValueError, match=message):
+                writer.add_batch(rows[:10], rows[:10], rows[:10])
+            assert writer.add_batch(rows[:9], rows[:9], rows[:9]) == 0
+            assert drain(reader) == list(range(8))
+        assert queue.dropped.tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_reader_and_writers_never_all_wait(seed):
+    """In the smallest queue that the reader takes, with the longest adds that it allows and the shortest episodes."""
+    dice = random.Random(seed)
+    lanes, batch_size = dice.randrange(1, 4), dice.randrange(1, 7)
+    options = {"stack": dice.randrange(1, 4), "n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 3, 5])}
+    lane_rows = 3
+    while True:
+        queue = make(lanes * lane_rows, lanes)
+        try:
+            reader = queue.reader(batch_size, **options)
+            break
+        except ValueError as error:
+            assert str(error).startswith("batch_size: expected a queue of at least ")
+            queue.close()
+            lane_rows += 1
+    longest = queue._lines.longest()
+    assert longest >= 2
+    with queue:
+        writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
+        truncated, delivered, idle = dice.random(), 0, 0
+        for _ in range(1000):
+            idle += 1
+            for writer in writers:
+                ended = [dice.random() < truncated for _ in range(longest)]
+                while sum(ended) + len(ended) > longest:
+                    ended.pop()
+                rows = np.zeros(len(ended))
+                finals = np.zeros(sum(ended), np.int64) if any(ended) else None
+                try:
+                    writer.add_batch(rows.astype(int), rows.astype(int), rows, truncated=ended, final_obs=finals)
+                    idle = 0
+                except TimeoutError:
+                    pass
+            try:
+                delivered += int(reader.read().mask.sum()) if options["length"] else len(reader.read().reward)
+                idle = 0
+            except NotEnoughData:
+                pass
+            assert idle < 2  # the reader may have made room by leaving boundary rows behind
+        assert delivered > 500
+
+
+# Recurrent states
+
+STATE = TransitionSpec(Field((), "int64"), Field((), "int64"), {"h": Field((2,), "float32", every=4)})
+
+
+def test_an_unroll_comes_with_the_state_at_its_first_row():
+    """Zeros at an episode's beginning, what was stored otherwise; none is overwritten before it is read."""
+    with TrajectoryQueue.create(STATE, 40) as queue:
+        writer, reader = queue.writer(timeout=0.0), queue.reader(1, length=8)
+        number = place = 0
+        for _ in range(60):
+            while True:
+                try:
+                    writer.add(number, place, 0.0, terminated=place == 18, h=np.full(2, number))
+                except TimeoutError:
+                    break
+                number, place = number + 1, 0 if place == 18 else place + 1
+            batch = reader.read()
+            first = int(batch.action[0, 0])
+            assert first in (0, 8, 16)
+            assert batch.mask.sum() == min(8, 19 - first)
+            assert (batch.extras["h"] == (batch.obs[0, 0] if first else 0)).all()
+        assert number > 10 * 40
+        assert queue.dropped.sum() == queue.skipped.sum() == 0
+
+
+def test_single_transitions_of_a_spec_with_states_are_all_read():
+    with TrajectoryQueue.create(STATE, 40) as queue, queue.writer() as writer, queue.reader(3) as reader:
+        for i in range(31):
+            writer.add(i, i, 0.0, h=np.zeros(2))
+        assert drain(reader) == list(range(30))
+
+
+def test_rows_before_the_next_stored_state_are_skipped_where_an_unroll_cannot_begin():
+    with (
+        TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
+        queue.writer() as writer,
+        queue.reader(1, length=4) as reader,
+    ):
+        for i in range(22):
+            writer.add(i, i, 0.0, h=np.full(2, i))
+        batch = reader.read()
+        assert batch.action.tolist() == [[12, 13, 14, 15]]
+        assert batch.extras["h"].tolist() == [[12.0, 12.0]]
+        assert queue.dropped.sum() + queue.skipped.sum() == 12
+        assert len(queue) == 6
+
+
+# Waiting
+
+
+@pytest.fixture
+def no_slices(monkeypatch):
+    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
+    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
+
+
+def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        fill(writer, range(8))
+        timer = threading.Timer(0.2, reader.read)
+        timer.start()
+        assert writer.add(8, 8, 0.0) == 8
+        timer.join()
+
+
+def test_a_waiting_writer_wakes_when_the_reader_skips_what_nobody_can_read(no_slices):
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        for i in range(8):
+            writer.add(i, i, 0.0)
+            writer.new_episode()
+        timer = threading.Timer(0.2, drain, (reader,))
+        timer.start()
+        assert writer.add(8, 8, 0.0) == 8
+        timer.join()
+        assert queue.skipped.tolist() == [7]
+
+
+def test_a_waiting_writer_wakes_when_a_reader_comes_that_its_rows_are_too_long_for(no_slices):
+    with make(16) as queue, queue.writer() as writer:
+        fill(writer, range(4))
+        rows = np.zeros(13)
+        timer = threading.Timer(0.2, queue.reader, (4,))
+        timer.start()
+        with pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"):
+            writer.add_batch(rows.astype(int), rows.astype(int), rows)
+        timer.join()
+
+
+def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
+    with make(16, lanes=2) as queue, queue.writer(0) as writer, queue.writer(1) as other, queue.reader(4) as reader:
+        fill(writer, range(2))
+        timer = threading.Timer(0.2, lambda: (fill(other, range(3)), fill(writer, [2])))
+        timer.start()
+        assert reader.read(timeout=600).action.tolist() == [0, 1, 0, 1]
+        timer.join()
+        assert reader.stats.waited > 0
+
+
+def test_a_reader_that_may_not_wait_says_what_is_there_and_leaves_it():
+    with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
+        fill(writer, range(4))
+        with pytest.raises(NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
+            reader.read()
+        with pytest.raises(TimeoutError, match=r"expected 4 transitions that are whole, got 3$"):
+            reader.read(timeout=0.0)
+        fill(writer, [4])
+        assert reader.read().action.tolist() == [0, 1, 2, 3]
+
+
+class Rang(Exception):
+    pass
+
+
+def test_a_signal_ends_a_wait_with_nothing_written_or_read(alarm):
+    def ring():
+        raise Rang
+
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        fill(writer, range(8))
+        alarm(ring)
+        with pytest.raises(Rang):
+            writer.add(8, 8, 0.0)
+        assert drain(reader) == [0, 1, 2, 3, 4, 5]
+        alarm(ring)
+        with pytest.raises(Rang):
+            reader.read(timeout=600)
+        fill(writer, range(8, 10))
+        assert drain(reader) == [6, 7]
+
+
+def test_closing_one_end_or_the_queue_ends_the_waits_there():
+    with make(8) as queue:
+        writer, reader = queue.writer(), queue.reader(2)
+        fill(writer, range(8))
+        for close in (writer.close, queue.close):
+            timer = threading.Timer(0.2, close)
+            timer.start()
+            with pytest.raises(ClosedError):
+                fill(writer, [8]) if close == writer.close else reader.read(timeout=600)
+            timer.join()
+            if close == writer.close:
+                drain(reader)
+
+
+def test_a_reader_that_was_closed_in_its_sleep_reads_no_more(no_slices):
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        timer = threading.Timer(0.2, lambda: (reader.close(), fill(writer, range(3))))
+        timer.start()
+        with pytest.raises(ClosedError, match=r"the reader was closed$"):
+            reader.read(timeout=600)
+        timer.join()
+        assert len(queue) == 3
+
+
+# One reader, and its successors
+
+
+def test_a_queue_has_one_reader_at_a_time():
+    with make() as queue, TrajectoryQueue.attach(queue.handle) as again:
+        reader = queue.reader(2)
+        with pytest.raises(LaneBusy, match=r"the queue has a living reader$"):
+            again.reader(2)
+        reader.close()
+        reader.close()
+        again.reader(2).close()
+        queue.reader(2)
+
+
+def test_lanes_take_turns_where_shares_cannot_be_equal():
+    with make(48, lanes=3) as queue, queue.reader(1) as reader:
+        for lane in range(3):
+            with queue.writer(lane) as writer:
+                fill(writer, range(5))
+        assert [reader.read().index.item() % 3 for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_refused_reader_holds_nothing():
+    with make(8) as queue:
+        with pytest.raises(ValueError):
+            queue.reader(100)
+        queue.reader(2)
+
+
+def test_a_lane_has_one_writer_at_a_time():
+    with make(lanes=3) as queue, queue.writer(1):
+        with pytest.raises(LaneBusy, match=r"lane 1 has a living writer$"):
+            queue.writer(1)
+        queue.writer(0)
+
+
+def test_a_successor_with_a_longer_stack_drops_what_has_no_frames_any_more():
+    with make(8) as queue, queue.writer(timeout=0.0) as writer:
+        fill(writer, range(8))
+        with queue.reader(1) as reader:
+            assert [reader.read().action.item() for _ in range(4)] == [0, 1, 2, 3]
+        fill_until_full(writer, 8)
+        with queue.reader(1, stack=3) as reader:
+            batch = reader.read()
+            assert (batch.action.tolist(), batch.obs.tolist()) == ([6], [[4, 5, 6]])
+            assert queue.dropped.tolist() == [2]
+
+
+class Dies(BaseException):
+    pass
+
+
+def die_before(words, count: int) -> None:
+    """The `count`-th store from now on does not take place any more."""
+    store = words.store
+
+    def counted(index, value):
+        nonlocal count
+        if count == 0:
+            raise Dies
+        count -= 1
+        store(index, value)
+
+    words.store = counted
+
+
+def reads_until_one_dies_at(queue, writers, count):
+    """Five batches and one that dies before that store: what was delivered, what was in hand, and the reader."""
+    for i, writer in enumerate(writers):
+        fill(writer, range(100 * i, 100 * i + 12))
+    reader = queue.reader(3)
+    delivered = [reader.read().action.tolist() for _ in range(5)]
+    move, in_hand = reader._cursor.move, []
+    reader._cursor.move = lambda cursor: (in_hand.append(cursor.copy()), move(cursor))
+    die_before(reader._cursor._words, count)
+    before = reader._cursor.load()
+    died = False
+    try:
+        delivered.append(reader.read().action.tolist())
+    except Dies:
+        died = True
+    for thing, name in ((reader._cursor._words, "store"), (reader._cursor, "move")):
+        delattr(thing, name)
+    first, last = before[0], in_hand[0][0]
+    lost = [100 * lane + t for lane in range(2) for t in range(first[lane], last[lane])] if died else []
+    return [action for batch in delivered for action in batch], lost, reader, died
+
+
+@pytest.mark.parametrize("survives", [False, True], ids=["killed", "interrupted"])
+def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_loses_one_batch_at_most(survives):
+    """At most once: what was in hand is lost behind the store that consumes it, and nothing before that."""
+    outcomes = Counter()
+    for count in range(100):
+        with make(32, lanes=2) as queue:
+            writers = [queue.writer(lane, timeout=0.0) for lane in range(2)]
+            delivered, in_hand, reader, died = reads_until_one_dies_at(queue, writers, count)
+            turn = queue._lines._words.load(0)
+            if not survives:
+                reader.close()
+                reader = queue.reader(3)
+                assert [queue._lines.released(i) for i in range(2)] == queue._lines.load()[0].tolist()
+            # What may be overwritten is, before anything else is read.
+            ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
+            delivered += reader.read().action.tolist()
+            assert (queue._lines.load() == reader._cursor.now).all()
+            delivered += drain(reader)
+            assert [fill_until_full(*at) for at in zip(writers, ends, strict=True)] == [
+                released + 16 + 100 * i for i, released in enumerate(map(queue._lines.released, range(2)))
+            ]
+            delivered += drain(reader)
+            reader.close()
+            delivered += drain(queue.reader(1))
+            missing = set(in_hand) - set(delivered)
+            assert missing in (set(), set(in_hand))
+            if not survives:
+                assert bool(missing) == (died and turn == 6)
+            for i in range(2):
+                of_lane = [action for action in delivered if action // 100 == i]
+                assert of_lane == sorted(of_lane)
+                every = set(range(100 * i, 100 * i + queue._lanes.committed(i) - 1))
+                assert Counter(of_lane) == Counter(every - missing)
+            outcomes[died, bool(missing)] += 1
+        if not died:
+            break
+    assert outcomes[False, False] == 1
+    assert outcomes[True, True] >= 1
+    assert outcomes[True, False] >= 1
+
+
+def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_nothing_of():
+    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
+    for count in range(10):
+        with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
+            reader = queue.reader(2)
+            fill(second, range(6))
+            fill(third, range(2))
+            assert (reader.read().index % 3).tolist() == [1, 2]
+            fill(first, range(2))
+            die_before(reader._cursor._words, count)
+            with contextlib.suppress(Dies):
+                reader.read()
+            del reader._cursor._words.store
+            fill(third, range(2, 4))
+            reader.read()
+            assert (queue._lines.load() == reader._cursor.now).all()
+
+
+def test_room_that_an_interrupted_read_did_not_give_is_given_by_the_next_try():
+    """Though that finds too little to read: writers that wait for room would never write more."""
+    for count in range(10):
+        with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
+            fill(writer, range(8))
+            reader.read()
+            die_before(reader._cursor._words, count)
+            with contextlib.suppress(Dies):
+                reader.read()
+            del reader._cursor._words.store
+            drain(reader)
+            assert fill_until_full(writer, 8) == 8 + 6
+
+
+def test_what_a_writer_killed_inside_an_add_had_written_is_never_seen():
+    """It had reserved, overwritten a row of the lane, and not committed; its successor begins an episode there."""
+    with make(8, when_full="drop_oldest") as queue:
+        writer = queue.writer()
+        fill(writer, range(8))
+        queue._segment.body[256:272].view(np.uint64)[1] = 11
+        record = queue._geometry.column_offset(0)
+        queue._segment.body[record : record + 3 * queue._geometry.stride(0)] = 255
+        writer.close()
+        with queue.reader(2) as reader:
+            assert drain(reader) == [3, 4, 5, 6]
+            assert (queue.dropped.tolist(), len(queue)) == ([3], 1)
+            with queue.writer() as successor:
+                fill(successor, range(8, 13))
+                assert drain(reader) == [8, 9, 10, 11]
+            assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([3], [1], 1)
+
+
+# Handles, closing, forks
+
+
+def test_a_queue_is_attached_by_handle_path_and_pickle():
+    with make(12, 2, "drop_newest") as queue:
+        for again in (
+            TrajectoryQueue.attach(queue.handle),
+            TrajectoryQueue.attach(queue.handle.path, SPEC),
+            pickle.loads(pickle.dumps(queue)),
+        ):
+            with again:
+                assert (again.spec, again.capacity, again.lanes, again.when_full) == (SPEC, 12, 2, "drop_newest")
+                assert again.nbytes == queue.nbytes
+        assert "capacity=12 lanes=2" in repr(queue)
+
+
+def test_ends_belong_to_one_process():
+    with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
+        with pytest.raises(TypeError, match=r"^a TrajectoryReader belongs to one process"):
+            pickle.dumps(reader)
+        with pytest.raises(TypeError, match=r"^a Writer belongs to one process"):
+            pickle.dumps(writer)
+
+
+def test_other_segments_and_stale_handles_are_refused():
+    with make() as queue, ReplayBuffer.create(SPEC, 64) as replay:
+        with pytest.raises(SegmentCorrupt, match=r"expected a queue, got another kind of segment$"):
+            TrajectoryQueue.attach(replay.handle)
+        with pytest.raises(SegmentCorrupt, match=r"expected a replay, got another kind of segment$"):
+            ReplayBuffer.attach(queue.handle)
+        with pytest.raises(LayoutMismatch, match=r"spec action: expected int64 \(\), got float32 \(\)$"):
+            TrajectoryQueue.attach(queue.handle, TransitionSpec(Field((), "int64"), Field()))
+        handle = queue.handle
+    with pytest.raises(SegmentNotFound):
+        TrajectoryQueue.attach(handle)
+
+
+def test_a_queue_in_a_file_goes_on_where_it_stopped(tmp_path):
+    path = tmp_path / "queue"
+    with TrajectoryQueue.create(SPEC, 16, path=path) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        fill(writer, range(7))
+        assert reader.read().action.tolist() == [0, 1]
+    with TrajectoryQueue.attach(path) as queue, queue.reader(2) as reader:
+        assert drain(reader) == [2, 3, 4, 5]
+        queue.unlink()
+
+
+def test_closed_ends_and_queues_say_so():
+    queue = make()
+    writer, reader = queue.writer(), queue.reader(2)
+    queue.close()
+    for use in (lambda: writer.add(0, 0, 0.0), reader.read, queue.writer, lambda: queue.reader(2), queue.__len__,
+                lambda: queue.dropped, lambda: queue.skipped):  # fmt: skip
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_a_forked_child_has_neither_end():
+    with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
+        fill(writer, range(3))
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for act in (lambda: writer.add(0, 0, 0.0), reader.read, queue.__len__):
+                try:
+                    act()
+                except StaleHandle:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        with pytest.raises(LaneBusy):
+            queue.reader(2)
+        assert reader.read().action.tolist() == [0, 1]
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"spec": None}, "spec: expected a TransitionSpec, got None"),
+        ({"capacity": 0}, "capacity: expected an integer of at least 1, got 0"),
+        ({"capacity": 5, "lanes": 2}, "capacity: expected at least 6, 3 rows a lane, got 5"),
+        ({"capacity": 2**32}, f"capacity: expected from 1 rows, one a lane, to {2**32 - 1}, got {2**32}"),
+        ({"lanes": True}, "lanes: expected an integer of at least 1, got True"),
+        ({"when_full": "drop"}, "when_full: expected one of wait, drop_oldest, drop_newest, got 'drop'"),
+        ({"when_full": None}, "when_full: expected one of wait, drop_oldest, drop_newest, got None"),
+        ({"name": "a/b"}, "name: expected letters, digits, '_' and '.', got 'a/b'"),
+    ],
+)
+def test_queues_that_cannot_be_are_refused_in_one_line(arguments, message):
+    with pytest.raises((ValueError, TypeError)) as refused:
+        TrajectoryQueue.create(**{"spec": SPEC, "capacity": 64} | arguments)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "batch_size: expected an integer of at least 1, got 0"),
+        ((2.0,), "batch_size: expected an integer of at least 1, got 2.0"),
+        ((2, 0), "length: expected an integer of at least 1, got 0"),
+        ((2, "4"), "length: expected an integer of at least 1, got '4'"),
+        ((2, None, 0), "stack: expected an integer of at least 1, got 0"),
+        ((2, None, 1, 1.5), "n_step: expected an integer of at least 1, got 1.5"),
+        ((2, None, 1, 1, 1.01), "gamma: expected a number from 0 to 1, got 1.01"),
+        ((2, None, 1, 1, 0.9, "edge"), "pad: expected 'repeat' or 'zero', got 'edge'"),
+        ((8,), "batch_size: expected a queue of at least 17 rows a lane for such batches of 8, got 16"),
+        ((1, 16), "batch_size: expected a queue of at least 18 rows a lane for such batches of 1, got 16"),
+        ((1, None, 16), "batch_size: expected a queue of at least 18 rows a lane for such batches of 1, got 16"),
+        ((1, None, 9, 9), "batch_size: expected a queue of at least 19 rows a lane for such batches of 1, got 16"),
+    ],
+)
+def test_readers_that_cannot_be_are_refused_in_one_line(arguments, message):
+    names = ("batch_size", "length", "stack", "n_step", "gamma", "pad")
+    with make(16) as queue:
+        with pytest.raises(ValueError) as refused:
+            queue.reader(**dict(zip(names, arguments, strict=False)))
+        assert str(refused.value) == message
+
+
+def test_rows_that_follow_nothing_are_read_singly():
+    spec = TransitionSpec(Field((), "int64"), Field((), "int64"), next_obs=True)
+    with make(16, spec=spec) as queue, queue.writer() as writer:
+        with pytest.raises(ValueError, match=r"^length: expected None, since rows of a spec with next_obs do not"):
+            queue.reader(2, length=4)
+        with pytest.raises(ValueError, match=r"^stack, n_step: expected 1 and 1, since rows of a spec with next_obs"):
+            queue.reader(2, stack=2)
+        for i in range(4):
+            writer.add(i, i, 0.0, next_obs=i + 50)
+        batch = queue.reader(4).read()
+        assert (batch.obs.tolist(), batch.next_obs.tolist()) == ([0, 1, 2, 3], [50, 51, 52, 53])
+
+
+def test_an_unroll_is_a_multiple_of_the_stored_states_interval():
+    message = "^length: expected a multiple of the 4 rows from one stored state to the next, got 6$"
+    with TrajectoryQueue.create(STATE, 40) as queue, pytest.raises(ValueError, match=message):
+        queue.reader(1, length=6)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan"), "1"])
+def test_a_timeout_is_no_less_than_zero(timeout):
+    with make() as queue, queue.reader(2) as reader:
+        for use in (lambda: queue.writer(timeout=timeout), lambda: reader.read(timeout)):
+            with pytest.raises(ValueError) as refused:
+                use()
+            assert str(refused.value) == f"timeout: expected seconds of at least 0 or None, got {timeout!r}"
+
+
+@pytest.mark.parametrize("lane", [-1, 2, 0.0])
+def test_there_are_writers_of_the_queues_own_lanes(lane):
+    with make(lanes=2) as queue, pytest.raises(ValueError, match=rf"^lane: expected 0 to 1, got {lane}$"):
+        queue.writer(lane)
+
+
+@pytest.mark.parametrize("when_full", [None, "drop", ["wait"]])
+def test_a_damaged_description_is_refused(when_full):
+    from marlcore.memory.segment import Segment
+
+    with make() as queue:
+        description = queue._segment.description | {"when_full": when_full}
+        bad = Segment.create("bad", description, len(queue._segment.body))
+        with pytest.raises(SegmentCorrupt):
+            TrajectoryQueue(bad)
+
+
+def words_of(queue, offset):
+    return queue._segment.body[offset : offset + 128].view(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(0, 3), (0, -1), (1, 7), (1, -1), (1, 2**62), (2, 3), (2, -1), (3, 3), (3, 2**63 - 1), (4, 3), (4, -1)],
+)
+def test_damaged_counters_of_a_reader_are_told_and_leave_its_place_free(word, value):
+    """Six rows were written and two read; a lane's words: released, then twice position, passed, dropped, skipped."""
+    with make(8) as queue, queue.writer() as writer:
+        fill(writer, range(6))
+        with queue.reader(2) as reader:
+            reader.read()
+        words = words_of(queue, queue._geometry.slot_offset(1))
+        whole = words.copy()
+        assert whole[0] == whole[1 + 4] == whole[2 + 4] == 2
+        words[word] = value
+        if word:
+            words[word + 4] = value
+        with pytest.raises(SegmentCorrupt, match=r"the reader's counters contradict one another$"):
+            queue.reader(2)
+        words[:] = whole
+        with queue.reader(2) as reader:
+            assert drain(reader) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("slot", "word", "value"),
+    [(1, 0, 9), (1, 0, -1), (1, 0, 2**62), (0, 1, -1), (0, 1, 8), (-1, 0, 2**61)],
+    ids=["room ahead of the rows", "room below none", "room beyond tickets", "adds below none",
+         "adds of a whole lane", "rows ahead of the room"],
+)  # fmt: skip
+def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait(slot, word, value):
+    with make(8) as queue, queue.writer() as writer, queue.reader(2):
+        fill(writer, range(8))
+        offset = queue._geometry.slot_offset(slot) if slot >= 0 else queue._geometry.counters_offset(0)
+        words_of(queue, offset)[word] = value
+        if slot < 0:
+            words_of(queue, offset)[1] = value
+        with pytest.raises(SegmentCorrupt, match=r"of lane 0 and of its reader contradict one another$"):
+            writer.add(8, 8, 0.0)
+
+
+LAPPED = """
+    import sys
+    import numpy as np
+    from marlcore import NotEnoughData, TrajectoryQueue
+    with TrajectoryQueue.attach(sys.argv[1]) as queue, queue.reader(2) as reader:
+        counters = queue._segment.body[256:272].view(np.uint64)
+        counters[:] = 2**40, 2**40 + 16  # as a reader sees them that was held up between its two loads
+        try:
+            reader.read()
+        except NotEnoughData as error:
+            print(error)
+        counters[:] = 16
+        print(reader.read().index)
+"""
+
+
+def test_a_reader_held_up_while_it_looks_at_a_lane_looks_at_nothing_outside_of_it(program):
+    """In a process of its own, since it would crash."""
+    with make(16, when_full="drop_oldest") as queue, queue.writer() as writer:
+        fill(writer, range(16))
+        told, read = program(LAPPED, args=[queue.handle.path]).finish().splitlines()
+        assert told.endswith("expected 2 transitions that are whole, got 0")
+        assert read == "[0 1]"
+
+
+# Processes: writers flat out in others, and a reader that knows what each of them writes
+
+WRITE = """
+    import sys
+    import numpy as np
+    from marlcore import TrajectoryQueue
+
+    queue = TrajectoryQueue.attach(sys.argv[1])
+    lane, life, rows = map(int, sys.argv[2:])
+    pattern = np.arange(64, dtype=np.uint64)
+
+    def frame(number, episode):
+        words = pattern + (number * 1_000_003 + lane * 7_919 + life * 104_729)
+        words[:4] = lane, life, number, episode
+        return words
+
+    with queue.writer(lane) as writer:
+        print("ready", flush=True)
+        refused = number = 0
+        while number != rows:
+            episode, place = divmod(number, 7)
+            ends, obs = place == 6, frame(number, episode)
+            if ends and episode % 2:
+                ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=frame(number + 1, episode))
+            else:
+                ticket = writer.add(obs, number, 1.0, terminated=ends)
+            refused += ticket < 0
+            number += 1
+        print(refused, flush=True)
+"""
+FRAMES = TransitionSpec(Field((64,), "uint64"), Field((), "int64"))
+ROWS = 14 * 1024  # whole pairs of episodes, so that the last row can be delivered
+
+
+class Ledger:
+    """Everything that was delivered, and what is wrong with it.
+
+    Attributes:
+        numbers: of each (lane, life of its writer), the transitions in the order in which they came.
+        faults: transitions that are torn, of another episode than what is behind them, come twice, or late.
+    """
+
+    def __init__(self):
+        self.numbers: dict[tuple[int, int], list[int]] = {}
+        self.faults = Counter()
+
+    def enter(self, batch, lanes: int) -> None:
+        obs, goes_on = batch.obs.astype(np.int64), ~batch.terminated
+        lane, life, number, episode = obs[:, :4].T
+        after = batch.next_obs.astype(np.int64)[goes_on]
+        follows = np.stack([lane, life, number + 1, episode], 1)[goes_on]
+        ended = number % 7 == 6
+        self.faults["torn"] += int(self.torn(batch.obs) + self.torn(batch.next_obs[goes_on]))
+        self.faults["stale"] += int(((batch.action != number) | (batch.index % lanes != lane)).sum())
+        self.faults["across"] += int(
+            (after[:, :4] != follows).any(1).sum()
+            + (batch.terminated != (ended & (episode % 2 == 0))).sum()
+            + (batch.truncated != (ended & (episode % 2 == 1))).sum()
+        )
+        for key in zip(lane.tolist(), life.tolist(), number.tolist(), strict=True):
+            before = self.numbers.setdefault(key[:2], [])
+            self.faults["twice or late"] += bool(before) and before[-1] >= key[2]
+            before.append(key[2])
+
+    @staticmethod
+    def torn(frames) -> int:
+        lane, life, number = frames[:, 0], frames[:, 1], frames[:, 2]
+        seed = number * np.uint64(1_000_003) + lane * np.uint64(7_919) + life * np.uint64(104_729)
+        return (frames[:, 4:] != np.arange(4, 64, dtype=np.uint64) + seed[:, None]).any(1).sum()
+
+    def missing(self) -> int:
+        """How many transitions are left out between the first and the last of each life."""
+        return sum(numbers[-1] + 1 - len(numbers) for numbers in self.numbers.values())
+
+
+def start(program, queue, lane, life=0, rows=ROWS, code=WRITE):
+    writer = program(code, args=[queue.handle.path, lane, life, rows])
+    assert writer.line() == "ready"
+    return writer
+
+
+def test_four_writers_that_wait_have_each_row_delivered_exactly_once(program):
+    with make(4 * 64, 4, spec=FRAMES) as queue, queue.reader(32) as reader:
+        writers = [start(program, queue, lane) for lane in range(4)]
+        ledger = Ledger()
+        for _ in range(4 * ROWS // 32):
+            ledger.enter(reader.read(timeout=60), 4)
+        assert [writer.finish() for writer in writers] == ["0"] * 4
+        assert not +ledger.faults
+        assert ledger.numbers == {(lane, 0): list(range(ROWS)) for lane in range(4)}
+        assert queue.dropped.sum() == queue.skipped.sum() == len(queue) == 0
+        with pytest.raises(NotEnoughData, match=r"got 0$"):
+            reader.read()
+
+
+def test_without_the_writers_gate_rows_are_lost_and_without_validation_torn(program):
+    """The positive controls of the test above and of the one below: the ledger sees both."""
+    with make(64, spec=FRAMES) as queue, queue.reader(16) as reader:
+        ungated = start(
+            program, queue, 0, rows=-1, code=WRITE.replace('    print("r', '    writer._gate = None\n        print("r')
+        )
+        ledger = Ledger()
+        while not ledger.missing():
+            ledger.enter(reader.read(timeout=60), 1)
+        reader._validate = lambda n: 0
+        while not ledger.faults["torn"]:
+            ledger.enter(reader.read(timeout=60), 1)
+        ungated.kill()
+
+
+@pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest"])
+def test_with_live_writers_every_row_that_is_not_read_is_counted(program, when_full):
+    """Of each lane: written == read + dropped + skipped, to the row."""
+    lanes, rows = 2, 4 * ROWS
+    with make(lanes * 64, lanes, when_full, FRAMES) as queue, queue.reader(8) as reader:
+        writers = [start(program, queue, lane, rows=rows) for lane in range(lanes)]
+        ledger, before = Ledger(), np.zeros(lanes, np.int64)
+        while True:
+            done = (queue._lanes.committed(0), queue._lanes.committed(1))
+            try:
+                ledger.enter(reader.read(), lanes)
+            except NotEnoughData:
+                if all(writer._process.poll() is not None for writer in writers) and done == (
+                    queue._lanes.committed(0), queue._lanes.committed(1)
+                ):  # fmt: skip
+                    break
+            now = queue.dropped
+            assert (now >= before).all()
+            before = now
+        refused = [int(writer.finish()) for writer in writers]
+        dropped, skipped = queue.dropped, queue.skipped
+        if when_full == "drop_newest":
+            assert dropped.tolist() == refused
+        else:
+            assert refused == [0, 0]
+            assert reader.stats.dropped == dropped.sum()
+        assert not +ledger.faults
+        assert dropped.sum() > 0
+        delivered = [len(ledger.numbers[lane, 0]) for lane in range(lanes)]
+        held = queue._counts()[1]
+        assert (delivered + dropped + skipped + held).tolist() == [rows] * lanes
+        assert reader.stats.read == sum(delivered)
+
+
+def test_killed_writers_leave_whole_episodes_and_their_successors_begin_new_ones(program):
+    """Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
+    skipped, and counted."""
+    dice, lanes, lives = random.Random(0), 3, [0, 0, 0]
+    with make(lanes * 64, lanes, spec=FRAMES) as queue, queue.reader(16) as reader:
+        writers = [start(program, queue, lane, rows=-1) for lane in range(lanes)]
+        ledger = Ledger()
+        for _ in range(9):
+            lane = dice.randrange(lanes)
+            enough = queue._lanes.committed(lane) + dice.randrange(100, 400)
+            while queue._lanes.committed(lane) < enough:
+                ledger.enter(reader.read(timeout=60), lanes)
+            writers[lane].kill()
+            lives[lane] += 1
+            writers[lane] = start(program, queue, lane, lives[lane], rows=-1)
+        for writer in writers:
+            writer.kill()
+        try:
+            while True:
+                ledger.enter(reader.read(), lanes)
+        except NotEnoughData:
+            pass
+        assert not +ledger.faults
+        assert ledger.missing() == 0
+        assert queue.dropped.sum() == 0
+        assert queue.skipped.sum() <= sum(lives)
+        delivered = [sum(len(n) for key, n in ledger.numbers.items() if key[0] == lane) for lane in range(lanes)]
+        written = [queue._lanes.written(lane) for lane in range(lanes)]
+        assert (delivered + queue.skipped + queue._counts()[1]).tolist() == written
+
+
+READ = """
+    import os, sys
+    from marlcore import TrajectoryQueue
+    queue = TrajectoryQueue.attach(sys.argv[1])
+    with queue.reader(32) as reader:
+        print("ready", flush=True)
+        while True:
+            batch = reader.read(timeout=600)
+            os.write(1, (" ".join(map(str, batch.index.tolist())) + "\\n").encode())  # whole or not at all
+"""
+COUNT = """
+    import sys
+    from marlcore import TrajectoryQueue
+    with TrajectoryQueue.attach(sys.argv[1]) as queue, queue.writer(int(sys.argv[2])) as writer:
+        print("ready", flush=True)
+        number = 0
+        while True:
+            writer.add(number, number, 0.0, terminated=number % 5 == 4)
+            number += 1
+"""
+
+
+def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
+    """At most once: each kill loses the batch that the dead one had in hand or nothing, and nothing comes twice."""
+    dice, lanes, kills = random.Random(0), 2, 6
+    with make(lanes * 256, lanes) as queue:
+        writers = [program(COUNT, args=[queue.handle.path, lane]) for lane in range(lanes)]
+        delivered: list[list[int]] = [[] for _ in range(lanes)]
+
+        def enter(line):
+            for index in map(int, line.split()):
+                delivered[index % lanes].append(index // lanes)
+
+        for _ in range(kills):
+            reader = program(READ, args=[queue.handle.path])
+            assert reader.line() == "ready"
+            with pytest.raises(LaneBusy):
+                queue.reader(32)
+            for _ in range(dice.randrange(1, 60)):
+                enter(reader.line())
+            reader.kill()
+            while line := reader.line():
+                enter(line)
+        with queue.reader(32) as reader:
+            for _ in range(10):
+                enter(" ".join(map(str, reader.read(timeout=60).index.tolist())))
+            position = reader._cursor.now[0]
+        for writer in writers:
+            writer.kill()
+        missing = 0
+        for lane in range(lanes):
+            assert delivered[lane] == sorted(set(delivered[lane]))
+            assert delivered[lane][-1] < position[lane]
+            missing += position[lane] - len(delivered[lane])
+        assert missing % 32 == 0
+        assert missing <= 32 * kills
+        assert queue.dropped.sum() == queue.skipped.sum() == 0
+
+
+def test_a_stopped_reader_keeps_its_place_and_a_killed_one_leaves_it(program):
+    with make(512) as queue:
+        reader = program(READ, args=[queue.handle.path])
+        assert reader.line() == "ready"
+        os.kill(reader.pid, signal.SIGSTOP)
+        with pytest.raises(LaneBusy):
+            queue.reader(32)
+        reader.kill()
+        queue.reader(32)
+
+
+def actor(queue: TrajectoryQueue, lane: int, rows: int) -> None:
+    with queue.writer(lane, timeout=60.0) as writer:
+        fill(writer, range(1000 * lane, 1000 * lane + rows))
+
+
+def learner(handle, replies) -> None:
+    with TrajectoryQueue.attach(handle) as queue, queue.reader(10) as reader:
+        replies.send([reader.read(timeout=60.0).action.tolist() for _ in range(8)])
+
+
+def test_queues_and_handles_go_to_spawned_processes():
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with make(32, lanes=2) as queue, ours, theirs:
+        children = [context.Process(target=actor, args=(queue, lane, 41)) for lane in range(2)]
+        children.append(context.Process(target=learner, args=(queue.handle, theirs)))
+        for child in children:
+            child.start()
+        delivered = [action for batch in ours.recv() for action in batch]
+        for child in children:
+            child.join()
+            assert child.exitcode == 0
+            child.close()
+        assert [action for action in delivered if action < 1000] == list(range(40))
+        assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
+
+
+def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
+    """A damaged count is wrong by itself; it ends neither a reader's batch nor a writer's add."""
+    with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
+        words_of(queue, queue._geometry.counters_offset(0))[2] = 2**63 - 1  # refused
+        turn = words_of(queue, queue._geometry.slot_offset(0))
+        turn[0] = -2
+        with queue.reader(2) as reader:
+            fill(writer, range(20))
+            turn[0] = 2**63 - 2
+            assert [reader.read().action.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+            assert turn[0] == -(2**63) + 1
+        with queue.reader(1) as successor:
+            assert successor.read().action.tolist() == [6]
+
+
+def test_a_newest_row_that_counts_more_transitions_than_there_are_rows_is_told():
+    with make(8) as queue, queue.writer() as writer:
+        fill(writer, range(3))
+        queue._segment.body[queue._geometry.column_offset(0) :].view(np.uint32)[2 * queue._geometry.stride(0) // 4] = 9
+        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+            len(queue)
+        words_of(queue, queue._geometry.counters_offset(0))[:2] = 2**62
+        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+            queue._lanes.committed(0)
+
+
+def test_a_reader_sees_at_once_that_damaged_counters_leave_it_nothing():
+    """It would otherwise take what it never looked at for overwritten, again and again."""
+    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        for i in range(6):
+            writer.add(i, i, 0.0, terminated=True)
+        assert drain(reader) == list(range(6))
+        words_of(queue, queue._geometry.counters_offset(0))[1] = 2**62 - 1  # reserved
+        with pytest.raises(NotEnoughData):
+            reader.read()
+        assert reader.stats.lapped == 0
+
+
+def test_a_reader_behind_rows_that_damaged_counters_call_overwritten_waits_for_others_instead_of_copying(monkeypatch):
+    """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
+    monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
+    with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
+        fill(damaged, range(6))
+        words_of(queue, queue._geometry.counters_offset(0))[1] = 100  # reserved
+        with pytest.raises(NotEnoughData, match="expected 2 transitions that are whole, got 0"):
+            reader.read()
+        with pytest.raises(TimeoutError):
+            reader.read(timeout=0.01)
+        fill(sound, range(7))
+        assert drain(reader) == list(range(6))
+        assert reader.stats.lapped == 0

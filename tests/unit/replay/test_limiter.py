@@ -1,0 +1,526 @@
+"""The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from marlcore import (
+    ClosedError,
+    Field,
+    MarlcoreError,
+    NotEnoughData,
+    RateLimiter,
+    ReplayBuffer,
+    SegmentCorrupt,
+    StaleHandle,
+    TransitionSpec,
+)
+from marlcore.replay.gates import SLOTS
+
+SPEC = TransitionSpec(Field(), Field())
+SHARED = TransitionSpec(Field(), Field(), next_obs=True)
+
+
+def make(samples_per_insert=2.0, min_size=4, tolerance=8.0, capacity=64, lanes=1, spec=SPEC):
+    return ReplayBuffer.create(spec, capacity, lanes, limiter=RateLimiter(samples_per_insert, min_size, tolerance))
+
+
+def fill(writer, rows):
+    for _ in range(rows):
+        writer.add(0.0, 0.0, 0.0)
+
+
+def rows_until_full(writer) -> int:
+    """How many rows a writer that does not wait may add."""
+    return rows_until_full_or(writer, 10**6)
+
+
+def rows_until_full_or(writer, most) -> int:
+    for added in range(most):
+        try:
+            writer.add(0.0, 0.0, 0.0)
+        except TimeoutError:
+            return added
+    return most
+
+
+# What it says by itself
+
+
+@pytest.mark.parametrize("name", ["samples_per_insert", "tolerance"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "2", None, True])
+def test_ratios_and_tolerances_are_finite_numbers_above_zero(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: expected a finite number above 0, got"):
+        RateLimiter(**{"samples_per_insert": 1.0, "min_size": 1, "tolerance": 1.0} | {name: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None, True])
+def test_a_min_size_is_an_integer_of_at_least_one(value):
+    with pytest.raises(ValueError, match=r"^min_size: expected an integer of at least 1, got"):
+        RateLimiter(1.0, value, 1.0)
+
+
+def test_a_tolerance_that_no_add_would_fit_in_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"^tolerance: expected at least samples_per_insert = 8, .*, got 2$"):
+        RateLimiter(8, 10, tolerance=2)
+    assert RateLimiter(8, 10, tolerance=8).tolerance == 8
+
+
+@pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
+def test_sampler_and_writer_never_wait_both_and_stay_in_the_band(ratio):
+    """Every state that two sides reach in any order, against the rule written in fractions."""
+    batch, rows, min_size = 3, 2, 5
+    tolerance = max(Fraction(batch), ratio * rows)
+    limiter = RateLimiter(float(ratio), min_size, float(tolerance))
+    seen, todo = set(), [(0, 0)]
+    while todo:
+        state = inserted, sampled = todo.pop()
+        if state in seen or inserted > 40:
+            continue
+        seen.add(state)
+        balance = ratio * (inserted - min_size) - sampled
+        may_sample = inserted >= min_size and balance - batch >= -tolerance
+        may_insert = inserted < min_size or balance + ratio * rows <= tolerance
+        assert limiter.may_sample(inserted, sampled, batch) == may_sample
+        assert limiter.may_insert(inserted, sampled, rows) == may_insert
+        assert may_sample or may_insert
+        assert inserted < min_size or -tolerance <= balance <= tolerance
+        todo += [(inserted, sampled + batch)] * may_sample + [(inserted + rows, sampled)] * may_insert
+    assert max(inserted for inserted, _ in seen) >= 40
+
+
+def test_every_process_of_a_replay_finds_its_limiter():
+    with make(1.5, 3, 4) as replay, ReplayBuffer.attach(replay.handle) as again:
+        assert replay.limiter == again.limiter == RateLimiter(1.5, 3, 4.0)
+    with ReplayBuffer.create(SPEC, 8) as replay:
+        assert replay.limiter is None
+
+
+def test_what_cannot_be_limited_is_refused():
+    with pytest.raises(TypeError, match=r"^limiter: expected a RateLimiter or None, got 2\.0"):
+        ReplayBuffer.create(SPEC, 8, limiter=2.0)
+    with pytest.raises(ValueError, match=r"^capacity: expected at least 6 with a limiter, 3 rows a lane, got 5"):
+        make(capacity=5, lanes=2)
+
+
+def test_a_tolerance_too_small_for_a_batch_or_an_add_is_named():
+    """Either alone; so 2 * tolerance is never less than a batch and the samples of an add together."""
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        with pytest.raises(ValueError, match=r"^tolerance: expected a limiter with at least the batch_size 9, got 8"):
+            replay.sampler(9)
+        rows = np.zeros(5)
+        with pytest.raises(ValueError, match=r"^tolerance: .* samples_per_insert \* rows = 10 for an add of 5, got 8"):
+            writer.add_batch(rows, rows, rows)
+        assert len(replay) == 0
+        assert writer.add_batch(rows[:4], rows[:4], rows[:4]) == 0
+        replay.sampler(8)
+
+
+def test_an_add_leaves_the_newest_row_of_a_lane_alone():
+    with make(1.0, 1, 100.0, capacity=8) as replay, replay.writer() as writer:
+        rows = np.zeros(8)
+        with pytest.raises(ValueError, match=r"^reward: expected at most 7 of the lane's 8 rows, .* got 8"):
+            writer.add_batch(rows, rows, rows)
+        assert writer.add_batch(rows[:7], rows[:7], rows[:7]) == 0
+
+
+# One process
+
+
+def test_a_sampler_waits_until_min_size_was_inserted():
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        sampler = replay.sampler(2)
+        fill(writer, 3)
+        assert not sampler.can_sample()
+        with pytest.raises(NotEnoughData, match="expects at least 4 transitions inserted, got 3"):
+            sampler.sample()
+        with pytest.raises(TimeoutError, match="expects at least 4 transitions inserted, got 3"):
+            sampler.sample(timeout=0.0)
+        fill(writer, 1)
+        sampler.sample()
+
+
+def test_batches_stop_at_the_tolerance_below_and_the_error_says_what_is_missing():
+    """balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two."""
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        sampler = replay.sampler(2)
+        fill(writer, 6)
+        for _ in range(6):
+            assert sampler.can_sample()
+            sampler.sample()
+        assert not sampler.can_sample()
+        with pytest.raises(NotEnoughData, match="expects at least 7 transitions inserted, got 6"):
+            sampler.sample()
+        fill(writer, 1)
+        sampler.sample()
+
+
+def test_adds_stop_at_the_tolerance_above_with_nothing_written():
+    """balance = 2 * (inserted - 4) <= 8: eight rows."""
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        assert rows_until_full(writer) == 8
+        assert len(replay) == 8
+        with pytest.raises(TimeoutError, match="no sampler made room for 2 more rows"):
+            writer.add_batch(np.zeros(2), np.zeros(2), np.zeros(2))
+        assert len(replay) == 8
+        replay.sampler(4).sample()
+        assert rows_until_full(writer) == 2
+
+
+def test_boundary_rows_are_not_counted():
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        for _ in range(8):
+            writer.add(0.0, 0.0, 0.0, truncated=True, final_obs=0.0)
+        assert replay._lanes.committed(0) == 16
+        assert rows_until_full(writer) == 0
+        assert replay._lanes.inserted() == 8
+
+
+def test_all_lanes_count_together():
+    with make(2.0, 4, 8.0, lanes=3) as replay:
+        writers = [replay.writer(lane, timeout=0.0) for lane in range(3)]
+        for writer in writers:
+            fill(writer, 2)
+        assert sum(map(rows_until_full, writers)) == 2
+
+
+def test_what_was_lapped_still_counts():
+    with make(1.0, 1, 4.0, capacity=5) as replay, replay.writer(timeout=0.0) as writer:
+        sampler = replay.sampler(2)
+        for _ in range(50):
+            rows_until_full(writer)
+            sampler.sample()
+        assert replay._lanes.inserted() == 1 + 4 + 2 * 49
+        assert len(replay) == 5
+
+
+@pytest.mark.parametrize("needs", [{"min_size": 20}, {"n_step": 19}, {"n_step": 16, "stack": 4}])
+def test_a_sampler_that_needs_more_rows_than_the_limiter_gets_them(needs):
+    """Writers may not insert so many: they wait no more until it has drawn."""
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        sampler = replay.sampler(2, **needs)
+        assert rows_until_full(writer) == 8
+        with pytest.raises(NotEnoughData):
+            sampler.sample()
+        fill(writer, 12)
+        sampler.sample()
+        assert rows_until_full(writer) == 0
+
+
+def test_asking_whether_it_can_sample_makes_writers_go_on_too():
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        sampler = replay.sampler(2, min_size=20)
+        rows_until_full(writer)
+        while not sampler.can_sample():
+            writer.add(0.0, 0.0, 0.0)
+        assert len(replay) == 20
+
+
+def test_what_a_dead_sampler_lacked_lets_nobody_go_on():
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        sampler, other = replay.sampler(2, min_size=20), replay.sampler(2, min_size=20)
+        rows_until_full(writer)
+        assert not other.can_sample()
+        fill(writer, 1)
+        del other
+        assert rows_until_full(writer) == 0
+        assert not sampler.can_sample()
+        fill(writer, 1)
+
+
+def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lacking():
+    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+        sampler = replay.sampler(2, min_size=8)
+        rows_until_full(writer)
+        sampler.sample()
+        rows_until_full(writer)
+        del sampler
+        hungry = replay.sampler(2, min_size=60)
+        assert not hungry.can_sample()
+        del hungry
+        sampler = replay.sampler(2)
+        assert rows_until_full(writer) == 0
+        sampler.sample()
+        assert sampler._gate._sampled() == 4
+        assert rows_until_full(writer) == 1
+
+
+def test_there_are_slots_for_so_many_samplers_and_those_of_the_dead_are_free():
+    with make() as replay:
+        samplers = [replay.sampler(1) for _ in range(SLOTS)]
+        with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
+            replay.sampler(1)
+        del samplers[3]
+        replay.sampler(1)
+
+
+def test_a_refused_sampler_keeps_no_slot():
+    with make() as replay:
+        for _ in range(SLOTS + 1):
+            with pytest.raises(ValueError, match="tolerance"):
+                replay.sampler(9)
+        replay.sampler(8)
+
+
+def test_a_damaged_description_is_refused():
+    from marlcore.memory.segment import Segment
+
+    with make() as replay:
+        description = replay._segment.description | {"limiter": {"samples_per_insert": -1.0}}
+        bad = Segment.create("bad", description, len(replay._segment.body))
+        with pytest.raises(SegmentCorrupt):
+            ReplayBuffer(bad)
+
+
+def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
+    with make() as replay, replay.writer() as writer:
+        fill(writer, 4)
+        replay._segment.body[256:272].view(np.uint64)[:] = 2**62
+        with pytest.raises(SegmentCorrupt):
+            writer.add(0.0, 0.0, 0.0)
+        with pytest.raises(SegmentCorrupt):
+            replay.sampler(1).sample(timeout=600)
+
+
+# Waiting
+
+
+@pytest.fixture
+def no_slices(monkeypatch):
+    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
+    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
+
+
+def test_a_waiting_writer_wakes_when_a_sampler_draws(no_slices):
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        fill(writer, 8)
+        sampler = replay.sampler(4)
+        timer = threading.Timer(0.2, sampler.sample)
+        timer.start()
+        writer.add(0.0, 0.0, 0.0)
+        timer.join()
+        assert replay._lanes.inserted() == 9
+
+
+def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        fill(writer, 8)
+        sampler = replay.sampler(4, min_size=20)
+        timer = threading.Timer(0.2, sampler.can_sample)
+        timer.start()
+        writer.add(0.0, 0.0, 0.0)
+        timer.join()
+        assert replay._lanes.inserted() == 9
+
+
+def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
+    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+        fill(writer, 3)
+        sampler = replay.sampler(2)
+        timer = threading.Timer(0.2, fill, (writer, 1))
+        timer.start()
+        sampler.sample(timeout=600)
+        timer.join()
+        assert sampler.stats.waited > 0
+
+
+def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch):
+    """It waits for a quarter of the span between the bounds, 32 of 128 rows, or for a moment."""
+    monkeypatch.setattr("marlcore.replay.gates.BULK_S", 600.0)
+    with make(1.0, 4, 64.0) as replay, replay.writer() as writer:
+        fill(writer, 68)
+        sampler = replay.sampler(4)
+        inserted = []
+
+        def draw():
+            for _ in range(9):
+                time.sleep(0.02)
+                inserted.append(replay._lanes.inserted())
+                sampler.sample()
+
+        drawer = threading.Thread(target=draw)
+        drawer.start()
+        writer.add(0.0, 0.0, 0.0)
+        drawer.join()
+        assert inserted == [68] * 9
+
+
+class Rang(Exception):
+    pass
+
+
+def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
+    def ring():
+        raise Rang
+
+    with make() as replay, replay.writer() as writer:
+        fill(writer, 8)
+        alarm(ring)
+        with pytest.raises(Rang):
+            writer.add(0.0, 0.0, 0.0)
+        assert replay._lanes.inserted() == 8
+
+
+def test_closing_ends_a_wait(alarm):
+    with make() as replay:
+        writer = replay.writer()
+        fill(writer, 8)
+        alarm(writer.close)
+        with pytest.raises(ClosedError):
+            writer.add(0.0, 0.0, 0.0)
+        sampler = replay.sampler(8)
+        sampler.sample()
+        sampler.sample()
+        alarm(replay.close)
+        with pytest.raises(ClosedError):
+            sampler.sample(timeout=60)
+
+
+def test_a_forked_child_has_no_slot_and_does_not_wait():
+    with make() as replay, replay.writer() as writer:
+        fill(writer, 8)
+        sampler = replay.sampler(4)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for act in (lambda: writer.add(0.0, 0.0, 0.0), sampler.sample):
+                try:
+                    act()
+                except StaleHandle:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        sampler.sample()
+        assert sampler._gate._sampled() == 4
+
+
+# Processes
+
+WRITE = """
+    import sys
+    from marlcore import ReplayBuffer
+    replay = ReplayBuffer.attach(sys.argv[1])
+    writer = replay.writer(int(sys.argv[2]))
+    print("ready", flush=True)
+    while True:
+        writer.add(0.0, 0.0, 0.0)
+"""
+SAMPLE = """
+    import sys
+    from marlcore import ReplayBuffer
+    replay = ReplayBuffer.attach(sys.argv[1])
+    sampler = replay.sampler(int(sys.argv[2]), seed=0, min_size=int(sys.argv[3]))
+    print("ready", flush=True)
+    while True:
+        sampler.sample(timeout=600)
+"""
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 8.0])
+def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
+    """Looked at after each batch, by the sampler itself: W - 1 adds beyond the tolerance are allowed."""
+    batch = 32
+    limiter = RateLimiter(ratio, 100, 64.0)
+    with ReplayBuffer.create(SPEC, 10_000, 2, limiter=limiter) as replay:
+        writers = [program(WRITE, args=[replay.handle.path, lane]) for lane in range(2)]
+        for writer in writers:
+            assert writer.line() == "ready"
+        sampler = replay.sampler(batch, seed=0)
+        lowest, highest = np.inf, -np.inf
+        for drawn in range(1, 1501):
+            sampler.sample(timeout=60)
+            assert sampler._gate._sampled() == batch * drawn
+            now = ratio * (replay._lanes.inserted() - 100) - batch * drawn
+            lowest, highest = min(lowest, now), max(highest, now)
+        assert lowest >= -limiter.tolerance
+        assert highest <= limiter.tolerance + ratio  # two writers may act on the same room
+        for writer in writers:
+            writer.kill()
+
+
+def test_without_the_writers_gate_the_band_is_left(program):
+    """The positive control: the same look at writers that do not wait."""
+    limiter = RateLimiter(1.0, 100, 64.0)
+    ungated = WRITE.replace("    print(", "    writer._gate = None\n    print(")
+    with ReplayBuffer.create(SPEC, 10_000, 1, limiter=limiter) as replay:
+        writer = program(ungated, args=[replay.handle.path, 0])
+        assert writer.line() == "ready"
+        sampler = replay.sampler(32, seed=0)
+        while replay._lanes.inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
+            sampler.sample(timeout=60)
+        writer.kill()
+
+
+def wait_for(condition, *alive):
+    while not condition():
+        for one in alive:
+            os.kill(one.pid, 0)
+        os.sched_yield()
+
+
+def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
+    """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
+    limiter = RateLimiter(4.0, 50, 64.0)
+    with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
+        path = replay.handle.path
+        inserted = replay._lanes.inserted
+        steady = program(WRITE, args=[path, 0])
+        for round_ in range(6):
+            sampler = program(SAMPLE, args=[path, 16, 1 + 40 * (round_ % 3)])
+            before = inserted()
+            wait_for(lambda before=before: inserted() > before + 500, steady, sampler)
+            if round_ % 2:
+                writer = program(WRITE, args=[path, 1])
+                before = replay._lanes.committed(1)
+                wait_for(lambda before=before: replay._lanes.committed(1) > before + 200, steady, sampler, writer)
+                writer.kill()
+                before = inserted()
+                wait_for(lambda before=before: inserted() > before + 200, steady, sampler)
+            sampler.kill()
+        assert replay.sampler(16)._gate._at == 0  # the slot that all of them had
+        steady.kill()
+
+
+def test_a_sampler_killed_while_it_lacked_rows_leaves_the_limit_standing(program):
+    with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
+        rows_until_full(writer)
+        sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])
+        assert sampler.line() == "ready"
+        while rows_until_full_or(writer, 50) < 50:
+            os.kill(sampler.pid, 0)
+        sampler.kill()
+        assert rows_until_full(writer) == 0
+
+
+def test_a_stopped_sampler_holds_writers_and_lets_them_go_on_when_it_does(program):
+    with make(2.0, 4, 8.0, capacity=1000) as replay:
+        writer = program(WRITE, args=[replay.handle.path, 0])
+        sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
+        inserted = replay._lanes.inserted
+        wait_for(lambda: inserted() > 500, writer, sampler)
+        for _ in range(20):
+            os.kill(sampler.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, sampler.pid, os.WSTOPPED)
+            before = inserted()
+            os.kill(sampler.pid, signal.SIGCONT)
+            wait_for(lambda before=before: inserted() > before + 100, writer, sampler)
+        writer.kill()
+        sampler.kill()
+
+
+def test_writers_of_a_shared_lane_are_limited_too():
+    with make(2.0, 4, 8.0, spec=SHARED) as replay:
+        writers = [replay.writer(shared=True, timeout=0.0) for _ in range(2)]
+        for i in range(8):
+            writers[i % 2].add(0.0, 0.0, 0.0, next_obs=0.0)
+        for writer in writers:
+            with pytest.raises(TimeoutError, match="no sampler made room"):
+                writer.add(0.0, 0.0, 0.0, next_obs=0.0)
+            writer.close()

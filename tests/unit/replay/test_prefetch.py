@@ -1,0 +1,442 @@
+"""Prefetch: a sampler's batches, drawn ahead of time by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from core import SUPPORT
+
+from marlcore import (
+    ClosedError,
+    Field,
+    Mixture,
+    NotEnoughData,
+    Prefetch,
+    Prioritized,
+    ReplayBuffer,
+    Sequence,
+    StaleHandle,
+    TransitionSpec,
+)
+from marlcore.replay.prefetch import _Work
+from marlcore.transitions.batch import TorchBatch
+
+SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
+
+
+@pytest.fixture
+def replay():
+    with ReplayBuffer.create(SPEC, 200) as replay:
+        yield replay
+
+
+def fill(replay, count=50):
+    with replay.writer() as writer:
+        for t in range(count):
+            writer.add(np.full(3, t, np.float32), t, float(t))
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "marlcore-prefetch"]
+
+
+class Counting:
+    """A sampler whose batches are numbers, which fails at one of them, and which counts who is inside it."""
+
+    stats = "its stats"
+
+    def __init__(self, fails_at=None):
+        self.number, self.inside, self.fails_at, self.updates = 0, 0, fails_at, []
+
+    def can_sample(self):
+        return True
+
+    def sample(self, timeout=None):
+        self.inside += 1
+        time.sleep(0.001)
+        self.number += 1
+        if self.number == self.fails_at:
+            raise OSError("the disk is gone")
+        self.inside -= 1
+        return self.number
+
+    def update_priorities(self, index, priority):
+        assert self.inside == 0
+        self.updates.append((index, priority, self.number))
+
+
+def test_batches_are_the_samplers_own_in_its_order(replay):
+    fill(replay)
+    plain = replay.sampler(8, seed=3)
+    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+        for _ in range(50):
+            batch, expected = batches.sample(), plain.sample()
+            np.testing.assert_array_equal(batch.index, expected.index)
+            np.testing.assert_array_equal(batch.obs, expected.obs)
+        assert batches.stats.drawn >= 400
+
+
+def test_a_batch_that_is_held_is_not_written_over(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8, seed=3)) as batches:
+        held = [batches.sample() for _ in range(5)]
+        copies = [batch.obs.copy() for batch in held]
+        for _ in range(50):
+            batches.sample()
+        for batch, copy in zip(held, copies, strict=True):
+            np.testing.assert_array_equal(batch.obs, copy)
+
+
+def test_no_more_than_depth_batches_are_drawn_ahead():
+    sampler = Counting()
+    with Prefetch(sampler, depth=3) as batches:
+        assert batches.sample() == 1
+        batches._work.stop(threads()[0])  # when it has ended nothing is under way
+    assert sampler.number <= 1 + 3
+
+
+def test_too_little_data_is_said_at_once_and_what_comes_is_found_at_once(replay):
+    with Prefetch(replay.sampler(8)) as batches:
+        assert not batches.can_sample()
+        for _ in range(3):
+            with pytest.raises(NotEnoughData, match="expected at least 8 transitions, got 0"):
+                batches.sample()
+        with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+            batches.sample(timeout=0.02)
+        with pytest.raises(TimeoutError):
+            batches.sample(timeout=0)
+        fill(replay)
+        assert batches.can_sample()
+        assert len(batches.sample()) == 8  # asked without a timeout, of a thread that saw nothing so far
+
+
+def test_a_timeout_waits_for_a_writer(replay):
+    with Prefetch(replay.sampler(8)) as batches:
+        writer = threading.Timer(0.05, fill, [replay])
+        writer.start()
+        assert len(batches.sample(timeout=60)) == 8
+        writer.join()
+
+
+def test_an_error_of_the_thread_comes_once_behind_the_batches_before_it_with_its_traceback():
+    with Prefetch(Counting(fails_at=3)) as batches:
+        assert [batches.sample(), batches.sample()] == [1, 2]
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            batches.sample()
+        assert "raise OSError" in "".join(traceback.format_exception(caught.value))
+        for call in (batches.sample, batches.can_sample):
+            with pytest.raises(ClosedError, match="the prefetch ended: OSError: the disk is gone"):
+                call()
+    assert not threads()
+
+
+def test_priorities_are_updated_between_draws_and_hold_for_the_next_one():
+    sampler = Counting()
+    with Prefetch(sampler, depth=2) as batches:
+        for i in range(30):
+            batches.sample()
+            batches.update_priorities([i], [0.5])
+        assert [index for index, _, _ in sampler.updates] == [[i] for i in range(30)]
+        assert all(seen <= i + 1 + 2 for i, (_, _, seen) in enumerate(sampler.updates))
+        assert batches.stats == "its stats"
+
+
+def test_close_ends_the_thread_and_lets_go_of_what_nobody_took(replay):
+    fill(replay)
+    batches = Prefetch(replay.sampler(8), depth=4)
+    batches.sample()
+    batches.close()
+    batches.close()
+    assert not threads()
+    for call in (batches.sample, batches.can_sample, lambda: batches.update_priorities([0], [1.0])):
+        with pytest.raises(ClosedError, match="the prefetch was closed"):
+            call()
+
+
+def test_closing_ends_a_thread_that_waits_for_data_too(replay):
+    Prefetch(replay.sampler(8)).close()
+    assert not threads()
+
+
+def test_an_abandoned_prefetch_takes_its_thread_with_it(replay):
+    fill(replay)
+    Prefetch(replay.sampler(8)).sample()
+    gc.collect()
+    assert not threads()
+
+
+def test_a_closed_replay_says_so(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8), depth=1) as batches:
+        batches.sample()
+        replay.close()
+        with pytest.raises(ClosedError, match=r"marlcore-replay-.*it was closed"):
+            for _ in range(3):
+                batches.sample()
+
+
+@pytest.mark.parametrize("min_size", [8, 90])
+def test_the_interpreter_exits_while_the_thread_draws_or_waits_for_data(program, min_size):
+    code = """
+        import sys, numpy as np, marlcore as mc
+        replay = mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64")), 100)
+        with replay.writer() as writer:
+            for t in range(50):
+                writer.add(np.zeros(3, np.float32), 0, 0.0)
+        batches = mc.Prefetch(replay.sampler(8, min_size=int(sys.argv[1])))
+        print(batches.can_sample())
+    """
+    assert program(code, args=[min_size]).finish() == str(min_size == 8)
+
+
+def test_a_forked_child_is_told_and_does_not_hang(replay):
+    fill(replay)
+    with Prefetch(replay.sampler(8)) as batches:
+        batches.sample()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs is killed, which the parent sees
+            try:
+                batches.sample()
+            except StaleHandle as error:
+                os._exit(7 if "before a fork" in str(error) else 1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        batches.sample()
+    with pytest.raises(TypeError, match="belongs to one process"):
+        pickle.dumps(batches)
+
+
+@pytest.mark.parametrize("depth", [0, True, 1.5])
+def test_a_bad_depth_is_refused(replay, depth):
+    with pytest.raises(ValueError, match="depth: expected an integer of at least 1"):
+        Prefetch(replay.sampler(8), depth=depth)
+
+
+@pytest.mark.parametrize("device", ["meta", "foo", None])
+def test_a_device_of_another_kind_is_refused(replay, device):
+    with pytest.raises(ValueError, match=f"^device: expected a cpu or a cuda device, got {device!r}$"):
+        Prefetch(replay.sampler(8), device=device)
+    assert not threads()
+
+
+def test_what_is_no_sampler_is_refused(replay):
+    with pytest.raises(TypeError, match=r"^sampler: expected one, such as replay\.sampler.* got <ReplayBuffer .*>$"):
+        Prefetch(replay)
+    assert not threads()
+
+
+def test_what_the_sampler_cannot_do_is_named(replay):
+    fill(replay)
+    with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
+        replay.save("unused", batches)
+
+
+def test_a_state_saved_with_a_replay_counts_what_lies_ready_as_drawn(replay, tmp_path):
+    fill(replay)
+    plain = replay.sampler(8, seed=3, prioritized=Prioritized())
+    with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
+        batches.sample()
+        while len(batches._work._ready) < 2:  # then nothing is drawn until one is taken
+            time.sleep(0.001)
+        replay.save(tmp_path / "save", batches)
+        drawn = batches.stats.drawn // 8
+    for _ in range(drawn):
+        plain.sample()
+    with ReplayBuffer.load(tmp_path / "save") as saved:
+        state = saved.sampler_state
+    assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in plain.state_dict().items()}
+
+
+def test_after_a_state_was_loaded_the_next_batch_is_its_first(replay):
+    fill(replay)
+    plain = replay.sampler(8, seed=7)
+    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+        for _ in range(20):
+            batches.sample()
+            batches.load_state_dict(plain.state_dict())
+            for _ in range(2):
+                np.testing.assert_array_equal(batches.sample().index, plain.sample().index)
+        ready = len(batches._work._ready)
+        with pytest.raises(ValueError, match="generator"):
+            batches.load_state_dict({})
+        assert len(batches._work._ready) >= ready
+
+
+def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
+    class Stateful(Counting):
+        def load_state_dict(self, state):
+            self.number = state
+
+    class Slow:
+        def __init__(self):
+            self.moving, self.go_on = threading.Event(), threading.Event()
+
+        def move(self, batch):
+            self.moving.set()
+            self.go_on.wait()
+            return batch
+
+    work = _Work(Stateful(), 1, Slow())
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    work.mover.moving.wait()
+    work.call("load_state_dict", 100, drop=True)
+    work.mover.go_on.set()
+    assert work.take(None) == 101
+    work.stop(thread)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("count", [0, 50])
+def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
+    fill(replay, count)
+    with Prefetch(replay.sampler(8)) as batches:
+        for sampler in (replay.sampler(8), batches):
+            for _ in range(5):
+                if count:
+                    assert len(sampler.sample(timeout)) == 8
+                else:
+                    with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+                        sampler.sample(timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
+    with Prefetch(replay.sampler(8)) as batches:
+        writer = threading.Timer(0.05, fill, [replay])
+        writer.start()
+        assert len(batches.sample(timeout)) == 8
+        writer.join()
+
+
+def attacked(times, *bell):
+    """Interrupts by signals, then before each instruction: the exit code, and what was printed."""
+    program = SUPPORT / "interrupts.py"
+    command = [sys.executable, str(program), str(times), *bell]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_interrupt_anywhere_leaves_a_prefetch_fit_for_use():
+    code, told = attacked(500)
+    assert code == 0, told
+    assert all(f"in {name}" in told for name in ("sample", "update", "ask", "close", "make")), told
+
+
+def test_an_interrupt_breaks_a_prefetch_that_waits_on_conditions():
+    """The positive control: it hangs, or raises another error than the interrupt."""
+    assert attacked(5000, "ConditionBell")[0] == 1
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    """Memory that is called pinned, and a device that is the CPU: a batch goes its whole way without one."""
+    empty, to, used = torch.empty, torch.Tensor.to, []
+
+    def pinned(*args, pin_memory=False, **kwargs):
+        one = empty(*args, **kwargs)
+        if pin_memory and one.ndim:
+            used.append(("pinned", one.data_ptr()))
+        return one
+
+    class Stream:
+        def record_event(self):
+            used.append("copied")
+            return self
+
+        def synchronize(self):
+            used.append("complete")
+
+    def to_device(self, *args, **kwargs):
+        if not any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
+            return to(self, *args, **kwargs)
+        assert kwargs == {"non_blocking": True} and ("pinned", self.data_ptr()) in used
+        return self.clone()
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", to_device)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: used.append(stream))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"consumer's on {device}")
+    return used
+
+
+def same(found, expected):
+    """Every field of a TorchBatch is the Batch's."""
+    for name, value in vars(expected.torch()).items():
+        got = getattr(found, name)
+        if isinstance(value, dict):
+            assert got.keys() == value.keys() and all(torch.equal(got[key], value[key]) for key in value)
+        else:
+            assert got is value is None or torch.equal(got, value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "cuda"}, {"device": "cuda:0", "pin_memory": True}, {"pin_memory": True}]
+)
+@pytest.mark.parametrize("kind", ["transitions", "sequences", "mixture"])
+def test_batches_for_a_device_are_the_samplers_field_by_field(replay, no_device, options, kind):
+    fill(replay)
+
+    def make():
+        if kind == "mixture":
+            return Mixture([replay, replay], [0.5, 0.5], 8, seed=3)
+        return replay.sampler(8, seed=3, sequence=Sequence(5, burn_in=2) if kind == "sequences" else None)
+
+    plain = make()
+    with Prefetch(make(), **options) as batches:
+        for _ in range(5):
+            batch = batches.sample()
+            assert isinstance(batch, TorchBatch)
+            same(batch, plain.sample())
+        assert isinstance(batches.stats, list) == (kind == "mixture")
+    device = options.get("device")
+    assert ("consumer's on " + str(device) in no_device) == (device is not None)
+    assert no_device.count("copied") == no_device.count("complete") >= (5 if device else 0)
+
+
+def test_a_batch_on_a_device_is_the_samplers(replay):
+    """Where there is no CUDA, that is said when the Prefetch is made."""
+    fill(replay)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):
+            Prefetch(replay.sampler(8), device="cuda")
+        with pytest.raises(RuntimeError):
+            Prefetch(replay.sampler(8), pin_memory=True)
+        assert not threads()
+        return
+    for options in ({"device": "cuda"}, {"pin_memory": True}):
+        plain = replay.sampler(8, stack=2, seed=3)
+        with Prefetch(replay.sampler(8, stack=2, seed=3), **options) as batches:
+            for _ in range(20):
+                batch, expected = batches.sample(), plain.sample()
+                assert batch.obs.device.type == options.get("device", "cpu")
+                np.testing.assert_array_equal(batch.obs.cpu().numpy(), expected.obs)
+                np.testing.assert_array_equal(batch.index.cpu().numpy(), expected.index)
+
+
+def main(times):
+    """So many interrupts, then the control; 1 when one fails."""
+    code, told = attacked(times)
+    print(told)
+    broken, _ = attacked(times, "ConditionBell")
+    print("the control", "was caught" if broken else "was not caught")
+    return int(code != 0 or broken == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

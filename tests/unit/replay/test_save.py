@@ -1,0 +1,892 @@
+"""A save is a moment of a replay, whole: no row of it is torn, and no death leaves half a file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from seams import patch
+
+from marlcore import (
+    ClosedError,
+    Field,
+    LayoutMismatch,
+    ReplayBuffer,
+    SegmentCorrupt,
+    SegmentNotFound,
+    SharedMemoryFull,
+    TransitionSpec,
+)
+from marlcore.memory.native import NativeLanes, try_lock
+from marlcore.memory.segment import Segment
+
+WORDS = {"in the record": 4, "in a column of its own": 64}
+EPISODE = 7
+STRIDE = 1_000_003
+
+# Each word of a row follows from its ticket, so that a torn or misplaced row shows by itself.
+WRITER = """
+    import sys
+    import numpy as np
+    from marlcore import ReplayBuffer
+    replay, lane = ReplayBuffer.attach(sys.argv[1]), int(sys.argv[2])
+    pattern = np.arange(replay.spec.obs.shape[0], dtype=np.uint64)
+    with replay.writer(lane) as writer:
+        print("ready", flush=True)
+        ticket = 0
+        while True:
+            writer.add(pattern + ticket * 1_000_003, ticket, float(ticket % 1000), ticket % 7 == 6)
+            ticket += 1
+"""
+
+
+class State:
+    """In a sampler's place: something with a state."""
+
+    def __init__(self, **arrays) -> None:
+        self.arrays = arrays
+
+    def state_dict(self):
+        return self.arrays
+
+
+def spec_of(words: int, **options) -> TransitionSpec:
+    return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), **options)
+
+
+def add_rows(writer, words: int, first: int, rows: int) -> None:
+    tickets = np.arange(first, first + rows)
+    obs = np.arange(words, dtype=np.uint64) + tickets[:, None].astype(np.uint64) * np.uint64(STRIDE)
+    writer.add_batch(obs, tickets, (tickets % 1000).astype(np.float32), tickets % EPISODE == EPISODE - 1)
+
+
+def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
+    lo, hi = np.zeros((2, replay.lanes), np.int64)
+    replay._lanes.windows(lo, hi)()
+    return list(zip(lo.tolist(), hi.tolist(), strict=True))
+
+
+def rows_of(replay: ReplayBuffer, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(tickets, obs, action) of every row in a lane's window, straight from the memory."""
+    lo, hi = window(replay)[lane]
+    tickets, geometry = np.arange(lo, hi), replay._geometry
+    found = {}
+    for place in replay._layout.places:
+        stride = geometry.stride(place.column)
+        start = geometry.column_offset(place.column) + lane * geometry.capacity * stride
+        column = replay._segment.body[start : start + geometry.capacity * stride].reshape(-1, stride)
+        found[place.role] = place.views(np.ascontiguousarray(column))[tickets % geometry.capacity]
+    return tickets, found["obs"], found["action"]
+
+
+def wrong_rows(replay: ReplayBuffer) -> int:
+    """Rows in the windows that are not the row of their ticket, whole."""
+    wrong = 0
+    for lane in range(replay.lanes):
+        tickets, obs, action = rows_of(replay, lane)
+        pattern = np.arange(obs.shape[1], dtype=np.uint64)
+        expected = pattern + tickets[:, None].astype(np.uint64) * np.uint64(STRIDE)
+        wrong += int(((obs != expected).any(1) | (action != tickets)).sum())
+    return wrong
+
+
+def trust(monkeypatch) -> None:
+    """The positive control: whatever was copied is believed."""
+    monkeypatch.setattr(NativeLanes, "validator", lambda *arguments: lambda n: 0)
+
+
+# ---- the cut ----
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("rows", [0, 1, 10, 16, 17, 100])
+def test_a_loaded_replay_holds_the_same_rows_under_the_same_tickets(tmp_path, words, rows):
+    with ReplayBuffer.create(spec_of(words), 48, lanes=3) as replay:
+        for lane in range(2):  # of different lengths; the third lane stays empty
+            with replay.writer(lane) as writer:
+                for first in range(0, rows + lane, 5):
+                    add_rows(writer, words, first, min(5, rows + lane - first))
+        replay.save(tmp_path / "save")
+        for copy in (ReplayBuffer.load(tmp_path / "save"), ReplayBuffer.attach(tmp_path / "save")):
+            with copy:
+                assert (copy.spec, copy.lanes, copy.capacity) == (replay.spec, replay.lanes, replay.capacity)
+                assert window(copy) == window(replay)
+                assert len(copy) == len(replay)
+                assert wrong_rows(copy) == 0
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_save_is_cut_when_it_begins_and_leaves_out_what_is_overwritten(tmp_path, monkeypatch, words, seed):
+    """Writers that go on at each write to the file, so that what has to be in it is known to the row."""
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(1, 30))
+    with ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
+        writers = [replay.writer(lane) for lane in range(3)]
+        committed = [0, 0, 0]
+
+        def go_on(most: int) -> None:
+            for lane, writer in enumerate(writers):
+                for _ in range(rng.integers(0, 3)):
+                    count = int(rng.integers(1, max(2, min(most, rows) + 1)))
+                    add_rows(writer, words, committed[lane], count)
+                    committed[lane] += count
+
+        go_on(rows)
+        cut, copied = window(replay), []
+        pwrite = os.pwrite
+
+        def write_and_go_on(fd, data, offset):
+            done = pwrite(fd, data, offset)
+            if len(data) == 16:  # a lane's counters: it was copied
+                copied.append(list(oldest))
+            elif offset:
+                go_on(rows // 4)
+                oldest[:] = [max(0, count - rows) for count in committed]
+            return done
+
+        oldest = [lo for lo, _ in cut]
+        monkeypatch.setattr(os, "pwrite", write_and_go_on)
+        replay.save(tmp_path / "save")
+        monkeypatch.undo()
+        expected = [(max(lo, min(copied[lane][lane], hi)), hi) for lane, (lo, hi) in enumerate(cut)]
+        with ReplayBuffer.load(tmp_path / "save") as copy:
+            assert window(copy) == expected
+            assert wrong_rows(copy) == 0
+
+
+def save_beside_writers(program, folder: Path, words: int, enough) -> tuple[Counter, int]:
+    """Saves over and over while two processes write flat out; what was seen, and the rows looked at."""
+    seen, saved = Counter(), 0
+    with ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay:
+        writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
+        assert [writer.line() for writer in writers] == ["ready", "ready"]
+        while not enough(saved, seen):
+            before = [replay._lanes.committed(lane) for lane in range(2)]
+            replay.save(folder / "save")
+            after = [replay._lanes.committed(lane) for lane in range(2)]
+            with ReplayBuffer.attach(folder / "save") as copy:
+                seen["wrong"] += wrong_rows(copy)
+                for lane, (lo, hi) in enumerate(window(copy)):
+                    assert before[lane] <= hi <= after[lane]
+                    assert 0 <= hi - lo <= 1024
+                    seen["excluded"] += min(hi, 1024) - (hi - lo)
+                    saved += hi - lo
+        for writer in writers:
+            writer.kill()
+    return seen, saved
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words):
+    seen, _ = save_beside_writers(
+        program, tmp_path, words, lambda saved, seen: saved >= 50_000 and seen["excluded"] > 0
+    )
+    assert seen["wrong"] == 0
+    assert seen["excluded"] > 0
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, monkeypatch, words):
+    """So the test above would notice."""
+    trust(monkeypatch)
+    seen, _ = save_beside_writers(program, tmp_path, words, lambda saved, seen: saved >= 5_000_000 or seen["wrong"] > 0)
+    assert seen["wrong"] > 0
+
+
+def test_a_lane_that_was_lapped_as_a_whole_is_saved_empty_and_goes_on(tmp_path, monkeypatch):
+    with ReplayBuffer.create(spec_of(4), 8) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 8)
+        pwrite, late = os.pwrite, iter([(8, 8), (16, 8)])
+
+        def lap(fd, data, offset):
+            if offset and len(data) != 16:
+                for first, rows in late:
+                    add_rows(writer, 4, first, rows)
+            return pwrite(fd, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", lap)
+        replay.save(tmp_path / "save")
+    with ReplayBuffer.load(tmp_path / "save") as copy:
+        assert window(copy) == [(8, 8)]
+        assert len(copy) == 0
+        with copy.writer() as writer:
+            assert writer.add(np.zeros(4, np.uint64), 0, 1.0, True) == 8
+        assert len(copy) == 1
+
+
+# ---- going on from a save ----
+
+
+def test_batches_of_a_loaded_replay_are_those_of_the_one_saved(tmp_path):
+    with ReplayBuffer.create(spec_of(64), 300, lanes=2) as replay:
+        for lane in range(2):
+            with replay.writer(lane) as writer:
+                add_rows(writer, 64, 0, 100)
+                add_rows(writer, 64, 100, 80)
+        replay.save(tmp_path / "save")
+        options = {"stack": 3, "n_step": 2, "seed": 5}
+        with ReplayBuffer.load(tmp_path / "save") as copy:
+            ours, theirs = replay.sampler(64, **options).sample(), copy.sampler(64, **options).sample()
+            for name in ("obs", "action", "reward", "next_obs", "discount", "terminated", "valid", "index"):
+                assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_a_new_episode_begins_where_a_loaded_replay_goes_on(tmp_path):
+    with ReplayBuffer.create(spec_of(4), 100) as replay:
+        with replay.writer() as writer:
+            add_rows(writer, 4, 0, 10)  # the last episode is not at its end
+        replay.save(tmp_path / "save")
+    with ReplayBuffer.load(tmp_path / "save") as copy:
+        with copy.writer() as writer:
+            assert writer.add(np.zeros(4, np.uint64), 10, 1.0) == 10
+            writer.add(np.zeros(4, np.uint64), 11, 1.0)
+        batch = copy.sampler(400, stack=2, min_size=1, seed=0).sample()
+        assert set(batch.index.tolist()) == {*range(9), 10}, "row 9's next obs was never written"
+        assert not batch.valid[batch.index == 10][:, 0].any(), "a stack reaches across the seam"
+
+
+def test_a_save_is_a_moment_of_its_own(tmp_path):
+    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save")
+        add_rows(writer, 4, 5, 5)
+    for _ in range(2):  # what is done to a loaded copy does not reach the save
+        with ReplayBuffer.load(tmp_path / "save") as copy, copy.writer() as writer:
+            assert window(copy) == [(0, 5)]
+            add_rows(writer, 4, 5, 15)
+
+
+def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
+    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save")
+    with ReplayBuffer.attach(tmp_path / "save") as there, there.writer() as writer:
+        add_rows(writer, 4, 5, 5)
+        with pytest.raises(ValueError, match=r"^path: expected another file than the replay's own, got /"):
+            there.save(tmp_path / "save")
+    with ReplayBuffer.load(tmp_path / "save", into=tmp_path / "copy") as copy:
+        assert window(copy) == [(0, 10)]
+        assert copy.handle.path == str(tmp_path / "copy")
+    with ReplayBuffer.attach(tmp_path / "copy") as copy:
+        assert wrong_rows(copy) == 0
+
+
+def test_a_loaded_copy_is_gone_when_it_is_closed(tmp_path):
+    with ReplayBuffer.create(spec_of(4), 20) as replay:
+        replay.save(tmp_path / "save")
+    copy = ReplayBuffer.load(tmp_path / "save", name="again")
+    there = Path(copy.handle.path)
+    assert there.name.startswith("marlcore-again-")
+    assert there.exists()
+    copy.close()
+    assert not there.exists()
+    assert (tmp_path / "save").exists()
+
+
+# ---- the sampler's state ----
+
+
+def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
+    arrays = {
+        "priorities": np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],  # not contiguous
+        "cursor": np.array([3, 2**60], np.int64),
+        "beta": np.array(0.4),
+        "nothing": np.zeros((0, 3), np.uint8),
+        "known": np.array([True, False]),
+    }
+    with ReplayBuffer.create(spec_of(64), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 64, 0, 5)
+        replay.save(tmp_path / "save", State(**arrays))
+        assert replay.sampler_state is None
+    in_place = ReplayBuffer.attach(tmp_path / "save")
+    loaded = ReplayBuffer.load(tmp_path / "save")
+    elsewhere = ReplayBuffer.attach(loaded.handle)  # as in a learner's process
+    for copy in (in_place, loaded, elsewhere):
+        state = copy.sampler_state
+        assert state.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert state[name].dtype == array.dtype
+            assert np.array_equal(state[name], array) and state[name].shape == array.shape
+        assert wrong_rows(copy) == 0
+    loaded.save(tmp_path / "again")  # without a sampler: an old state would not fit what was written since
+    elsewhere.save(tmp_path / "empty", State())
+    for copy in (elsewhere, loaded, in_place):
+        copy.close()
+    for name, expected in (("again", None), ("empty", {})):
+        with ReplayBuffer.load(tmp_path / name) as copy:
+            assert copy.sampler_state == expected
+
+
+def test_the_samplers_state_never_knows_rows_that_are_not_saved(tmp_path):
+    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+
+        class Late(State):
+            def state_dict(self):
+                add_rows(writer, 4, 0, 3)  # committed before the sampler looked
+                return {"seen": np.array(replay._lanes.committed(0))}
+
+        replay.save(tmp_path / "save", Late())
+    with ReplayBuffer.load(tmp_path / "save") as copy:
+        assert copy.sampler_state["seen"] == 3
+        assert window(copy) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": np.array([None])}, "sampler: state 'a': expected an array of numbers, got dtype object"),
+        ({"a": "text"}, "sampler: state 'a': expected an array of numbers, got dtype <U4"),
+        ({"a": np.zeros(2, ">i4")}, "sampler: state 'a': expected an array of numbers, got dtype >i4"),
+        ({3: np.zeros(2)}, "sampler: expected names of its state's arrays, got 3"),
+    ],
+)
+def test_a_state_that_is_no_arrays_of_numbers_is_refused(tmp_path, state, message):
+    sampler = State()
+    sampler.arrays = state
+    with ReplayBuffer.create(spec_of(4), 20) as replay, pytest.raises(TypeError) as caught:
+        replay.save(tmp_path / "save", sampler)
+    assert str(caught.value) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- whole or not at all ----
+
+SAVER = """
+    import itertools, os, random, signal, sys, time
+    from pathlib import Path
+    import numpy as np
+    from marlcore.memory.files import File
+    from marlcore import ReplayBuffer, SegmentNotFound
+
+    folder = Path(sys.argv[1])
+    target = folder / "save"
+
+    class State:
+        def __init__(self, version):
+            self.version = version
+        def state_dict(self):
+            return {"version": np.full(1000, self.version)}
+
+    def save_version(replay, writer, version):
+        rows = replay.capacity
+        writer.add_batch(np.full((rows, 64), version, np.uint64), np.full(rows, version), np.zeros(rows, np.float32))
+        replay.save(target, State(version))
+
+    def saved_version():
+        try:
+            with ReplayBuffer.load(target) as copy:
+                batch, state = copy._segment.body, copy.sampler_state["version"]
+                rows = batch[copy._geometry.column_offset(1):][:copy.capacity * 512].view(np.uint64)
+                assert len(copy) == copy.capacity
+                assert (rows == rows[0]).all() and (state == rows[0]).all(), "half a save"
+                return int(rows[0])
+        except SegmentNotFound:
+            return 0
+
+    def in_a_child(work):
+        "Runs work in a process that is killed, or kills itself; a pipe with what it said."
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ours)
+            with ReplayBuffer.attach(folder / "live") as replay, replay.writer() as writer:
+                work(replay, writer, theirs)
+            os._exit(0)
+        os.close(theirs)
+        return pid, ours
+"""
+
+
+def make_live(folder: Path) -> None:
+    ReplayBuffer.create(spec_of(64), 1000, path=folder / "live").close()
+
+
+def test_a_saver_killed_at_any_time_leaves_the_earlier_save_or_the_new_one(program, tmp_path):
+    make_live(tmp_path)
+    out = program(
+        SAVER,
+        """
+        rng, newest, killed = random.Random(0), 0, 0
+
+        def save_for_ever(replay, writer, said):
+            for version in itertools.count(newest + 1):
+                os.write(said, b"began %d\\n" % version)
+                save_version(replay, writer, version)
+                os.write(said, b"saved %d\\n" % version)
+
+        while killed < 60:
+            pid, said = in_a_child(save_for_ever)
+            lines = os.read(said, 100)  # once it has begun
+            time.sleep(rng.uniform(0, 0.03))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            while more := os.read(said, 1 << 16):
+                lines += more
+            os.close(said)
+            word, version = lines.split(b"\\n")[-2].split()
+            got = saved_version()
+            assert got == int(version) or (word == b"began" and got == int(version) - 1), (got, lines)
+            newest, killed = got, killed + 1
+        replay = ReplayBuffer.attach(folder / "live")
+        with replay, replay.writer() as writer:
+            save_version(replay, writer, newest + 1)
+        print(killed, *sorted(os.listdir(folder)))
+        """,
+        args=[tmp_path],
+    ).finish()
+    assert out == "60 live save"
+
+
+def test_a_saver_killed_before_or_after_any_of_its_system_calls_leaves_one_whole_save(program, tmp_path):
+    make_live(tmp_path)
+    out = program(
+        SAVER,
+        """
+        CALLS = {os: ["posix_fallocate", "pwrite", "fsync", "replace"], File: ["open", "link", "close"]}
+
+        def die_at(step, after):
+            "Kills this process before or after its call number `step`."
+            count = itertools.count()
+            def wrap(call):
+                def called(*args, **kwargs):
+                    number = next(count)
+                    if number == step and not after:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    try:
+                        return call(*args, **kwargs)
+                    finally:
+                        if number == step and after:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                return called
+            for owner, names in CALLS.items():
+                for name in names:
+                    setattr(owner, name, wrap(getattr(owner, name)))
+
+        newest, asides, deaths = 0, 0, 0
+        for after in (False, True):
+            for step in itertools.count():
+                def dies(replay, writer, said):
+                    die_at(step, after)
+                    save_version(replay, writer, newest + 1)
+                    os._exit(3)
+                pid, said = in_a_child(dies)
+                status = os.waitpid(pid, 0)[1]
+                os.close(said)
+                got = saved_version()
+                assert got in (newest, newest + 1), (step, after, got, newest)
+                newest = got
+                left = set(os.listdir(folder)) - {"live", "save"}
+                assert len(left) <= 1 and all(name.startswith(".marlcore-aside-") for name in left), left
+                asides += len(left)
+                if os.waitstatus_to_exitcode(status) == 3:
+                    assert not left and got == newest
+                    break
+                assert os.WIFSIGNALED(status)
+                deaths += 1
+        assert asides >= 2, "nobody died between the two names"
+        print(deaths >= 20, *sorted(os.listdir(folder)))
+        """,
+        args=[tmp_path],
+    ).finish()
+    assert out == "True live save"
+
+
+def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatch):
+    with ReplayBuffer.create(spec_of(4), 20) as one, ReplayBuffer.create(spec_of(4), 40) as other:
+        rename = os.replace
+
+        def meanwhile(source, target):
+            monkeypatch.setattr(os, "replace", rename)
+            other.save(tmp_path / "other")
+            rename(source, target)
+
+        monkeypatch.setattr(os, "replace", meanwhile)
+        one.save(tmp_path / "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+
+
+@pytest.mark.parametrize("then", ["replaced", "removed"])
+def test_a_save_that_is_replaced_while_it_is_opened_is_loaded_as_it_is_then(tmp_path, monkeypatch, then):
+    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        replay.save(tmp_path / "save")
+        add_rows(writer, 4, 0, 5)
+        lock = try_lock
+
+        def late(fd, offset, exclusive):
+            patch(monkeypatch, "memory", try_lock=lock)
+            if then == "replaced":
+                replay.save(tmp_path / "save")
+            else:
+                os.unlink(tmp_path / "save")
+            return lock(fd, offset, exclusive)
+
+        patch(monkeypatch, "memory", try_lock=late)
+        if then == "removed":
+            with pytest.raises(SegmentNotFound):
+                ReplayBuffer.load(tmp_path / "save")
+            return
+        with ReplayBuffer.load(tmp_path / "save") as copy:
+            assert window(copy) == [(0, 5)]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The path of a save of five rows, with a state."""
+    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save", State(priorities=np.arange(5.0)))
+    return tmp_path / "save"
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, SharedMemoryFull), (errno.EDQUOT, SharedMemoryFull), (errno.EIO, OSError)]
+)
+def test_a_disk_that_is_full_or_fails_leaves_the_earlier_save(saved, monkeypatch, call, number, error):
+    def fails(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    before = saved.read_bytes()
+    with ReplayBuffer.create(spec_of(4), 20) as replay:
+        monkeypatch.setattr(os, call, fails)
+        with pytest.raises(error, match="the replay was not saved, the earlier save is kept") as caught:
+            replay.save(saved)
+        assert str(saved) in str(caught.value) and len(str(caught.value).splitlines()) == 1
+        with pytest.raises(error, match="there is no earlier save"):
+            replay.save(saved.with_name("other"))
+        monkeypatch.undo()
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_save_larger_than_what_is_free_is_refused_beforehand(saved, monkeypatch):
+    with ReplayBuffer.create(spec_of(4), 2000) as replay:
+        patch(monkeypatch, "memory", free_bytes=lambda directory: 50_000)
+        with pytest.raises(
+            SharedMemoryFull, match=rf"^{saved}: .* kept \({saved.parent}: \d+ bytes asked for, 50000 free\)$"
+        ):
+            replay.save(saved)
+    monkeypatch.undo()
+    ReplayBuffer.load(saved).close()
+
+
+def test_a_save_that_one_call_cannot_write_is_written_by_several(saved, monkeypatch, tmp_path):
+    pwrite = os.pwrite
+    with ReplayBuffer.attach(saved) as replay:
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data if at == 0 else data[:7], at))
+        replay.save(tmp_path / "slow", State(priorities=np.arange(5.0)))
+        monkeypatch.undo()
+    with ReplayBuffer.load(tmp_path / "slow") as copy:
+        assert window(copy) == [(0, 5)]
+        assert wrong_rows(copy) == 0
+        assert copy.sampler_state["priorities"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_every_byte_of_a_save_is_allocated_so_that_it_can_be_opened_in_place(saved):
+    assert saved.stat().st_blocks * 512 >= saved.stat().st_size
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_only_an_ordinary_file_is_replaced(tmp_path, make):
+    make(tmp_path / "there")
+    with ReplayBuffer.create(spec_of(4), 20) as replay:
+        with pytest.raises(ValueError, match=r"^path: expected an ordinary file, got .*/there, which is none$"):
+            replay.save(tmp_path / "there")
+        with pytest.raises(ValueError, match=r"^path: expected a file in a directory that exists, got .*/no/save$"):
+            replay.save(tmp_path / "no" / "save")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_closed_replay_is_not_saved(saved):
+    replay = ReplayBuffer.attach(saved)
+    replay.close()
+    with pytest.raises(ClosedError):
+        replay.save(saved)
+    with pytest.raises(ClosedError):
+        _ = replay.sampler_state
+
+
+# ---- what is loaded is checked ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (spec_of(5), r"spec obs: expected uint64 \(4,\), got uint64 \(5,\)"),
+        (spec_of(4, next_obs=True), "spec next_obs: expected False, got True"),
+        (spec_of(4, extras={"p": Field()}), r"spec extras\['p'\]: expected none, got float32 \(\)"),
+        (
+            TransitionSpec({"a": Field((4,), "uint64")}, Field((), "int64")),
+            r"spec obs: expected uint64 \(4,\), got none",
+        ),
+        (TransitionSpec(Field((4,), "uint64"), Field()), r"spec action: expected int64 \(\), got float32 \(\)"),
+    ],
+)
+def test_a_save_with_another_spec_is_refused_by_the_field_that_differs(saved, spec, message):
+    with pytest.raises(LayoutMismatch, match=f"^{saved}: {message}$"):
+        ReplayBuffer.load(saved, spec)
+    ReplayBuffer.load(saved, spec_of(4)).close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected a marlcore segment, got another file"),
+        (b"import numpy\n" * 1000, "expected a marlcore segment, got another file"),
+        (4096, "expected a file of .* bytes, got 4096"),
+        (-1, "expected a file of .* bytes, got"),
+        (3000, "the file ends inside its header"),
+    ],
+)
+def test_a_file_that_is_no_whole_save_is_refused(saved, content, message):
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[:content] if isinstance(content, int) else content)
+    with pytest.raises(SegmentCorrupt, match=f"^{saved}: {message}"):
+        ReplayBuffer.load(saved)
+
+
+def test_stored_states_at_another_interval_are_another_spec(tmp_path):
+    spec, other = (spec_of(4, extras={"h": Field((2,), every=every)}) for every in (4, 8))
+    with ReplayBuffer.create(spec, 40) as replay:
+        replay.save(tmp_path / "save")
+    message = r"spec extras\['h'\]: expected float32 \(2,\) every 4, got float32 \(2,\) every 8$"
+    with pytest.raises(LayoutMismatch, match=message):
+        ReplayBuffer.load(tmp_path / "save", other)
+
+
+def test_what_is_no_spec_is_refused(saved):
+    with pytest.raises(TypeError, match="spec: expected a TransitionSpec or None, got 'S2'"):
+        ReplayBuffer.load(saved, "S2")
+
+
+def test_a_save_is_found_through_a_link(saved, tmp_path):
+    (tmp_path / "link").symlink_to(saved)
+    ReplayBuffer.load(tmp_path / "link").close()
+
+
+@pytest.mark.parametrize("make", ["save", "create"])
+def test_no_lasting_file_has_a_name_that_is_swept(saved, make):
+    path = f"/dev/shm/marlcore-{os.getpid()}"
+    with pytest.raises(ValueError, match=f"path: expected a name without 'marlcore-' in /dev/shm, .* got {path}"):
+        if make == "save":
+            with ReplayBuffer.load(saved) as replay:
+                replay.save(path)
+        else:
+            ReplayBuffer.create(spec_of(4), 40, path=path)
+    assert not Path(path).exists()
+
+
+def test_nothing_and_a_directory_are_no_saves(tmp_path):
+    with pytest.raises(SegmentNotFound, match="no such segment"):
+        ReplayBuffer.load(tmp_path / "nothing")
+    with pytest.raises(SegmentCorrupt, match="expected a segment, got Is a directory"):
+        ReplayBuffer.load(tmp_path)
+
+
+def test_a_segment_of_another_kind_is_no_save(tmp_path):
+    Segment.create("other", {"kind": "weights"}, 100, tmp_path / "save").close()
+    with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
+        ReplayBuffer.load(tmp_path / "save")
+
+
+def describe(path: Path, change) -> None:
+    """Changes a segment's description, with a checksum that is right again."""
+    raw = bytearray(path.read_bytes())
+    header_bytes, text_bytes = struct.unpack_from("<Q", raw, 16)[0], struct.unpack_from("<Q", raw, 40)[0]
+    described = json.loads(raw[48 : 48 + text_bytes])
+    text = change(described) if isinstance(change(described), bytes) else json.dumps(change(described)).encode()
+    raw[48:header_bytes] = text.ljust(header_bytes - 48, b"\0")
+    struct.pack_into("<Q", raw, 40, len(text))
+    struct.pack_into("<I", raw, 12, 0)
+    struct.pack_into("<I", raw, 12, zlib.crc32(raw[:header_bytes]))
+    path.write_bytes(raw)
+
+
+HUGE = 2**62
+STATES = {
+    "no list": [1],
+    "no entry": {"p": 7},
+    "fewer keys": {"p": {"dtype": "float64", "shape": [5]}},
+    "more keys": {"p": {"dtype": "float64", "shape": [5], "offset": 1536, "start": 0}},
+    "an object": {"p": {"dtype": "O", "shape": [5], "offset": 1536}},
+    "no dtype": {"p": {"dtype": "float99", "shape": [5], "offset": 1536}},
+    "another order": {"p": {"dtype": ">f8", "shape": [5], "offset": 1536}},
+    "a structure": {"p": {"dtype": "f8,f8", "shape": [5], "offset": 1536}},
+    "behind the end": {"p": {"dtype": "float64", "shape": [5], "offset": 1 << 20}},
+    "over the end": {"p": {"dtype": "float64", "shape": [100_000], "offset": 1536}},
+    "in the lanes": {"p": {"dtype": "float64", "shape": [5], "offset": 128}},
+    "negative": {"p": {"dtype": "float64", "shape": [5], "offset": -128}},
+    "negative length": {"p": {"dtype": "float64", "shape": [-5], "offset": 1536}},
+    "wraps": {"p": {"dtype": "float64", "shape": [HUGE, 4], "offset": 1536}},
+    "wraps to nothing": {"p": {"dtype": "float64", "shape": [HUGE, HUGE, 0], "offset": 1536}},
+    "far": {"p": {"dtype": "float64", "shape": [5], "offset": 128 * 2**64}},
+    "no numbers": {"p": {"dtype": "float64", "shape": ["5"], "offset": 1536}},
+    "fractions": {"p": {"dtype": "float64", "shape": [5], "offset": 1536.0}},
+    "truth": {"p": {"dtype": "float64", "shape": [True], "offset": 1536}},
+    "many lengths": {"p": {"dtype": "float64", "shape": [1] * 100, "offset": 1536}},
+    "misaligned": {"p": {"dtype": "float64", "shape": [1], "offset": 1539}},
+}
+
+
+def test_a_state_that_can_be_is_read(saved):
+    """So what is refused below is refused for what is wrong with it."""
+    describe(
+        saved, lambda described: described | {"sampler": {"p": {"dtype": "float64", "shape": [5], "offset": 1536}}}
+    )
+    with ReplayBuffer.load(saved) as replay:
+        assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_a_state_that_cannot_be_is_refused(saved, state):
+    describe(saved, lambda described: described | {"sampler": state})
+    with pytest.raises(SegmentCorrupt, match=f"^{saved}: the saved sampler state is damaged: "):
+        ReplayBuffer.load(saved)
+    with ReplayBuffer.attach(saved) as replay, pytest.raises(SegmentCorrupt, match="sampler state is damaged"):
+        _ = replay.sampler_state
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lanes": 0}, {"lanes": -1}, {"lanes": HUGE}, {"lanes": 2.0}, {"lanes": True}, {"lanes": None},
+        {"lane_rows": 0}, {"lane_rows": -1}, {"lane_rows": 2**64}, {"lane_rows": 21_000}, {"lane_rows": "20"},
+        {"spec": {}}, {"spec": None}, {"kind": None}, {"lanes": 2**20, "lane_rows": 2**20},
+        {"spec": {"obs": [[HUGE, HUGE], "uint8"], "action": [[], "int64"], "extras": {}, "next_obs": False}},
+        {"spec": {"obs": {}, "action": [[], "int64"], "extras": {}, "next_obs": False}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_lanes_that_cannot_be_are_refused(saved, change):
+    describe(saved, lambda described: described | change)
+    with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
+        ReplayBuffer.load(saved)
+
+
+def test_lanes_that_hold_part_of_an_interval_of_stored_states_are_refused(tmp_path):
+    with ReplayBuffer.create(spec_of(4, extras={"h": Field((2,), every=4)}), 8) as replay:
+        replay.save(tmp_path / "save")
+    describe(tmp_path / "save", lambda described: described | {"lane_rows": 7})
+    with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
+        ReplayBuffer.load(tmp_path / "save")
+
+
+@pytest.mark.parametrize("text", [b"{", b"[" * 3000, b"\xff\xfe", b"3"])
+def test_a_description_that_cannot_be_read_is_refused(saved, text):
+    describe(saved, lambda described: text)
+    with pytest.raises(SegmentCorrupt):
+        ReplayBuffer.load(saved)
+
+
+@pytest.mark.parametrize("counters", [(5, 4), (5, 26), (-1, 5), (5, -1), (HUGE, HUGE), (0, 21)])
+def test_counters_that_contradict_one_another_are_refused(saved, counters):
+    with saved.open("r+b") as file:
+        file.seek(4096 + 256)
+        file.write(struct.pack("<qq", *counters))
+    with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+        ReplayBuffer.load(saved)
+
+
+def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
+    """Rows, counters and state of noise: what is not refused can be sampled from and written to."""
+    out = program(
+        """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from marlcore import MarlcoreError, ReplayBuffer
+        path, rng = Path(sys.argv[1]), np.random.default_rng(0)
+        whole, used, refused = path.read_bytes(), 0, 0
+        for round in range(300):
+            raw = np.frombuffer(whole, np.uint8).copy()
+            first = 4096 + (2432 if round % 2 else 0)  # with the counters, and without
+            at = rng.integers(first, len(raw), rng.integers(1, 2000))
+            raw[at] = rng.integers(0, 256, len(at))
+            path.write_bytes(raw.tobytes())
+            try:
+                with ReplayBuffer.load(path) as replay:
+                    state, length = replay.sampler_state, len(replay)
+                    with replay.writer() as writer:
+                        for _ in range(25):
+                            writer.add(np.zeros(4, np.uint64), 1, 1.0)
+                    for stack, n_step in ((1, 1), (4, 3)):
+                        replay.sampler(8, stack=stack, n_step=n_step, min_size=1).sample()
+                    used += 1
+            except MarlcoreError:
+                refused += 1
+        print(used > 100, refused > 10)
+        """,
+        args=[saved],
+    ).finish()
+    assert out == "True True"
+
+
+# ---- a replay in a file ----
+
+
+def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp_path):
+    path = tmp_path / "replay"
+    writers = [
+        program("import marlcore as mc, sys\n"
+                "spec = mc.TransitionSpec(mc.Field((64,), 'uint64'), mc.Field((), 'int64'))\n"
+                "created = mc.ReplayBuffer.create(spec, 3000, lanes=2, path=sys.argv[1])", WRITER, args=[path, 0])
+    ]  # fmt: skip
+    assert writers[0].line() == "ready"
+    writers.append(program(WRITER, args=[path, 1]))
+    assert writers[1].line() == "ready"
+    with ReplayBuffer.attach(path) as replay:
+        while min(hi for _, hi in window(replay)) < 4000:
+            assert all(writer._process.poll() is None for writer in writers)
+    for writer in writers:
+        writer.kill()
+    with ReplayBuffer.attach(path) as replay:
+        assert [hi >= 4000 and hi - lo >= 1499 for lo, hi in window(replay)] == [True, True]
+        assert wrong_rows(replay) == 0
+        batch = replay.sampler(256, seed=0).sample()
+        tickets = batch.index // 2
+        assert np.array_equal(batch.action, tickets)
+        assert np.array_equal(batch.obs[:, 0], tickets.astype(np.uint64) * np.uint64(STRIDE))
+        followed = ~batch.terminated
+        assert np.array_equal(
+            batch.next_obs[followed, 0], (tickets[followed] + 1).astype(np.uint64) * np.uint64(STRIDE)
+        )
+
+
+def test_a_sampler_brings_into_memory_what_it_touches_of_a_replay_in_a_file(program, tmp_path):
+    """What makes a replay larger than memory: its pages are the file's, and come and go."""
+    path = tmp_path / "replay"
+    with ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
+        for first in range(0, 2048, 64):
+            add_rows(writer, 4096, first, 64)
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    out = program(
+        """
+        import sys
+        import numpy as np
+        from marlcore import ReplayBuffer
+        with ReplayBuffer.attach(sys.argv[1]) as replay:
+            batch = replay.sampler(16, seed=0).sample()
+            assert (batch.obs[:, 0] == batch.index.astype(np.uint64) * np.uint64(1_000_003)).all()
+            inside, sizes = False, {}
+            for line in open("/proc/self/smaps"):
+                if "-" in line.split()[0]:
+                    inside = line.rstrip().endswith(sys.argv[1])
+                elif inside and line.split()[0] in ("Size:", "Rss:", "Anonymous:"):
+                    sizes[line.split()[0]] = int(line.split()[1])
+            print(sizes["Size:"] > 65_000, sizes["Rss:"] < 20_000, sizes["Anonymous:"])
+        """,
+        args=[path],
+    ).finish()
+    path.unlink()  # it is large
+    assert out == "True True 0"

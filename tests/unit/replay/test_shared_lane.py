@@ -1,0 +1,403 @@
+"""A lane that several writers share: nothing lost, nothing torn, and nobody blocked by a writer that was killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, StaleHandle, TransitionSpec
+
+WORDS = 40  # of an observation, which lies in a column of its own
+SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"), next_obs=True)
+SMALL = TransitionSpec(Field(), Field((), "int64"), next_obs=True)
+LARGE = TransitionSpec(Field((4_000_000,), "uint8"), Field(), next_obs=True)
+
+# Row k of writer w: words that follow from both, its action from both, its reward k.
+WRITE = """
+    import os, sys
+    import numpy as np
+    from marlcore import ReplayBuffer
+    replay, me = ReplayBuffer.attach(sys.argv[1]), int(sys.argv[2])
+    writer = replay.writer(shared=True)
+    pattern = np.arange(40, dtype=np.uint64)
+
+    def rows(k, n):
+        key = np.arange(k, k + n, dtype=np.uint64) + np.uint64(me << 40)
+        obs = key[:, None] * np.uint64(2**20 + 7) + pattern
+        obs[:, 0] = key
+        reward = np.arange(k, k + n) % 1000.0
+        return dict(obs=obs, action=key.astype(np.int64), reward=reward, next_obs=obs + np.uint64(1))
+
+    def add(k):
+        n = 1 + k % 3  # one row, or two or three at once
+        row = rows(k, n)
+        if n == 1:
+            row = {name: value[0] for name, value in row.items()}
+            return n, writer.add(**row)
+        return n, writer.add_batch(**row)
+"""
+WRITE_COUNTED = """
+    print("ready", flush=True)
+    sys.stdin.readline()
+    tickets, k = [], 0
+    while k < int(sys.argv[3]):
+        n, ticket = add(k)
+        tickets += range(ticket, ticket + n)
+        k += n
+    print(*tickets, flush=True)
+"""
+WRITE_ON = """
+    k = 0
+    print("ready", flush=True)
+    while True:
+        k += add(k)[0]
+"""
+
+
+def make(spec=SPEC, capacity=64):
+    return ReplayBuffer.create(spec, capacity)
+
+
+def add(writer, value):
+    return writer.add(value, value, value, next_obs=value)
+
+
+def faults(batch) -> int:
+    """Rows of a batch that nobody ever wrote so."""
+    key = batch.obs[:, 0]
+    expected = key[:, None] * np.uint64(2**20 + 7) + np.arange(WORDS, dtype=np.uint64)
+    expected[:, 0] = key
+    good = (batch.obs == expected).all(1) & (batch.next_obs == expected + np.uint64(1)).all(1)
+    good &= batch.action == key.astype(np.int64)
+    good &= batch.reward == (key % np.uint64(1 << 40)) % np.uint64(1000)
+    return int((~good).sum())
+
+
+def test_writers_of_a_shared_lane_append_by_turns():
+    with make(SMALL) as replay, replay.writer(shared=True) as one, replay.writer(shared=True) as two:
+        assert [add(one, 1), add(two, 2), add(two, 3), add(one, 4)] == [0, 1, 2, 3]
+        values = np.arange(3.0, dtype=np.float32)
+        assert two.add_batch(values, np.arange(3), values, next_obs=values) == 4
+        assert add(one, 5) == 7
+        assert len(replay) == 8
+
+
+def test_rows_of_a_shared_lane_all_begin_an_episode():
+    with make(SMALL) as replay, replay.writer(shared=True) as writer:
+        values = np.zeros(3, np.float32)
+        writer.add_batch(values, np.zeros(3, int), values, next_obs=values)
+        add(writer, 0)
+        add(writer, 0)
+        record = np.zeros(replay._geometry.stride(0), np.uint8)
+        for ticket in range(5):
+            assert replay._lanes.read(0, ticket, 1, record) == 0
+            assert record[4:6].view(np.uint16)[0] == 0
+
+
+def test_a_spec_whose_rows_follow_one_another_has_no_shared_lanes():
+    with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
+        with pytest.raises(ValueError, match=r"^shared: expected False.*next_obs=True"):
+            replay.writer(shared=True)
+        replay.writer().close()
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", float("nan")])
+def test_a_timeout_is_not_negative(timeout):
+    with make(SMALL) as replay, pytest.raises(ValueError, match=r"^timeout: expected seconds of at least 0 or None"):
+        replay.writer(shared=True, timeout=timeout)
+
+
+def test_a_lane_is_shared_by_all_its_writers_or_has_one():
+    with make(SMALL) as replay:
+        with replay.writer() as alone:
+            with pytest.raises(LaneBusy, match="lane 0 has a living writer of its own"):
+                replay.writer(shared=True)
+            add(alone, 1)
+        with replay.writer(shared=True), replay.writer(shared=True), pytest.raises(LaneBusy, match="a living writer"):
+            replay.writer()
+        replay.writer().close()
+
+
+def test_a_closed_or_forked_shared_writer_says_so():
+    with make(SMALL) as replay:
+        writer = replay.writer(shared=True)
+        child = os.fork()
+        if child == 0:
+            try:
+                add(writer, 1)
+            except StaleHandle:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert add(writer, 1) == 0
+        writer.close()
+        with pytest.raises(ClosedError):
+            add(writer, 2)
+
+
+def test_a_child_that_outlives_a_killed_writer_does_not_keep_the_shared_lane(program):
+    with make() as replay, replay.writer(shared=True) as writer:
+        holder = program(
+            WRITE,
+            """
+    from marlcore.memory.native import try_lock
+    assert try_lock(writer._claim.fd, 1 + replay.lanes, True)
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(done, b"x")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(ready, 1)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+""",
+            args=[replay.handle.path, 1],
+        )
+        child = int(holder.line())
+        assert replay._segment.is_locked(2)
+        holder.kill()
+        os.kill(child, 0)  # it lives
+        row = np.zeros(WORDS, np.uint64)
+        assert writer.add(row, 0, 0, next_obs=row) == 0
+        os.kill(child, 9)
+
+
+def test_writers_at_once_lose_no_row_and_tear_none(program):
+    with make(capacity=65536) as replay:
+        writers = [program(WRITE, WRITE_COUNTED, args=[replay.handle.path, me, 6000]) for me in (1, 2)]
+        for writer in writers:
+            assert writer.line() == "ready"
+        for writer in writers:
+            writer.tell()
+        tickets = sorted(int(ticket) for writer in writers for ticket in writer.finish().split())
+        sampler = replay.sampler(256, seed=0)
+        assert sum(faults(sampler.sample()) for _ in range(200)) == 0
+        assert tickets == list(range(replay._lanes.committed(0)))
+        assert len(tickets) >= 12_000
+
+
+def test_killing_writers_again_and_again_blocks_nobody_and_tears_nothing(program):
+    """Two hundred writers are killed wherever they are; one survives them all, and a sampler looks on."""
+    dice = random.Random(0)
+    with make(capacity=4096) as replay:
+        survivor = program(WRITE, WRITE_ON, args=[replay.handle.path, 1])
+        assert survivor.line() == "ready"
+        sampler = replay.sampler(64, seed=0)
+        found = kills = 0
+        for round_ in range(4):
+            parent = program(WRITE, SPAWN, args=[replay.handle.path, 2 + round_])
+            for _ in range(50):
+                pid = int(parent.line())
+                time.sleep(dice.random() * 0.004)
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+                parent.tell()
+                before = replay._lanes.committed(0)
+                while replay._lanes.committed(0) == before:  # the survivor goes on
+                    os.kill(survivor.pid, 0)
+                    os.sched_yield()
+                found += faults(sampler.sample(timeout=60))
+            parent.tell()
+            parent.finish()
+        survivor.kill()
+        found += sum(faults(sampler.sample()) for _ in range(50))
+        assert kills == 200
+        assert found == 0
+        with replay.writer() as writer:
+            row = np.zeros(WORDS, np.uint64)
+            assert writer.add(row, 0, 0, next_obs=row) == replay._lanes.committed(0) - 1
+
+
+# A parent that has the imports done: each of its children attaches anew, as after a spawn, and writes on.
+SPAWN = """
+    import signal
+    writer.close()
+    handle = replay.handle
+    replay.close()
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            replay = ReplayBuffer.attach(handle)
+            writer = replay.writer(shared=True)
+            k = 0
+            add(k)
+            print(os.getpid(), flush=True)
+            while True:
+                k += add(k)[0]
+        os.waitpid(child, 0)
+        sys.stdin.readline()
+    sys.stdin.readline()
+"""
+
+STOP_INSIDE = """
+    import os, sys
+    import numpy as np
+    from marlcore import ReplayBuffer
+    replay = ReplayBuffer.attach(sys.argv[1])
+    writer = replay.writer(shared=True)
+    obs = np.full(4_000_000, 1, np.uint8)
+    print("ready", flush=True)
+    while True:
+        writer.add(obs, 0.0, 0.0, next_obs=obs)
+"""
+
+
+def stopped_inside(program, replay):
+    """A process that was stopped in the middle of an add to the shared lane."""
+    child = program(STOP_INSIDE, args=[replay.handle.path])
+    assert child.line() == "ready"
+    while True:
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        committed, reserved = replay._segment.body[256:272].view(np.uint64)
+        if replay._segment.is_locked(1 + replay.lanes) and reserved > committed:
+            return child
+        os.kill(child.pid, signal.SIGCONT)
+
+
+def test_a_writer_stopped_inside_an_add_keeps_its_turn_until_it_is_killed(program):
+    obs = np.full(4_000_000, 2, np.uint8)
+    with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True, timeout=0.0) as writer:
+        child = stopped_inside(program, replay)
+        before = replay._lanes.committed(0)
+        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
+            writer.add(obs, 0.0, 0.0, next_obs=obs)
+        with pytest.raises(TimeoutError):
+            writer.add_batch(obs[None], [0.0], [0.0], next_obs=obs[None])
+        assert replay._lanes.committed(0) == before
+        child.kill()
+        assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before
+        batch = replay.sampler(1, min_size=1, seed=0).sample()
+        assert len(np.unique(batch.obs)) == len(np.unique(batch.next_obs)) == 1
+
+
+def test_without_the_lock_two_writers_take_one_ticket(program):
+    """The positive control: a writer that does not wait for the one inside an add."""
+    obs = np.full(4_000_000, 2, np.uint8)
+    with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
+        stopped_inside(program, replay)
+        before = replay._lanes.committed(0)
+        writer._native._raw.lock_offset = 0
+        assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before  # which the stopped one has half written
+
+
+def test_a_writer_that_goes_on_after_a_stop_lets_the_waiting_ones_in(program):
+    obs = np.full(4_000_000, 2, np.uint8)
+    with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
+        child = stopped_inside(program, replay)
+        before = replay._lanes.committed(0)
+        wake = threading.Timer(0.3, os.kill, (child.pid, signal.SIGCONT))
+        wake.start()
+        assert writer.add(obs, 0.0, 0.0, next_obs=obs) > before  # the stopped one finished its row
+        wake.join()
+
+
+def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
+    class Rang(Exception):
+        pass
+
+    def ring(*_):
+        raise Rang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with make(SMALL) as replay, replay.writer(shared=True) as writer:
+            held = replay._segment.lock(1 + replay.lanes)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Rang):
+                add(writer, 1)
+            held.close()
+            assert add(writer, 2) == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_whose_handler_returns_does_not_end_the_wait():
+    rang = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(held.close()))
+    try:
+        with make(SMALL) as replay, replay.writer(shared=True) as writer:
+            held = replay._segment.lock(1 + replay.lanes)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            assert add(writer, 1) == 0
+            assert rang == [None]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Clock:
+    """Time that passes only where a wait is said to last."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_signals_that_come_again_and_again_do_not_keep_an_add_from_its_timeout(monkeypatch):
+    clock, attempts = Clock(), []
+
+    def interrupted(raw, flags):
+        attempts.append(flags)
+        assert len(attempts) < 1000
+        clock.now += 0.0625
+        return -errno.EINTR
+
+    with make(SMALL) as replay, replay.writer(shared=True, timeout=1.0) as writer:
+        monkeypatch.setattr("marlcore.transitions.writer.time", clock)
+        monkeypatch.setattr(writer, "_add_row", interrupted)
+        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
+            add(writer, 1)
+        assert 14 <= len(attempts) <= 17
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
+    """The gate takes 4 of 5 seconds, so that others may be busy for one more."""
+    clock, attempts = Clock(), []
+
+    class Gate:
+        spare_rows = 1
+
+        def wait(self, transitions, boundaries, timeout, check_open):
+            clock.now += 4.0
+            return True
+
+    def busy(*args):
+        attempts.append(args)
+        clock.now += 0.125
+        return -errno.EAGAIN
+
+    with make(SMALL) as replay, replay.writer(shared=True, timeout=5.0) as writer:
+        monkeypatch.setattr("marlcore.transitions.writer.time", clock)
+        monkeypatch.setattr("marlcore.transitions.writer._Staging.append", busy)
+        monkeypatch.setattr(writer, "_add_row", busy)
+        monkeypatch.setattr(writer, "_gate", Gate())
+        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
+            if batch:
+                writer.add_batch(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), next_obs=np.zeros(1))
+            add(writer, 1)
+        assert len(attempts) == 8
+
+
+def test_a_writer_closed_while_its_add_waits_says_so():
+    before = signal.signal(signal.SIGALRM, lambda *_: writer.close())
+    try:
+        with make(SMALL) as replay:
+            writer = replay.writer(shared=True)
+            held = replay._segment.lock(1 + replay.lanes)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(ClosedError):
+                add(writer, 1)
+            held.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,106 @@
+"""What a user meets first: importing marlcore, and the README."""
+
+import re
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import marlcore
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_importing_marlcore_imports_neither_torch_nor_numba() -> None:
+    code = "import sys, marlcore; print(sorted({'torch', 'numba', 'matplotlib'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_importing_marlcore_takes_under_half_a_second() -> None:
+    code = "import time; t = time.process_time(); import marlcore; print(time.process_time() - t)"
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
+    assert statistics.median(times) < 0.5  # processor time: what else runs here does not count
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in marlcore.__all__:
+        assert getattr(marlcore, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = marlcore.nothing
+
+
+def test_settings_and_protocols_are_found_without_importing_torch() -> None:
+    names = "Algorithm Environment Trainer Config ActorConfig LearnerConfig ReplayConfig ExplorationConfig "
+    names += "SupervisionConfig NamedEnvironment TreasureHunt"
+    code = f"import sys, marlcore as mc\nfor name in {names.split()}: getattr(mc, name)\nprint('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+    assert marlcore.DQN().double and marlcore.IQN()
+
+
+def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "custom_algorithm.py"
+    assert len(example.read_text().splitlines()) < 80
+    options = ["--env", "gymnasium:CartPole-v1", "--algo", "custom_algorithm:MyDQN", "--algorithm.target-every", "20"]
+    small = ["--mode", "serial", "--total-steps", "1000", "--learner.warmup", "100", "--learner.device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "marlcore", "train", *options, *small, "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True, cwd=example.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"updates: agent_0 [1-9]", done.stdout)
+
+
+def test_every_folder_of_the_package_is_installed() -> None:
+    code = (
+        "from setuptools.config.pyprojecttoml import read_configuration as read;"
+        "print(*read('pyproject.toml')['tool']['setuptools']['packages'])"
+    )
+    listed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", code], text=True, cwd=ROOT).split()
+    folders = {path.parent for path in (ROOT / "marlcore").rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def egg_info(folder: Path) -> Path:
+    """What setuptools says of the package: SOURCES.txt, the files of its source distribution, and requires.txt."""
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return folder / "marlcore.egg-info"
+
+
+def test_the_source_distribution_has_every_file_that_its_tests_read(tmp_path: Path) -> None:
+    listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
+    folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
+    kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".typed"}
+    files = {file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds}
+    wanted = {str(file.relative_to(ROOT)) for file in files - {ROOT / "marlcore" / "_core.c"}}
+    assert sorted({*wanted, "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt"} - listed) == []
+
+
+def test_the_constraints_pin_every_package_once_for_each_python(tmp_path: Path) -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    needs = [line for line in (egg_info(tmp_path) / "requires.txt").read_text().split("\n") if line and line[0] != "["]
+    needed = {canonicalize_name(Requirement(line).name) for line in needs} - {
+        "marlcore",
+        "cpprb",
+    }  # the extra pins cpprb
+    for python in ["3.10.0", "3.11.0", "3.11.5", "3.12.0", "3.13.0", "3.14.0"]:
+        environment = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+        pins = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate(environment)]
+        counts = Counter(canonicalize_name(pin.name) for pin in pins)
+        assert [name for name in counts if counts[name] > 1] == [], python
+        assert sorted(needed - counts.keys()) == [], python
+
+
+def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "quickstart.py"
+    script.write_text("".join(blocks[:3]) + "print(batch.obs.shape, batch.mask.shape)\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

@@ -1,0 +1,193 @@
+"""Fields and specs: checked once, when they are made."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marlcore import Field, TransitionSpec
+from marlcore.transitions.layout import HEAD_BYTES, INLINE_BYTES, RecordLayout
+
+OBS, ACTION = Field((4,)), Field((), "int64")
+
+
+def test_a_field_is_a_float32_scalar_unless_told_otherwise():
+    assert Field() == Field((), "float32")
+    assert Field().nbytes == 4
+
+
+def test_a_field_takes_one_extent_or_a_list_for_its_shape():
+    assert Field(3).shape == (3,)
+    assert Field([2, np.int64(3)]).shape == (2, 3)
+    assert Field([2, np.int64(3)]).nbytes == 24
+
+
+@pytest.mark.parametrize("dtype", ["uint8", np.uint8, np.dtype("uint8")])
+def test_a_dtype_is_kept_by_name(dtype):
+    assert Field((), dtype).dtype == "uint8"
+
+
+@pytest.mark.parametrize("shape", [(0,), (-1, 2), (2.5,), "ab", (True,), True, None, 1.0])
+def test_a_shape_of_anything_but_positive_integers_is_refused(shape):
+    with pytest.raises(ValueError, match=r"^Field shape: expected .*, got "):
+        Field(shape)
+
+
+@pytest.mark.parametrize("every", [0, -4, 2.0, True, 2**23 + 1])
+def test_an_interval_that_an_episode_cannot_be_counted_in_is_refused(every):
+    """Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one."""
+    assert Field((), every=2**23).every == 2**23
+    with pytest.raises(ValueError) as caught:
+        Field((), every=every)
+    assert str(caught.value) == f"Field every: expected an integer from 1 to 8388608, got {every!r}"
+
+
+@pytest.mark.parametrize("dtype", ["object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4", ",nt16"])
+def test_a_dtype_that_is_no_native_number_is_refused(dtype):
+    with pytest.raises(TypeError, match=r"^Field dtype: expected .*, got "):
+        Field((), dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"obs": {}}, ValueError, "TransitionSpec obs: expected at least one Field"),
+        ({"obs": (4,)}, TypeError, "TransitionSpec obs: expected a Field or a dict"),
+        ({"obs": {"a b": OBS}}, ValueError, "TransitionSpec obs: expected names that are identifiers"),
+        ({"obs": {1: OBS}}, ValueError, "TransitionSpec obs: expected names that are identifiers"),
+        ({"obs": {"a": "float32"}}, TypeError, r"TransitionSpec obs\['a'\]: expected a Field"),
+        ({"action": "int64"}, TypeError, "TransitionSpec action: expected a Field"),
+        ({"extras": [OBS]}, TypeError, "TransitionSpec extras: expected a dict"),
+        ({"extras": {"x": 3}}, TypeError, r"TransitionSpec extras\['x'\]: expected a Field"),
+        ({"extras": {"reward": OBS}}, ValueError, "'reward' is the name of a built-in field"),
+        ({"extras": {"final_obs": OBS}}, ValueError, "'final_obs' is the name of a built-in field"),
+        ({"next_obs": 1}, TypeError, "TransitionSpec next_obs: expected a bool"),
+    ],
+)
+def test_a_wrong_spec_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        TransitionSpec(**{"obs": OBS, "action": ACTION, **arguments})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TransitionSpec(OBS, ACTION),
+        TransitionSpec({"image": Field((84, 84), "uint8"), "goal": Field((2,))}, ACTION, next_obs=True),
+        TransitionSpec(OBS, Field((2, 2), "complex128"), {"log_prob": Field(), "state": Field((512,))}),
+    ],
+)
+def test_a_spec_survives_json_and_pickle(spec):
+    assert TransitionSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_a_spec_keeps_its_own_copy_of_the_dicts():
+    extras = {"x": Field()}
+    spec = TransitionSpec(OBS, ACTION, extras)
+    extras["y"] = Field()
+    assert list(spec.extras) == ["x"]
+
+
+def test_equal_specs_have_equal_layouts_in_whatever_order_they_name_their_fields():
+    one = TransitionSpec({"a": OBS, "b": OBS}, ACTION, {"x": Field(), "y": Field()})
+    two = TransitionSpec({"b": OBS, "a": OBS}, ACTION, {"y": Field(), "x": Field()})
+    assert one == two
+    assert RecordLayout.of(one) == RecordLayout.of(two)
+
+
+def test_small_fields_are_packed_behind_the_head_aligned_and_apart():
+    spec = TransitionSpec(
+        {"a": Field((3,), "uint8"), "b": Field((5,), "float64"), "c": Field((1,), "int16")},
+        Field((), "bool"),
+        {"x": Field((), "complex128"), "y": Field((7,), "float16")},
+    )
+    layout = RecordLayout.of(spec)
+    assert layout.columns == (layout.record_bytes,)
+    assert layout.record_bytes % 8 == 0
+    taken = np.zeros(layout.record_bytes, int)
+    taken[:HEAD_BYTES] = 1
+    for place in layout.places:
+        assert place.offset % min(np.dtype(place.field.dtype).itemsize, 8) == 0
+        taken[place.offset : place.offset + place.field.nbytes] += 1
+    assert taken.max() == 1
+
+
+def test_a_field_larger_than_the_limit_has_a_column_of_its_own():
+    spec = TransitionSpec(Field((INLINE_BYTES,), "uint8"), ACTION, {"big": Field((INLINE_BYTES + 1,), "uint8")})
+    layout = RecordLayout.of(spec)
+    assert {place.label: place.column for place in layout.places} == {"obs": 0, "action": 0, "big": 1}
+    assert layout.columns[1] == INLINE_BYTES + 1
+
+
+BOX = spaces.Box(0, 255, (84, 84), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "field"),
+    [
+        (BOX, Field((84, 84), "uint8")),
+        (spaces.Box(-1, 1, (), np.float64), Field((), "float64")),
+        (spaces.Discrete(4, start=-1), Field((), "int64")),
+        (spaces.MultiDiscrete([2, 3]), Field((2,), "int64")),
+        (spaces.MultiBinary([2, 2]), Field((2, 2), "int8")),
+    ],
+    ids=str,
+)
+def test_a_space_becomes_a_field_that_holds_its_samples(space, field):
+    spec = TransitionSpec.from_spaces(space, space)
+    assert spec == TransitionSpec(obs=field, action=field)
+    sample = np.asarray(space.sample())
+    assert sample.shape == spec.action.shape and sample.dtype == spec.action.dtype
+
+
+def test_a_dict_space_becomes_a_dict_of_fields():
+    spec = TransitionSpec.from_spaces(
+        spaces.Dict(image=BOX, goal=spaces.Discrete(3)), spaces.Discrete(2), next_obs=True, log_prob=Field()
+    )
+    fields = {"image": Field((84, 84), "uint8"), "goal": Field((), "int64")}
+    assert spec == TransitionSpec(fields, Field((), "int64"), {"log_prob": Field()}, next_obs=True)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "label"),
+    [
+        (spaces.Tuple([BOX]), spaces.Discrete(2), "observation_space"),
+        (spaces.Text(3), spaces.Discrete(2), "observation_space"),
+        (spaces.Dict(a=spaces.Dict(b=BOX)), spaces.Discrete(2), r"observation_space\['a'\]"),
+        (BOX, spaces.Dict(a=BOX), "action_space"),
+        (BOX, 4, "action_space"),
+    ],
+    ids=str,
+)
+def test_a_space_that_no_field_holds_is_refused_in_one_line(observation, action, label):
+    with pytest.raises(ValueError, match=f"^{label}: expected a Box, Discrete, MultiDiscrete.* space, got"):
+        TransitionSpec.from_spaces(observation, action)
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (2**31, 2**31), (10**30, 1)])
+def test_a_field_that_no_process_can_hold_is_refused(shape):
+    with pytest.raises(ValueError, match=r"^Field shape: expected an array of at most \d+ bytes, got \("):
+        Field(shape)
+
+
+def test_a_field_of_more_axes_than_a_batch_can_have_is_refused():
+    with pytest.raises(ValueError, match=r"^Field shape: expected at most 24 axes, got 70$"):
+        Field((1,) * 70)
+
+
+def test_a_refused_observation_space_lists_dict_among_those_that_are_taken():
+    with pytest.raises(ValueError, match=r"^observation_space: expected a Box, .* MultiBinary or Dict space, got"):
+        TransitionSpec.from_spaces(spaces.Text(3), spaces.Discrete(2))
+
+
+def test_an_environment_in_the_place_of_its_space_is_refused():
+    env = gymnasium.make("CartPole-v1")
+    with pytest.raises(TypeError, match=r"got an environment, .*; pass env\.observation_space$"):
+        TransitionSpec.from_spaces(env, env.action_space)
+    env.close()

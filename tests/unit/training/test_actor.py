@@ -1,0 +1,107 @@
+"""Actors wait for their first weights, and for nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import marlcore as mc
+from marlcore.algos import DQN
+from marlcore.envs import TreasureHunt
+from marlcore.memory.lanes import LaneGeometry
+from marlcore.processes.control import BEATS, Control
+from marlcore.processes.telemetry import Telemetry
+from marlcore.spec import Field
+from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
+from marlcore.training.names import actor_names
+from marlcore.training.roles import ActorWorker, AgentPlan, Blueprint, build_network, transition_spec
+
+AGENT = "agent_0"
+HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
+CONFIG = mc.Config(
+    actor=ActorConfig(envs=1), replay=ReplayConfig(capacity=500), learner=LearnerConfig(warmup=50, device="cpu")
+)
+
+
+class Scene:
+    """A run of one actor, whose learner is the test."""
+
+    def __init__(self) -> None:
+        env = HUNT()
+        observation, actions = env.observations[AGENT], env.actions[AGENT]
+        names = actor_names(CONFIG)
+        self.control, self.telemetry = Control.create(names), Telemetry.create(names)
+        self.spec = transition_spec(observation)
+        self.replay = mc.ReplayBuffer.create(self.spec, CONFIG.replay.capacity, CONFIG.lanes)
+        self.network = build_network(DQN(), observation, actions, CONFIG, 0)
+        extras: dict[str, tuple[int, ...] | Field] = {"epsilon": (), "updates": ()}
+        self.store = mc.ParameterStore.create(self.network, "snapshot", extras)
+        plan = AgentPlan(AGENT, observation, actions, Path(), None, self.replay.handle, self.store.handle)
+        self.blueprint = Blueprint(
+            HUNT, DQN(), CONFIG, (plan,), self.control.handle, self.telemetry.handle, time.monotonic()
+        )
+        self.actors: list[ActorWorker] = []
+        self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, self.blueprint)), daemon=True)
+
+    def publish(self) -> int:
+        with self.store.publisher(self.network) as publisher:
+            return publisher.publish(epsilon=1.0, updates=0)
+
+    def tear(self) -> None:
+        """As a learner leaves the store that dies in the middle of a publish."""
+        at = LaneGeometry(1, 1, (self.store.layout.nbytes,)).counters_offset(0)
+        counters = self.store._segment.body[at : at + 16].view(np.int64)
+        counters[1] = counters[0] + 1
+
+    def waits(self) -> bool:
+        """Whether the actor shows signs of life without an end of its start."""
+        while self.thread.is_alive() and self.control.workers["actor-0"].load(BEATS) < 5:
+            time.sleep(0.01)
+        return not self.actors and self.thread.is_alive()
+
+    def close(self) -> None:
+        for thing in (*self.actors, self.store, self.replay, self.telemetry, self.control):
+            thing.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.control.stop()
+    made.thread.join()
+    made.close()
+
+
+@pytest.mark.parametrize("published", [0, 1])
+def test_an_actor_waits_with_a_heartbeat_until_weights_that_a_dead_learner_tore_are_whole(
+    scene: Scene, published: int
+) -> None:
+    for _ in range(published):
+        scene.publish()
+    scene.tear()
+    scene.thread.start()
+    assert scene.waits()
+    version = scene.publish()  # its successor's
+    scene.thread.join()
+    (actor,) = scene.actors
+    for _ in range(100):
+        actor.step()
+    versions = scene.replay.sampler(8, min_size=1).sample().policy_version
+    assert (versions == version).all()
+
+
+def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> None:
+    scene.publish()
+    scene.tear()
+    scene.thread.start()
+    assert scene.waits()
+    scene.control.stop()
+    scene.thread.join()
+    assert len(scene.actors) == 1

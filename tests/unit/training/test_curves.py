@@ -1,0 +1,100 @@
+"""Learning curves are pictures of the right size, whatever the metrics hold."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marlcore.processes.telemetry import Metric
+from marlcore.training import curves
+
+
+def episode(step: int, value: float, agent: str = "agent_0") -> Metric:
+    return Metric(step / 1000, step, agent, "episode_return", value)
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Width and height, from the PNG's header chunk."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert data[-8:-4] == b"IEND"
+    return struct.unpack(">II", data[16:24])
+
+
+def noisy_run(agents: int, episodes: int) -> list[Metric]:
+    rng = np.random.default_rng(0)
+    steps = rng.permutation(episodes) * 25
+    return [
+        episode(int(step), -60 + 40 * math.tanh(step / (12 * episodes)) + rng.normal(0, 8) - 3 * i, f"agent_{i}")
+        for i in range(agents)
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("agents", [1, 3, 14])
+def test_a_run_is_drawn_at_1200_by_700(tmp_path, agents):
+    curves.draw(noisy_run(agents, 500), tmp_path / "curves.png", "simple_spread, seed 1")
+    assert size(tmp_path / "curves.png") == (1200, 700)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [],
+        [Metric(0.0, 1, "agent_0", "loss", 1.0)],
+        [episode(1, math.nan), episode(2, math.inf)],
+        [episode(1, 2.0)],
+        [episode(1, 2.0, agent="")],
+    ],
+)
+def test_little_or_nothing_to_draw_still_makes_a_picture(tmp_path, metrics):
+    curves.draw(metrics, tmp_path / "curves.png", "costs $5 or $x_")
+    assert size(tmp_path / "curves.png") == (1200, 700)
+
+
+def test_a_picture_is_replaced_only_when_the_next_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        curves.draw([episode(1, 2.0)], path, "run")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_returns_are_grouped_by_agent_and_ordered_by_step():
+    metrics = [episode(20, 2.0, "a10"), episode(10, 1.0, "a10"), episode(5, 0.5, "a2"), episode(7, math.nan)]
+    found = curves._returns([*metrics, Metric(0.0, 1, "a", "loss", 9.0)])
+    assert [(agent, points.tolist()) for agent, points in found.items()] == [
+        ("a2", [[5.0, 0.5]]),
+        ("a10", [[10.0, 1.0], [20.0, 2.0]]),
+    ]
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 20])
+def test_the_running_mean_is_the_mean_of_the_last_values(window):
+    values = np.random.default_rng(1).normal(size=20)
+    expected = [values[end - window : end].mean() for end in range(window, 21)]
+    np.testing.assert_allclose(curves._running_mean(values, window), expected)
+
+
+@pytest.mark.parametrize("n", [1, 4000, 4001, 123_456])
+def test_long_runs_are_thinned_evenly(n):
+    steps = np.arange(n, dtype=np.float64)
+    kept, values = curves._thin(steps, -steps)
+    assert min(n, curves._MAX_POINTS / 2) <= len(kept) <= curves._MAX_POINTS
+    assert len(set(np.diff(kept))) <= 1
+    np.testing.assert_array_equal(values, -kept)
+
+
+def test_pyplot_is_not_imported(tmp_path):
+    """pyplot keeps figures alive and may look for a display."""
+    loaded = "matplotlib.pyplot" in sys.modules
+    curves.draw([episode(1, 2.0)], tmp_path / "curves.png", "run")
+    assert ("matplotlib.pyplot" in sys.modules) == loaded

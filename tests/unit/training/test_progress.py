@@ -1,0 +1,215 @@
+"""Progress shows the newest numbers, seldom enough, on terminals and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import threading
+
+import pytest
+from rich.console import Console
+
+from marlcore.processes.telemetry import Metric
+from marlcore.training import progress
+from marlcore.training.progress import Progress, final_returns, summary
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "monotonic", clock)
+    return clock
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, height=40, color_system=None, _environ={})
+
+
+def text(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def metric(name: str, value: float, agent: str = "agent_0", step: int = 1) -> Metric:
+    return Metric(0.0, step, agent, name, value)
+
+
+def feed(shown: Progress) -> None:
+    for name, value in [("loss", 0.125), ("epsilon", 0.9), ("policy_lag", 2), ("updates_per_s", 1234.6)]:
+        shown.update(metric(name, 999.0))
+        shown.update(metric(name, value))
+    for value in [-10.0, -20.0]:
+        shown.update(metric("episode_return", value))
+    shown.update(metric("episode_return", 7.0, agent="[b]x"))
+    shown.update(metric("something_else", 55.5, agent="unseen"))
+
+
+class Gone(io.StringIO):
+    """A place to write to that is not there any more."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error, self.attempts = error, 0
+
+    def write(self, text: str) -> int:
+        self.attempts += 1
+        raise self.error
+
+
+def test_a_process_without_standard_error_is_silent(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(interval=10.0) as shown:
+        clock.now += 20.0
+        shown.tick(500, 2000, 100.0)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "broken pipe"), OSError(5, "input/output error")], ids=repr)
+def test_when_nobody_can_see_it_any_more_it_is_silent_and_the_run_goes_on(clock, monkeypatch, terminal, error):
+    gone = Gone(error)
+    gone.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", gone)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(interval=10.0) as shown:
+        for _ in range(25):
+            clock.now += 1.0
+            shown.tick(500, 2000, 100.0)
+    assert gone.attempts == 1
+
+
+def test_elsewhere_a_line_comes_once_an_interval_and_at_the_end(clock):
+    out = console(terminal=False)
+    with Progress(out, interval=10.0) as shown:
+        for _ in range(25):
+            clock.now += 1.0
+            shown.tick(500, 2000, 100.0)
+        assert len(text(out).splitlines()) == 2
+    assert len(text(out).splitlines()) == 3
+
+
+def test_a_line_says_how_far_the_run_is_and_how_each_agent_does(clock):
+    out = console(terminal=False)
+    with Progress(out) as shown:
+        feed(shown)
+        clock.now += 65.0
+        shown.tick(12_500, 100_000, 1250.0)
+    assert text(out).splitlines()[0] == (
+        "step 12,500/100,000 (12.5%)  1,250 env steps/s  elapsed 0:01:05  ETA 0:01:10"
+        " | [b]x: return (last 100) 7.00"
+        " | agent_0: return (last 100) -15.00, loss 0.125, epsilon 0.900, policy lag 2.0, updates/s 1,235"
+    )
+
+
+def test_a_terminal_shows_a_table_and_keeps_the_last_one(clock):
+    out = console(terminal=True)
+    with Progress(out) as shown:
+        feed(shown)
+        shown.tick(2000, 2000, 0.0)
+    last = text(out)
+    for cell in ["agent_0", "[b]x", "-15.00", "0.125", "0.900", "2.0", "1,235", "100.0%", "ETA -"]:
+        assert cell in last
+    assert "unseen" not in last
+    assert last.splitlines()[-2].endswith("┘")  # the last line shows the cursor again
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("first", [0, 500])
+def test_until_a_step_is_taken_it_says_that_workers_start(clock, terminal, first):
+    """A run that is resumed begins with the steps that it had."""
+    out = console(terminal)
+    with Progress(out) as shown:
+        clock.now += 12.0
+        shown.tick(first, 2000, 0.0)
+        assert "starting workers  elapsed 0:00:12" in text(out) and "ETA" not in text(out) and "┃" not in text(out)
+        shown.tick(first + 1, 2000, 0.0)
+    assert "ETA" in text(out).splitlines()[-1 - terminal]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_is_said_at_once(clock, terminal):
+    out = console(terminal)
+    with Progress(out) as shown:
+        shown.say("stopping [now]")
+        assert "marlcore: stopping [now]\n" in text(out)
+
+
+def test_a_terminal_is_drawn_at_most_four_times_a_second(clock):
+    out = console(terminal=True)
+    with Progress(out) as shown:
+        drawn = []
+        for _ in range(1024):
+            clock.now += 1 / 1024  # exact in binary
+            before = len(text(out))
+            shown.tick(1, 2, 1.0)
+            drawn.append(len(text(out)) > before)
+    assert sum(drawn) == 4
+
+
+def test_no_thread_is_started():
+    before = threading.active_count()
+    with Progress(console(terminal=True)) as shown:
+        shown.tick(1, 2, 1.0)
+        assert threading.active_count() == before
+
+
+def test_the_return_is_the_mean_of_the_last_100_episodes(clock):
+    out = console(terminal=False)
+    with Progress(out) as shown:
+        for value in range(1000):
+            shown.update(metric("episode_return", value))
+    assert f"{sum(range(900, 1000)) / 100:.2f}" in text(out)
+
+
+def test_a_run_that_never_ticked_ends_quietly(clock):
+    out = console(terminal=False)
+    with Progress(out):
+        pass
+    assert text(out) == "starting workers  elapsed 0:00:00\n"
+
+
+def test_numbers_that_are_not_finite_are_shown(clock):
+    out = console(terminal=False)
+    with Progress(out) as shown:
+        shown.update(metric("loss", math.nan))
+        shown.update(metric("episode_return", math.inf))
+        shown.update(metric("episode_return", -math.inf))
+        shown.tick(1, 2, math.nan)
+    assert "return (last 100) nan, loss nan" in text(out)
+    assert math.isnan(final_returns([metric("episode_return", v) for v in (math.inf, -math.inf)], 1)["agent_0"])
+
+
+def test_piped_output_stays_in_its_pipe_while_a_terminal_shows_the_table(capsys):
+    out = console(terminal=True)
+    with Progress(out):
+        print("result")
+    assert capsys.readouterr().out == "result\n"
+    assert "result" not in text(out)
+
+
+def test_an_error_in_the_run_passes_through():
+    with pytest.raises(RuntimeError, match="boom"), Progress(console(terminal=True)):
+        raise RuntimeError("boom")
+
+
+def test_final_returns_are_means_over_the_last_tenth_of_the_run():
+    metrics = [metric("episode_return", float(step), step=step) for step in range(0, 1001, 10)]
+    metrics += [metric("episode_return", 5.0, agent="early", step=10), metric("loss", 9.0, step=1000)]
+    assert final_returns(metrics, 1000) == {"agent_0": 950.0}
+    assert final_returns(metrics, 10**6) == {"agent_0": 950.0}  # stopped before its end
+    assert final_returns([], 1000) == {}
+
+
+def test_the_summary_has_a_line_per_agent():
+    metrics = [metric("episode_return", -1.5, "b", 10), metric("episode_return", 2000.0, "a", 10)]
+    assert summary(metrics, 10).splitlines() == [
+        "a: mean return 2,000.00 over the last tenth of the run",
+        "b: mean return -1.50 over the last tenth of the run",
+    ]

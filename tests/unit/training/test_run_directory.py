@@ -1,0 +1,358 @@
+"""A run's directory is whole or refused, and what it records reads back exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marlcore.errors import ClosedError
+from marlcore.processes.telemetry import Metric
+from marlcore.training.run_directory import RunDirectory, read_metrics, write_atomically
+
+
+def scalars(run_path: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """By tag: the (step, value, wall time) of every event, read by TensorBoard itself."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_path / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in tags}
+
+
+def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
+    with RunDirectory.create(tmp_path / "a" / "b", {"seed": 3, "run_dir": tmp_path}) as run:
+        assert run.path == tmp_path / "a" / "b"
+    assert json.loads((run.path / "config.json").read_text()) == {"seed": 3, "run_dir": str(tmp_path)}
+    names = sorted(entry.name for entry in run.path.iterdir())
+    assert names == ["checkpoints", "config.json", "logs", "metrics.csv", "tensorboard"]
+
+
+def test_an_empty_directory_is_accepted(tmp_path):
+    RunDirectory.create(tmp_path, {}).close()
+    assert (tmp_path / "config.json").exists()
+
+
+def make_run(path: Path) -> None:
+    RunDirectory.create(path, {"seed": 1}).close()
+
+
+def make_full(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+def make_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("make", "below", "words"),
+    [
+        (make_run, ".", "which holds a run"),
+        (make_full, ".", "which holds files"),
+        (make_file, ".", "got a file"),
+        (make_file, "run", "Not a directory"),
+    ],
+)
+def test_a_place_that_is_taken_is_refused_in_one_line_and_left_as_it_was(tmp_path, make, below, words):
+    place = tmp_path / "place"
+    make(place)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=words) as caught:
+        RunDirectory.create(place / below, {"seed": 2})
+    message = str(caught.value)
+    assert message.startswith("run_dir: expected ")
+    assert str(place) in message
+    assert "\n" not in message
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused():
+    with pytest.raises(ValueError, match=r"run_dir: expected a place that can be written, got '/proc/run'"):
+        RunDirectory.create("/proc/run", {})
+
+
+@pytest.mark.parametrize(("config", "error"), [({"a": object()}, TypeError), ({"a": math.nan}, ValueError)])
+def test_a_configuration_that_is_no_json_is_refused_before_anything_is_made(tmp_path, config, error):
+    with pytest.raises(error):
+        RunDirectory.create(tmp_path / "run", config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
+    def fail(*_):
+        raise OSError("disk full")
+
+    path = tmp_path / "config.json"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@contextlib.contextmanager
+def short_files(nbytes):
+    """No file of this process grows beyond that: not for long, since the output of pytest may be a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("earlier", [b"earlier", None])
+def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier):
+    path = tmp_path / "agent_0.pt"
+    if earlier:
+        path.write_bytes(earlier)
+    kept = "the earlier one is kept" if earlier else "there is no earlier one"
+    told = pytest.raises(OSError, match=f"10,000 bytes were not written, {kept}: '{path}'$")
+    with short_files(4096), told as caught:
+        write_atomically(path, bytes(10_000))
+    assert caught.value.errno == errno.EFBIG
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == ([earlier] if earlier else [])
+
+
+def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", {})
+    for step in range(100):
+        run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
+    run.flush()
+    with short_files(100_000):
+        with pytest.raises(OSError, match=f"(its whole lines are|what was flushed before is) kept: '{run.path}/"):
+            for step in range(100, 10_000):
+                run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
+                run.flush()
+        with contextlib.suppress(OSError):  # it tries once more
+            run.close()
+    run.close()
+    steps = [metric.step for metric in read_metrics(run.path / "metrics.csv")]
+    assert len(steps) > 100 and steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_config_json_is_absent_or_whole_where_a_process_is_killed(tmp_path, call):
+    """The process dies just before, then just after, the system call that could tear the file."""
+    program = """
+import os, signal, sys
+from marlcore.training.run_directory import RunDirectory
+when, call = sys.argv[2:]
+original = getattr(os, call)
+def dying(*args):
+    if when == "after":
+        original(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(os, call, dying)
+RunDirectory.create(sys.argv[1], {"text": "x" * 100_000})
+"""
+    for when in ("before", "after"):
+        run = tmp_path / when
+        died = subprocess.run([sys.executable, "-c", program, str(run), when, call], check=False)
+        assert died.returncode == -9
+        whole = (call, when) == ("replace", "after")
+        assert (run / "config.json").exists() == whole
+        if whole:
+            assert len(json.loads((run / "config.json").read_text())["text"]) == 100_000
+
+
+def test_metrics_read_back_exactly(tmp_path):
+    metrics = [
+        Metric(0.1 + 0.2, 0, "agent_0", "loss", 1 / 3),
+        Metric(1e-300, 2**53 + 1, 'a,"b"', "episode_return", -math.inf),
+        Metric(5.0, 7, "", "env_steps_per_s", 5e-324),
+    ]
+    with RunDirectory.create(tmp_path, {}) as run:
+        for metric in metrics:
+            run.record(metric)
+    assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
+    assert read_metrics(tmp_path / "metrics.csv") == metrics
+
+
+def test_nan_and_numpy_numbers_read_back_as_floats(tmp_path):
+    with RunDirectory.create(tmp_path, {}) as run:
+        run.record(Metric(np.float64(1.5), np.int64(4), "a", "loss", np.float32(0.1)))
+        run.record(Metric(2.0, 5, "a", "loss", math.nan))
+    first, second = read_metrics(tmp_path / "metrics.csv")
+    assert first == Metric(1.5, 4, "a", "loss", float(np.float32(0.1)))
+    assert math.isnan(second.value)
+
+
+def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("time_s,step,agent,name,value\n1.0,1,a,loss,2.0\n2.0,2,a,loss,12")
+    assert read_metrics(path) == [Metric(1.0, 1, "a", "loss", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("2.0,2,a", r"got '2.0,2,a\n' (not enough values"),
+        ("2.0,2,a,loss,1.0,9", "(too many values"),
+        ("soon,2,a,loss,1.0", "(could not convert string to float: 'soon')"),
+        ("2.0,2.5,a,loss,1.0", "(invalid literal for int()"),
+        ("\0" * 300, "..."),
+        ("2.0,2,a,loss," + "1" * 200_000, "field larger than field limit"),
+    ],
+)
+def test_a_damaged_line_of_metrics_is_named_with_its_file(tmp_path, line, words):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"time_s,step,agent,name,value\n1.0,1,a,loss,2.0\n{line}\n3.0,3,a,loss,2.0\n")
+    with pytest.raises(ValueError, match="expected time_s,step,agent,name,value in line 3, got") as caught:
+        read_metrics(path)
+    message = str(caught.value)
+    assert message.startswith(repr(str(path))) and words in message and "\n" not in message and len(message) < 600
+
+
+def damage_metrics(run: Path) -> str:
+    (run / "metrics.csv").write_text("time_s,step,agent,name,value\n1.0,1,a,loss\n1.0,2,a,lo")
+    return "metrics.csv': expected time_s,step,agent,name,value in line 2"
+
+
+def damage_config(run: Path) -> str:
+    (run / "config.json").write_text('{"seed": ')
+    return "config.json': expected a JSON object, got what is no JSON (Expecting value"
+
+
+def replace_config(run: Path) -> str:
+    (run / "config.json").write_text("[1, 2]")
+    return "config.json': expected a JSON object, got [1, 2]"
+
+
+def damage_progress(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_bytes(b"\xff\0")
+    return "run.json': expected a JSON object, got what is no JSON"
+
+
+def replace_progress(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_text('{"time_s": 1.5, "steps": {"actor-0": -3}}')
+    return "run.json': expected time_s and steps, a number for each worker, got {'time_s': 1.5, 'steps'"
+
+
+def replace_time(run: Path) -> str:
+    (run / "checkpoints" / "run.json").write_text('{"time_s": NaN, "steps": {}}')
+    return "run.json': expected time_s and steps"
+
+
+def remove_metrics(run: Path) -> str:
+    (run / "metrics.csv").unlink()
+    return "metrics.csv'"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_metrics,
+        damage_config,
+        replace_config,
+        damage_progress,
+        replace_progress,
+        replace_time,
+        remove_metrics,
+    ],
+)
+def test_a_run_with_a_damaged_file_is_refused_in_one_line_that_names_it_and_left_as_it_is(tmp_path, damage):
+    RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
+    words = damage(tmp_path / "run")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="expected") as caught:
+        RunDirectory.resume(tmp_path / "run")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_resumed_run_goes_on_behind_its_last_whole_metric(tmp_path):
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.record(Metric(1.0, 1, "a", "loss", 2.0))
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("2.0,2,a,loss,12")
+    with RunDirectory.resume(tmp_path / "run") as run:
+        run.record(Metric(3.0, 3, "a", "loss", 4.0))
+    found = read_metrics(tmp_path / "run" / "metrics.csv")
+    assert found == [Metric(1.0, 1, "a", "loss", 2.0), Metric(3.0, 3, "a", "loss", 4.0)]
+
+
+def test_another_file_is_refused(tmp_path):
+    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match="expected the header time_s,step,agent,name,value, got 'x,y'"):
+        read_metrics(tmp_path / "other.csv")
+
+
+def test_tensorboard_reads_the_metrics(tmp_path):
+    with RunDirectory.create(tmp_path, {}) as run:
+        run.record(Metric(1.0, 10, "agent_0", "loss", 0.5))
+        run.record(Metric(3.5, 20, "agent_0", "loss", 0.25))
+        run.record(Metric(4.0, 20, "", "env_steps_per_s", 1000.0))
+    read = scalars(tmp_path)
+    assert {tag: [point[:2] for point in points] for tag, points in read.items()} == {
+        "agent_0/loss": [(10, 0.5), (20, 0.25)],
+        "env_steps_per_s": [(20, 1000.0)],
+    }
+    first, second = read["agent_0/loss"]
+    assert second[2] - first[2] == pytest.approx(2.5, abs=1e-3)
+
+
+def test_flush_makes_metrics_visible_to_readers_of_a_live_run(tmp_path):
+    with RunDirectory.create(tmp_path, {}) as run:
+        run.record(Metric(1.0, 10, "a", "loss", 0.5))
+        run.flush()
+        assert len(read_metrics(tmp_path / "metrics.csv")) == 1
+        assert list(scalars(tmp_path)) == ["a/loss"]
+
+
+def test_no_thread_is_started(tmp_path):
+    before = threading.active_count()
+    with RunDirectory.create(tmp_path, {}) as run:
+        run.record(Metric(1.0, 10, "a", "loss", 0.5))
+        assert threading.active_count() == before
+
+
+def test_a_closed_run_takes_no_metrics_and_may_be_closed_again(tmp_path):
+    run = RunDirectory.create(tmp_path, {})
+    run.close()
+    run.close()
+    with pytest.raises(ClosedError):
+        run.record(Metric(0.0, 0, "a", "loss", 0.0))
+
+
+def test_workers_and_agents_have_their_files_whatever_their_names(tmp_path):
+    with RunDirectory.create(tmp_path, {}) as run:
+        assert run.log_path("actor-0") == tmp_path / "logs" / "actor-0.log"
+        assert run.checkpoint_path("agent_0") == tmp_path / "checkpoints" / "agent_0.pt"
+        assert run.checkpoint_path("../red/1").parent == tmp_path / "checkpoints"
+
+
+def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):
+    program = """
+import logging, multiprocessing, sys, warnings
+from marlcore.training.run_directory import setup_logging
+multiprocessing.current_process().name = "actor-0"
+setup_logging(sys.argv[1])
+logging.info("hello")
+logging.debug("too quiet")
+warnings.warn("careful")
+"""
+    log = tmp_path / "actor-0.log"
+    done = subprocess.run([sys.executable, "-c", program, str(log)], check=True, capture_output=True, encoding="utf-8")
+    assert done.stderr == ""
+    lines = log.read_text().splitlines()
+    assert lines[0][:4].isdigit()
+    assert lines[0].endswith(" actor-0 INFO hello")
+    assert " actor-0 WARNING " in lines[1]
+    assert "careful" in lines[1]
+    assert "too quiet" not in log.read_text()

@@ -1,0 +1,83 @@
+"""Updates for each step: held in async as in serial mode, or said aloud where nothing holds them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hunt import HUNT
+
+import marlcore as mc
+from marlcore.training.config import ActorConfig, LearnerConfig
+from marlcore.training.run import _warn_of_short_run
+
+CONFIG = mc.Config(
+    total_steps=1_600,
+    updates_per_step=0.5,
+    updates_tolerance=4,
+    actor=ActorConfig(envs=2, sync_interval=10),
+    learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+)
+AGENTS = 2
+
+
+def train(run_dir: Path, **changes: Any) -> Any:
+    return mc.train(HUNT, "dqn", replace(CONFIG, run_dir=str(run_dir), **changes), progress=False)
+
+
+def due(config: mc.Config) -> float:
+    """Updates that updates_per_step asks of a learner, if each step of its agent was written."""
+    assert config.updates_per_step is not None
+    return config.updates_per_step * (config.total_steps / AGENTS - config.learner.warmup)
+
+
+@pytest.mark.parametrize(("mode", "ahead"), [("serial", 0), ("async", CONFIG.updates_tolerance)])
+def test_the_updates_that_are_due_are_made(tmp_path: Path, mode: str, ahead: int) -> None:
+    """However fast the actors are: without the limiter they end before the learners have begun."""
+    result = train(tmp_path / "run", mode=mode)
+    pending = 0.5 * CONFIG.lanes  # of transitions whose outcome has not come yet
+    for count in result.updates.values():
+        assert due(CONFIG) - pending - 1 <= count <= due(CONFIG) + ahead
+
+
+def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
+    config = mc.Config(total_steps=3_000, run_dir=str(tmp_path / "run"))
+    result = mc.train(HUNT, "dqn", config, progress=False)
+    assert config.updates_per_step is not None
+    expected = config.updates_per_step * (1_500 - config.learner.warmup)
+    assert all(count >= expected - 4 for count in result.updates.values()), result.updates
+
+
+def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="marlcore"):
+        learner = replace(CONFIG.learner, batch_size=1)
+        result = train(tmp_path / "run", updates_per_step=None, total_steps=4_000, learner=learner)
+    ratio = result.updates["agent_0"] / 2_000
+    assert ratio < 1.0
+    assert f"agent_0 trained on {ratio:.2g} samples for each of its steps" in caplog.text
+
+
+def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="marlcore"):
+        result = train(tmp_path / "run", mode="serial", total_steps=90)
+    assert set(result.updates.values()) == {0}
+    assert "learner.warmup: each agent takes 45 of the 90 steps" in caplog.text
+
+
+def test_a_share_of_steps_is_told_with_one_decimal(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_short_run(mc.Config(total_steps=10), 3)
+    assert "each agent takes 3.3 of the 10 steps" in caplog.text
+
+
+def test_serial_mode_needs_a_ratio() -> None:
+    with pytest.raises(ValueError, match="updates_per_step: expected a number in serial mode, got None"):
+        replace(CONFIG, mode="serial", updates_per_step=None)
+
+
+@pytest.mark.parametrize("ratio", [0, -0.1, float("nan"), "0.1", True])
+def test_a_ratio_is_a_number_above_0(ratio: Any) -> None:
+    with pytest.raises(ValueError, match="updates_per_step: expected a number"):
+        replace(CONFIG, updates_per_step=ratio)

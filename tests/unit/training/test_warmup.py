@@ -1,0 +1,84 @@
+"""Compiling kernels is said, done beforehand by `marlcore warmup`, and works where nothing can be kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from marlcore.__main__ import main
+from marlcore.cli import bench as benchmark
+from marlcore.kernels import jit
+
+
+def ran(code: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_warmup_compiles_every_kernel_that_python_calls() -> None:
+    code = """if True:
+        from importlib import import_module
+        from pkgutil import iter_modules
+        from numba.core.dispatcher import Dispatcher
+        from marlcore import kernels
+        from marlcore.training import warmup
+        warmup.warm_up()
+        for module in iter_modules(kernels.__path__):
+            for name, found in vars(import_module(f"marlcore.kernels.{module.name}")).items():
+                if isinstance(found, Dispatcher) and not found.targetoptions.get("forceinline"):
+                    if not name.startswith("_") and not found.signatures:
+                        print(f"{module.name}.{name}")
+    """
+    assert ran(code).stdout == ""
+
+
+COMPILES = """if True:
+    import numba
+    from marlcore import notices
+    from marlcore.kernels import jit
+    def one(x): return x + 1
+    def two(x): return x + 2
+    one.__module__ = two.__module__ = "marlcore.kernels.made"
+    {first}
+    assert numba.njit(one)(1) + numba.njit(two)(1) == 5
+"""
+
+
+def test_the_first_compilation_is_said_once_by_the_command_line() -> None:
+    said = ran(COMPILES.format(first="notices.say_always()")).stderr
+    assert said == f"marlcore: {jit.FIRST_COMPILATION}\n"
+
+
+@pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
+def test_a_library_keeps_to_the_log_where_nobody_looks_and_warmup_says_it_itself(first: str) -> None:
+    assert ran(COMPILES.format(first=first)).stderr == ""
+
+
+def test_where_no_kernel_can_be_kept_one_line_names_the_variable() -> None:
+    code = """if True:
+        import tempfile
+        def refuse(*args, **kwargs): raise PermissionError(13, "read-only")
+        tempfile.TemporaryFile = refuse
+        from marlcore.kernels import jit, uniform
+        assert jit.cache_directory() is None
+        assert jit.jit(lambda x: x + 1)(1) == 2
+    """
+    lines = ran(code).stderr.splitlines()
+    assert sum("set NUMBA_CACHE_DIR to a directory that can be written" in line for line in lines) == 1
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_the_benchmark_says_what_each_call_and_its_bound_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ROUNDS": 1, "ROUND_S": 0.0, "VECTORS": 1024, "FRAMES": 600}.items():
+        monkeypatch.setattr(benchmark, name, value)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    assert main(["bench"]) == 0
+    out = capsys.readouterr().out
+    assert "load" in out and "copies of its rows" in out and "ratio: us / bound us" in out
+    for call in ("add", "add_batch of 256", "sample 256", "priority", "publish", "pull"):
+        assert call in out
