@@ -1,1 +1,1 @@
-"""marlcore's replay behind the interfaces of other libraries; each module imports its own library alone."""
+"""marlcore's replay behind the interfaces of other libraries; each module imports only its own library."""

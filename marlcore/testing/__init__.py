@@ -1,1 +1,1 @@
-"""Ways to see for yourself what marlcore promises; see `python -m marlcore.testing.chaos --help`."""
+"""Tools with which users can test marlcore's promises themselves: `python -m marlcore.testing.chaos --help`."""
