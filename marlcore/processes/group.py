@@ -135,8 +135,8 @@ class Workers:
       Programs started by a killed worker may live on.
 
     A worker's function and arguments are pickled by value where needed, so lambdas, closures and definitions of a
-    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one thread in a
-    worker, unless its function sets another number.
+    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one
+    thread in a worker, unless its function sets another number.
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = ("marlcore.preload",)) -> None:

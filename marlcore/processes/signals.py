@@ -1,6 +1,6 @@
 """Stop signals: the parent notes them, its workers outlive them, and programs that workers start receive them.
 
-A terminal sends SIGINT, and SIGHUP when it closes, to every process of the group. The parent alone decides how to react.
+A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
 """
 
 from __future__ import annotations

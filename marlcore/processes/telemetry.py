@@ -71,7 +71,7 @@ class Telemetry(Shared):
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
         while self._read[lane] < end:
-            # Read one row less than the capacity: the writer may be writing the next row, or have died while writing it.
+            # Read one row less than the capacity: the writer may be writing the next row, or have died in it.
             oldest = max(self._read[lane], end - (ROWS - 1))
             rows = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
