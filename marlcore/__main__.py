@@ -115,7 +115,7 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _how_to_resume(run_dir: str) -> str:
-    return f"; go on with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
+    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
 
 
 def _nobody_reads() -> bool:

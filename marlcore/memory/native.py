@@ -87,12 +87,12 @@ class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
     Args:
-            memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
-            count: adjacent lanes.
-            capacity: rows of each lane.
-            event: offset of the event line in `memory`.
-            counters: offset of the first lane's counters.
-            columns: (offset, size, stride, tickets per row) of each column of the first lane.
+        memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
+        count: adjacent lanes.
+        capacity: rows of each lane.
+        event: offset of the event line in `memory`.
+        counters: offset of the first lane's counters.
+        columns: (offset, size, stride, tickets per row) of each column of the first lane.
     """
 
     def __init__(

@@ -211,7 +211,7 @@ class _Bell:
 
 
 class _Work:
-    """The state shared by the thread and its consumer, who takes no lock: an interrupt could leave it held.
+    """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
 
     Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
     sampler while it is `_drawing`; the consumer owns it while it is `_wanted` and the thread is not drawing. Each side

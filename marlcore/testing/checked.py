@@ -1,8 +1,8 @@
-"""A run whose every row and every weight says whether it is whole: an environment and an algorithm to be killed in.
+"""An environment and an algorithm whose every row and weight can be checked, for runs with killed processes.
 
-An observation names its episode and step, and holds a number that follows from both; the reward follows from them too.
-The network's weights are all the same number, one more with each update. Whatever does not fit is written down, one
-line a fault, in the file `faults` of the directory that the algorithm is given; `rows` says how many were looked at.
+An observation holds its episode, its step, and a number computed from both; so is the reward. The network's weights are
+all the same number, which grows by one with each update. Each fault found is a line in the file `faults` of the
+algorithm's directory; the file `rows` counts the rows checked.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ..spec import Field
 
 __all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
 
-LONGEST = 40  # steps of an episode
+LONGEST = 40  # most steps of an episode
 WEIGHTS = 50_000
 KEYS = 2**31
-FACTOR = 0x3ADE68B1  # times a key and a step it fits 63 bits
+FACTOR = 0x3ADE68B1  # times the sum of a key and a step, it fits 63 bits
 AGENTS = ("agent_0", "agent_1")
 
 
 def read_faults(folder: Path) -> list[str]:
-    """The faults that were noted."""
+    """The recorded faults."""
     return _lines(folder / "faults")
 
 
 def read_rows(folder: Path) -> int:
-    """Rows that learners have checked."""
+    """The number of rows that learners checked."""
     return sum(map(int, _lines(folder / "rows")))
 
 
@@ -43,13 +43,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _note(path: Path, line: str) -> None:
-    """Appends a line, whole or not at all: a process that is killed takes nothing back that it noted before."""
+    """Appends a line, whole or not at all: killing the process loses no earlier line."""
     with path.open("a") as file:
         file.write(line + "\n")
 
 
 class CheckedEnvironment:
-    """Two agents act by turns; episodes end in either way after a random number of steps."""
+    """Two agents act in turns; episodes terminate or are truncated after a random number of steps."""
 
     agents = AGENTS
     observations: Mapping[str, Field] = dict.fromkeys(AGENTS, Field((4,), "int64"))
@@ -90,23 +90,23 @@ class CheckedEnvironment:
 
 
 def observation_of(key: Any, step: Any) -> NDArray[np.int64]:
-    """Of one episode's one step."""
+    """The observation of an episode's step."""
     return np.array([key, step, check_of(np.int64(key), np.int64(step)), -key], np.int64)
 
 
 def check_of(key: Any, step: Any) -> Any:
-    """What an observation holds beside its episode and step; of NumPy's numbers or torch's."""
+    """The check number of an observation, for NumPy or torch values."""
     mixed = (key + step) * FACTOR
     return mixed ^ (mixed >> 17)
 
 
 def reward_of(key: Any, step: Any) -> Any:
-    """For the action at a step."""
+    """The reward of the action at a step."""
     return (key + 7 * step) % 1000
 
 
 class _Network(torch.nn.Module):
-    """Many weights, which are all the same number wherever they are whole."""
+    """Many weights; all are the same number if none is torn."""
 
     weights: torch.Tensor
 
@@ -117,10 +117,10 @@ class _Network(torch.nn.Module):
 
 @dataclass(frozen=True)
 class CheckedAlgorithm:
-    """Learns nothing; looks at whatever actors pull and learners draw.
+    """Learns nothing; checks the weights that actors pull and the rows that learners draw.
 
     Attributes:
-        folder: where faults are noted, and rows counted.
+        folder: the directory of the files `faults` and `rows`.
     """
 
     folder: str
@@ -148,7 +148,7 @@ class CheckedAlgorithm:
 
 
 class _Checker:
-    """A trainer that looks at each row of its batches and adds one to all weights."""
+    """A trainer that checks each row of its batches and adds one to all weights."""
 
     def __init__(self, network: _Network, folder: Path) -> None:
         self._weights = network.weights
@@ -166,7 +166,7 @@ class _Checker:
         return {"loss": torch.zeros(())}
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Of each row, whether it is as it was written."""
+        """For each check, whether each row passes."""
         key, step, check, again = batch.obs.unbind(1)
         after = batch.next_obs
         ended = batch.terminated
