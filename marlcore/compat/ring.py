@@ -258,8 +258,7 @@ class Ring:
             self._writer = None
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket. NumPy converts the
-        dtypes.
+        """Adds count rows, all or none, each field [count, *shape] of any dtype that NumPy converts; returns the first ticket.
 
         Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
         """

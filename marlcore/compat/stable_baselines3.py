@@ -216,8 +216,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             next_obs: like obs; where done, the episode's last observation, not the next episode's first.
             infos: one per environment; its "TimeLimit.truncated" marks done as a truncation.
 
-        Raises: ValueError, TypeError: the message names the field, the expected and the actual value; nothing was
-        added.
+        Raises: ValueError, TypeError: the message names the field and both values; nothing was added.
         """
         ends = self._ends(done, infos)
         rewards = self._check_reward(reward)
@@ -238,8 +237,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """A batch as from SB3's buffer, on the buffer's device; normalized by `env` if given.
 
         Raises:
-            NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, but n-step returns sum unscaled
-            ones.
+            NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
         self._check_scales(env)
         return self._samples(self._draw(batch_size), env)

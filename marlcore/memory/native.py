@@ -326,7 +326,7 @@ class Event:
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
-        """Announces a waiter for `amount` units; check again what is missing after this and before `wait`."""
+        """Announces a waiter for `amount` units; check the missing amount again between this and `wait`."""
         return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING)))
 
     def wait(self, seen: int, seconds: float) -> None:

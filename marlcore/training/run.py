@@ -268,7 +268,7 @@ def _warn_of_what_begins_anew(run: RunDirectory, agents: list[str]) -> None:
     """Warns of parts of a resumed run that were not saved."""
     for agent in agents:
         if not run.checkpoint_path(agent).exists():
-            log.warning("resume: %s has no checkpoint yet, its learner begins anew", agent)
+            log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", agent)
     empty = [agent for agent in agents if not run.replay_path(agent).exists()]
     if empty:
         log.warning("resume: replays were not saved (replay.save): empty at first for %s", ", ".join(empty))

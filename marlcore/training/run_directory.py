@@ -170,7 +170,7 @@ class RunDirectory:
         return _naming(self.path / "metrics.csv", "its whole lines are kept")
 
     def _naming_events(self) -> AbstractContextManager[None]:
-        return _naming(self.path / "tensorboard", "what was flushed before is kept")
+        return _naming(self.path / "tensorboard", "everything flushed before is kept")
 
     def log_path(self, worker: str) -> Path:
         """A worker's log file."""
@@ -288,7 +288,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got what is no JSON ({error})") from None
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(found)}")
     return found
