@@ -258,7 +258,9 @@ class Ring:
             self._writer = None
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape] of any dtype that NumPy converts; returns the first ticket.
+        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket.
+
+        NumPy converts the dtypes.
 
         Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
         """
