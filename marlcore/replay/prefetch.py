@@ -340,7 +340,7 @@ class _Work:
             raise kind(why)
 
     def _raise_if_over(self) -> None:
-        """Raises the error that ended drawing: the first time itself, with the thread's traceback, then ClosedError."""
+        """Raises the error that ended drawing, with the thread's traceback; every later call raises ClosedError."""
         self.check_open()
         error = self._error
         if error is not None:
