@@ -181,8 +181,8 @@ class QueueGate:
         longest = longest or self._capacity - self.spare_rows
         if rows > longest:
             raise ValueError(
-                f"reward: expected at most {longest} rows in one add, final_obs included, beside what the queue's "
-                f"reader needs of a lane's {self._capacity}, got {rows}"
+                f"reward: expected at most {longest} rows in one add, final_obs included, since the queue's "
+                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
             )
         if rows <= left:
             self._left = left - rows

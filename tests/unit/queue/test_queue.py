@@ -470,7 +470,7 @@ def test_an_add_too_long_for_the_reader_is_refused_and_says_what_is_not(when_ful
         with queue.reader(4) as reader:
             message = (
                 r"^reward: expected at most 9 rows in one add, final_obs included, "
-                r"beside what the queue's reader needs of a lane's 16, got 10$"
+                r"since the queue's reader needs the rest of a lane's 16, got 10$"
             )
             with pytest.raises(ValueError, match=message):
                 writer.add_batch(rows[:10], rows[:10], rows[:10])
