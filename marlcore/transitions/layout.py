@@ -1,8 +1,8 @@
 """Where each field of a transition lies in a lane's row.
 
-Column 0 is the record: a 16-byte head, then the fields of up to INLINE_BYTES packed behind it, so that a small
-transition is one cache line. A larger field, such as a frame, has a column of its own; so has a field that is
-stored at intervals, with a row for each interval.
+Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES packed
+behind it, so that a small transition is one cache line. A larger field, such as a frame, has a column of its own; so
+has a field that is stored at intervals, with a row for each interval.
 """
 
 from __future__ import annotations
