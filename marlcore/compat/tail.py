@@ -14,6 +14,9 @@ from .ring import Ring, Window
 __all__ = ["Tail", "newest_count"]
 
 
+_NUMBERS = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d")))
+
+
 class Tail:
     """Appends rows to a ring and reads the newest ones where they lie: nobody else overwrites them meanwhile.
 
@@ -38,7 +41,7 @@ class Tail:
         self._action, self._reward, self._done, self._count = (
             row[name].data for name in ("action", "reward", "done", "count")
         )
-        self._load_base = ring.load_base
+        self._base_word = ring.base_word
         window = ring.window()
         self._base, self._first, self._next = window.base, window.lo, window.hi
         self._capacity = ring.capacity
@@ -49,7 +52,7 @@ class Tail:
 
     def is_current(self) -> bool:
         """Whether the ring was not cleared since."""
-        return self._load_base() == self._base
+        return bool(self._base_word[0] == self._base)
 
     def window(self) -> Window:
         """What the ring holds."""
@@ -65,7 +68,7 @@ class Tail:
 
         Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
         """
-        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.kind in "fiub":
+        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype in _NUMBERS:
             self._obs[...] = obs
         else:
             self._obs[...] = as_field("obs", self._field, _squeezed(obs, len(self._field.shape)))
