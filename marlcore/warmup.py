@@ -15,6 +15,7 @@ from .priorities import Prioritized
 from .replay import ReplayBuffer
 from .spec import Field, TransitionSpec
 from .trajectories import TrajectoryQueue
+from .uniform import Uniform
 
 __all__ = ["compile_before_a_run", "main", "warm_up"]
 
@@ -59,7 +60,7 @@ def warm_up() -> float:
             for _ in range(4):
                 writer.add(np.zeros(2, np.float32), 0, 0.0)
         plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
-        plain._draw_from_list(plain.memory().root, np.arange(2))
+        Uniform(plain._drawing).draw_listed(plain._memory(), np.arange(2))
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
     with TrajectoryQueue.create(spec, 8) as queue:

@@ -18,7 +18,7 @@ LAYERS = [
     {"control", "gates", "kernels", "record", "save"},
     {"batch", "telemetry", "writer", "flat", "cursor"},
     {"drawing", "transitions"},
-    {"priorities"},
+    {"priorities", "uniform"},
     {"sampler", "rundir", "reader"},
     {"prefetch", "replay", "trajectories", "params", "curves", "progress"},
     {"actor", "learner", "mixture", "monitor"},
