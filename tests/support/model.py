@@ -237,7 +237,7 @@ class Priorities:
         self.drawn.update(indices)
         masses = np.array([self.masses[index] for index in indices])
         np.testing.assert_allclose(batch.weight, (masses.min() / masses) ** beta, rtol=1e-6)
-        assert np.isclose(sampler._tree.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
+        assert np.isclose(sampler._strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
         assert sampler.stats.ignored == self.ignored
 
     def check_masses(self, sampler: Any) -> None:
@@ -247,7 +247,7 @@ class Priorities:
         for index, mass in self.masses.items():
             expected[index % len(lanes), index // len(lanes) % lanes[0].capacity] = mass
         np.testing.assert_allclose(sampler.state_dict()["masses"], expected.ravel(), rtol=1e-12)
-        assert np.isclose(sampler._tree.highest, self.highest, rtol=1e-12)
+        assert np.isclose(sampler._strategy.highest, self.highest, rtol=1e-12)
 
 
 def part(value, name):
