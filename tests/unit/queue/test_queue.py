@@ -28,6 +28,7 @@ from marlcore import (
     TrajectoryQueue,
     TransitionSpec,
 )
+from marlcore.testing.rows import torn
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
 PENDING, NEVER = "pending", "never"
@@ -1096,26 +1097,20 @@ def test_a_reader_held_up_while_it_looks_at_a_lane_looks_at_nothing_outside_of_i
 
 WRITE = """
     import sys
-    import numpy as np
     from marlcore import TrajectoryQueue
+    from marlcore.testing.rows import filled
 
     queue = TrajectoryQueue.attach(sys.argv[1])
     lane, life, rows = map(int, sys.argv[2:])
-    pattern = np.arange(64, dtype=np.uint64)
-
-    def frame(number, episode):
-        words = pattern + (number * 1_000_003 + lane * 7_919 + life * 104_729)
-        words[:4] = lane, life, number, episode
-        return words
-
     with queue.writer(lane) as writer:
         print("ready", flush=True)
         refused = number = 0
         while number != rows:
             episode, place = divmod(number, 7)
-            ends, obs = place == 6, frame(number, episode)
+            ends, obs = place == 6, filled(64, lane, life, number, episode)
             if ends and episode % 2:
-                ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=frame(number + 1, episode))
+                final = filled(64, lane, life, number + 1, episode)
+                ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=final)
             else:
                 ticket = writer.add(obs, number, 1.0, terminated=ends)
             refused += ticket < 0
@@ -1144,7 +1139,7 @@ class Ledger:
         after = batch.next_obs.astype(np.int64)[goes_on]
         follows = np.stack([lane, life, number + 1, episode], 1)[goes_on]
         ended = number % 7 == 6
-        self.faults["torn"] += int(self.torn(batch.obs) + self.torn(batch.next_obs[goes_on]))
+        self.faults["torn"] += int(torn(batch.obs, 4).sum() + torn(batch.next_obs[goes_on], 4).sum())
         self.faults["stale"] += int(((batch.action != number) | (batch.index % lanes != lane)).sum())
         self.faults["across"] += int(
             (after[:, :4] != follows).any(1).sum()
@@ -1155,12 +1150,6 @@ class Ledger:
             before = self.numbers.setdefault(key[:2], [])
             self.faults["twice or late"] += bool(before) and before[-1] >= key[2]
             before.append(key[2])
-
-    @staticmethod
-    def torn(frames) -> int:
-        lane, life, number = frames[:, 0], frames[:, 1], frames[:, 2]
-        seed = number * np.uint64(1_000_003) + lane * np.uint64(7_919) + life * np.uint64(104_729)
-        return (frames[:, 4:] != np.arange(4, 64, dtype=np.uint64) + seed[:, None]).any(1).sum()
 
     def missing(self) -> int:
         """How many transitions are left out between the first and the last of each life."""
