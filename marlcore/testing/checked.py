@@ -1,6 +1,6 @@
 """A run whose every row and every weight says whether it is whole: an environment and an algorithm to be killed in.
 
-An observation names its episode and step, and holds a number that follows from both; the reward follows from them too.
+An observation is a row that its episode and step name, see rows.py; the reward follows from them too.
 The network's weights are all the same number, one more with each update. Whatever does not fit is written down, one
 line a fault, in the file `faults` of the directory that the algorithm is given; `rows` says how many were looked at.
 """
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from ..interfaces import Trainer
 from ..spec import Field
+from .rows import filled, torn
 
 __all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
 
 LONGEST = 40  # steps of an episode
 WEIGHTS = 50_000
 KEYS = 2**31
-FACTOR = 0x3ADE68B1  # times a key and a step it fits 63 bits
 AGENTS = ("agent_0", "agent_1")
 
 
@@ -89,15 +89,9 @@ class CheckedEnvironment:
         pass
 
 
-def observation_of(key: Any, step: Any) -> NDArray[np.int64]:
-    """Of one episode's one step."""
-    return np.array([key, step, check_of(np.int64(key), np.int64(step)), -key], np.int64)
-
-
-def check_of(key: Any, step: Any) -> Any:
-    """What an observation holds beside its episode and step; of NumPy's numbers or torch's."""
-    mixed = (key + step) * FACTOR
-    return mixed ^ (mixed >> 17)
+def observation_of(key: int, step: int) -> NDArray[np.int64]:
+    """Of one episode's one step, int64 [4]: torch computes with no larger unsigned integers than of 8 bits."""
+    return filled(4, key, step).view(np.int64)
 
 
 def reward_of(key: Any, step: Any) -> Any:
@@ -147,6 +141,11 @@ class CheckedAlgorithm:
         return _Checker(network, Path(self.folder))
 
 
+def _whole(observations: torch.Tensor) -> torch.Tensor:
+    """Which rows are as the environment made them: bool [B] of int64 [B, 4]."""
+    return torch.from_numpy(~torn(observations.cpu().numpy(), 2)).to(observations.device)
+
+
 class _Checker:
     """A trainer that looks at each row of its batches and adds one to all weights."""
 
@@ -167,13 +166,13 @@ class _Checker:
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
         """Of each row, whether it is as it was written."""
-        key, step, check, again = batch.obs.unbind(1)
+        key, step = batch.obs[:, :2].T
         after = batch.next_obs
         ended = batch.terminated
         return {
-            "torn observation": (check == check_of(key, step)) & (again == -key),
+            "torn observation": _whole(batch.obs),
             "reward of another row": batch.reward == reward_of(key, step).float(),
-            "torn next observation": ended | (after[:, 2] == check_of(after[:, 0], after[:, 1])),
+            "torn next observation": ended | _whole(after),
             "next observation of another episode": ended | (after[:, 0] == key),
             "next observation of another step": ended | (after[:, 1] == step + 1),
             "discount": batch.discount == torch.where(ended, 0.0, 0.99).float(),
