@@ -3,15 +3,14 @@
     spec = marlcore.TransitionSpec(obs=marlcore.Field((4,)), action=marlcore.Field((), "int64"))
     replay = marlcore.ReplayBuffer.create(spec, capacity=100_000, lanes=4)
 
-Importing marlcore imports nothing heavy: each name below brings its module when it is first used, and torch comes
-with the names that need it.
+`import marlcore` is light: each name imports its module on first use, and only the names that need torch import it.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as typing's, without its import: the command line wants to be ready for Ctrl-C early
+TYPE_CHECKING = False  # typing's constant without its import, so that the command line handles Ctrl-C early
 if TYPE_CHECKING:
     from typing import Any
 

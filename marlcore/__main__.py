@@ -12,9 +12,9 @@ from importlib import import_module
 
 
 def _prepare_streams() -> None:
-    """Standard streams that were closed by whoever started this process lead to the null device.
+    """Open the null device in place of standard streams that the parent process closed.
 
-    Python has None in their place, and the next files to be opened would have their numbers.
+    Python sets such a stream to None, and the next opened files would get its descriptor number.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -22,7 +22,7 @@ def _prepare_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A run's directory may be named by any bytes, and a terminal may know few characters.
+        # A run directory's name may hold any bytes, and a terminal may show few characters.
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -33,7 +33,7 @@ def _leave(signum: int, frame: object) -> None:
     os._exit(130)
 
 
-# Until a run has something to clean up, Ctrl-C just ends the process; no traceback comes out of an import.
+# Until a run has something to clean up, Ctrl-C simply exits, without a traceback from an import.
 signal.signal(signal.SIGINT, _leave)
 
 # name: (module of cli, function from its arguments to the exit code, options, what it does)
@@ -53,10 +53,10 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
-    Returns: 0, or 1 when a worker failed, the doctor found a problem or nobody read all that was printed, 2 for bad
-    input, 130 after Ctrl-C.
+    Returns: 0; 1 if a worker failed, the doctor found a problem or the reader of the output closed it early; 2 for bad
+    input; 130 after Ctrl-C.
     """
     try:
         try:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read it, such as `head -1`, has ended. Python flushes once more at exit: let that succeed.
+        # The reader, such as `head -1`, has exited. Python flushes again at exit: let that succeed.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What this process's control groups allow it: memory and processor time, in version 1 and version 2 alike."""
+"""The limits of this process's control groups on memory and processor time, for cgroup versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["MemoryLimit", "cpu_quota", "memory_limit"]
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-_UNLIMITED = 1 << 62  # version 1 has a number of about 2^63 for no limit
-# limit, use, and in memory.stat what the kernel gives up before it kills: version 2, then version 1
+_UNLIMITED = 1 << 62  # version 1 writes about 2^63 for "no limit"
+# limit, use, and the field of memory.stat that the kernel reclaims before it kills: version 2, then version 1
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -21,10 +21,10 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A limit past which the kernel kills instead of failing; shared memory counts towards it.
+    """A memory limit; beyond it the kernel kills the process. Shared memory counts towards it.
 
     Attributes:
-        limit: bytes. left: how many of them may still be used.
+        limit: bytes. left: bytes of it that may still be used.
     """
 
     limit: int
@@ -32,22 +32,22 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = ROOT, own: Path = OWN) -> MemoryLimit | None:
-    """Of this process's group and those around it, the limit that leaves least; None where none has one."""
+    """The tightest limit of this process's group and its ancestors; None when none has a limit."""
     found = [limit for group in _groups("memory", root, own) for limit in _memory_limits(group)]
     return min(found, key=lambda limit: limit.left, default=None)
 
 
 def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
-    """The processors whose time this process's group may use; None where none has a limit."""
+    """The number of processors whose time this process's group may use; None without a limit."""
     found = [quota for group in _groups("cpu", root, own) for quota in _cpu_quotas(group)]
     return min(found, default=None)
 
 
 def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """The directories of this process's groups that a controller may rule, and of those around them."""
+    """The directories, for one controller, of this process's groups and their ancestors."""
     try:
         lines = own.read_text().splitlines()
-    except OSError:  # there is no /proc, or no control group in it
+    except OSError:  # no /proc, or a kernel without control groups
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -58,10 +58,10 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        if ".." in inner.parts:  # outside of what this process's namespace shows
+        if ".." in inner.parts:  # outside this process's cgroup namespace
             inner = Path()
         for mount in mounts:
-            # A container may see the path that its group has on the host, and find itself at the mount's top.
+            # A container may see its group's path on the host while the group is mounted at the top.
             yield from (mount / group for group in (inner, *inner.parents))
 
 

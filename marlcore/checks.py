@@ -1,4 +1,4 @@
-"""Checks of what callers hand over: values against Fields, names, whole numbers; and how an error shows a value."""
+"""Checks of arguments: values against Fields, and the names of fields; also how an error shows a value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["as_field", "came", "names_error", "rows_of"]
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     """`value` as an array of the field's shape and dtype.
 
-    Raises: ValueError, TypeError: naming the field, what was expected and what came.
+    Raises: ValueError, TypeError: the message names the field, the expected value and the actual one.
     """
     try:
         array = np.asarray(value)
@@ -42,7 +42,7 @@ def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
 
 
 def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
-    """`value` as an array [rows, *shape] of the field's dtype; as it is when it is one."""
+    """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
     shape = (rows, *field.shape)
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
         found: NDArray[Any] = value
@@ -56,6 +56,6 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
 
 
 def came(value: Any) -> str:
-    """What came, on one line."""
+    """The value in an error message, on one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,6 +1,6 @@
-"""Every error that marlcore raises for a reason of its own derives from MarlcoreError.
+"""The errors of marlcore: all its own errors derive from MarlcoreError.
 
-Bad arguments are ValueError or TypeError, as everywhere in Python.
+Bad arguments raise ValueError or TypeError, as usual in Python.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class SharedMemoryFull(MarlcoreError, MemoryError):
 
 
 class SegmentNotFound(MarlcoreError, FileNotFoundError):
-    """No segment has this name (it was unlinked, or never created)."""
+    """No segment has this name: it was unlinked or never created."""
 
 
 class SegmentCorrupt(MarlcoreError):
-    """A file is no segment of this version of marlcore, or its header or counters are damaged."""
+    """A file is not a segment of this version of marlcore, or its header or counters are damaged."""
 
 
 class LayoutMismatch(MarlcoreError, ValueError):
-    """A segment, model or replay is laid out in another way than the caller expects."""
+    """A segment, model or replay has another layout than the caller expects."""
 
 
 class LaneBusy(MarlcoreError):
-    """The lane has a living writer; the kernel says so."""
+    """The lane has a living writer, as proved by its kernel lock."""
 
 
 class NotEnoughData(MarlcoreError):
@@ -50,11 +50,11 @@ class NotEnoughData(MarlcoreError):
 
 
 class StaleHandle(MarlcoreError):
-    """A handle names a segment that was replaced, or crossed a fork."""
+    """A handle names a segment that was replaced, or an object crossed a fork."""
 
 
 class UsedByTwoThreads(MarlcoreError, RuntimeError):
-    """A thread called what another thread was inside of; its own call did nothing."""
+    """A thread called an object while another thread was inside it; the call had no effect."""
 
 
 class ClosedError(MarlcoreError):
@@ -62,16 +62,17 @@ class ClosedError(MarlcoreError):
 
 
 class EnvironmentFailed(MarlcoreError):
-    """An environment raised, or returned what its replay refuses; the error behind it is the `__cause__`."""
+    """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`."""
 
 
 class WorkerFailed(MarlcoreError):
-    """A worker raised, died or hung, as often as the run allows.
+    """A worker raised, died or hung more often than the run allows.
 
     Attributes:
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
-        reason: what failed last: "environment" and "worker" raised, "death" (a signal, as a rule) and "hang" did not.
-        traceback: the worker's formatted traceback, or how its process ended; of each start, the last one at the end.
+        reason: the last failure: "environment" or "worker" (where an exception came from), "death" (usually by a
+            signal) or "hang".
+        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:

@@ -1,4 +1,4 @@
-"""What actors and learners expect of an environment and of an algorithm; they meet nowhere else."""
+"""The interfaces of environments, algorithms and trainers, between which actors and learners work."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Algorithm", "BatchSource", "Environment", "Gate", "Publisher", "Trai
 
 
 class Environment(Protocol):
-    """Agents act one after another (PettingZoo's agent-environment cycle).
+    """An environment whose agents act one after another (PettingZoo's agent-environment cycle).
 
-    An episode: `reset`, then while `agent` is not None: read `last`, then `step` with that agent's action.
-    An agent whose `last` says terminated or truncated gets one more turn, with the action None.
+    In an episode, call `reset`; then, while `agent` is not None, read `last` and call `step` with that agent's action.
+    An agent whose `last` is terminated or truncated gets one more turn, with the action None.
     """
 
     agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
@@ -31,19 +31,19 @@ class Environment(Protocol):
 
     @property
     def agent(self) -> str | None:
-        """Whose turn it is; None when the episode is over for everybody."""
+        """The agent that acts next; None when the episode is over for all agents."""
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode; a seed makes it and all that follow reproducible."""
+        """Begin an episode; a seed makes this episode and all later ones reproducible."""
 
     def last(self) -> tuple[NDArray[Any], float, bool, bool]:
         """(observation, reward since this agent's previous action, terminated, truncated) of `agent`."""
 
     def step(self, action: int | None) -> None:
-        """`agent` acts; None from an agent whose episode has ended."""
+        """Perform an action of `agent`; None for an agent whose episode has ended."""
 
     def close(self) -> None:
-        """Give back what the environment holds."""
+        """Release the environment's resources."""
 
 
 class Trainer(Protocol):
@@ -53,82 +53,83 @@ class Trainer(Protocol):
         """Learn from a batch.
 
         Args:
-            batch: what `Batch.torch` gives, on the network's device, of B transitions: `obs` and `next_obs` as the
-                network takes them, `action` int64 [B], `reward` float32 [B] (of n steps, discounted), `discount`
+            batch: B transitions as returned by `Batch.torch`, on the network's device: `obs` and `next_obs` in the
+                network's input shape, `action` int64 [B], `reward` float32 [B] (the discounted n-step sum), `discount`
                 float32 [B] of `next_obs`, 0 where the episode terminated, `weight` float32 [B], 1 by default.
 
-        Returns: detached scalars, which become metrics; at least "loss".
+        Returns: detached scalars, logged as metrics; at least "loss".
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training needs to go on, besides the network: target network, optimizer; tensors, plain values."""
+        """The state besides the network that resuming needs: target network, optimizer; tensors, plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore the state returned by `state_dict`."""
 
 
 class Algorithm(Protocol):
-    """Hyperparameters, and what is made from them: network, act, update.
+    """Hyperparameters, with functions that make the network, choose actions and make the trainer.
 
-    Each agent has a network of its own: its learner trains it, its actors act with copies that follow. So an algorithm
-    keeps no state. Best it is a frozen dataclass in a module: then `marlcore train --algo module:Class` has its fields
-    as options, and `--resume` finds it again. A whole one in 60 lines is examples/custom_algorithm.py.
+    Each agent has its own network: its learner trains it, and its actors act with copies that follow. So an algorithm
+    keeps no state. Preferably write it as a frozen dataclass in a module: then `marlcore train --algo module:Class`
+    offers its fields as options, and `--resume` can import it again. examples/custom_algorithm.py is a complete one in
+    60 lines.
     """
 
     def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
         """An untrained network, on the CPU.
 
         Args:
-            observation: shape and dtype of one observation; nothing is scaled or converted before the network has it.
-            actions: how many there are.
+            observation: shape and dtype of one observation; the network gets it neither scaled nor converted.
+            actions: the number of actions.
             stack: frames of an observation; the input is [B, *shape], or [B, stack, *shape] when stack > 1.
         """
 
     def act(
         self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Actions [B] for observations [B, ...], which are on the network's device.
+        """Choose actions [B] for observations [B, ...] on the network's device.
 
         Args:
-            epsilon: the share of random actions, as the configuration's exploration schedules it.
-            rng: the actor's own; what is drawn from it is repeated under the same seed.
+            epsilon: the probability of a random action, from the configuration's exploration schedule.
+            rng: the actor's own generator; the same seed repeats its draws.
         """
 
     def make_trainer(self, network: torch.nn.Module) -> Trainer:
-        """A trainer that updates `network` in place, on the device where it is.
+        """A trainer that updates `network` in place, on its device.
 
-        The network's tensors are views of one flat tensor by then: change their values, do not replace them.
+        The network's tensors are by then views of one flat tensor: change their values, do not replace them.
         """
 
 
 class BatchSource(Protocol):
-    """Where a learner's batches come from: a `Sampler`, a `Mixture`, a `Prefetch`."""
+    """A source of a learner's batches: a `Sampler`, a `Mixture` or a `Prefetch`."""
 
     def sample(self, timeout: float | None = None) -> Batch: ...
 
 
 class Publisher(Protocol):
-    """Where a learner's weights go: what `ParameterStore.publisher` makes."""
+    """A destination of a learner's weights, made by `ParameterStore.publisher`."""
 
     def publish(self, **extras: Any) -> int: ...
 
 
 class Gate(Protocol):
-    """What a writer passes before it adds.
+    """A condition that a writer passes before each add.
 
     Attributes:
-        spare_rows: rows of a lane that an add leaves alone.
+        spare_rows: rows of a lane that an add leaves free.
     """
 
     spare_rows: int
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until so many rows may be added; False when they shall be left out.
+        """Waits until these rows may be added; False means that the writer must drop them.
 
         Args:
-            transitions, boundaries: how many rows of each.
+            transitions, boundaries: how many rows of each kind.
             timeout: seconds; None waits for ever.
-            check_open: raises when the writer was closed meanwhile.
+            check_open: raises if the writer was closed meanwhile.
 
-        Raises: TimeoutError: they may not be added after so long. ValueError: no wait would ever be enough.
+        Raises: TimeoutError: the wait exceeded the timeout. ValueError: no wait would ever be enough.
         """

@@ -1,4 +1,4 @@
-"""Short lines for a person who waits: on standard error where somebody sees it, else in the log."""
+"""Short notices to the user: on standard error if it is a terminal, else in the log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _always = False
 
 
 def say_always() -> None:
-    """From now on `say` writes to standard error, whatever that is: for the command line."""
+    """From now on, `say` writes to standard error even if it is no terminal; used by the command line."""
     global _always
     _always = True
 
 
 def say(text: str) -> None:
-    """One line: on standard error when it is a terminal, else a log record of level INFO."""
+    """Print one line on standard error if it is a terminal; otherwise log it at level INFO."""
     if _always or (sys.stderr is not None and sys.stderr.isatty()):
         sys.stderr.write(f"marlcore: {text}\n")
         sys.stderr.flush()

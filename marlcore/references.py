@@ -1,4 +1,4 @@
-"""Names of the form module:name, for what another process or a later run can import."""
+"""References of the form module:name to objects that another process or a later run can import."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def reference_to(thing: Any) -> str | None:
 
 
 def is_importable(reference: str) -> bool:
-    """Whether a reference leads into a module, not into a program, a notebook or a function's body."""
+    """Whether a reference names an importable module, not a script, a notebook or a function's local."""
     module, _, name = reference.partition(":")
     return module != "__main__" and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
 def resolve(label: str, reference: str) -> Any:
-    """What `reference` names.
+    """The object that `reference` names.
 
     Args:
-        label: of the message: what is looked for.
+        label: the first word of the error message: the object's role.
 
-    Raises: ValueError: there is no such module, or nothing of this name in it; or its import fails.
+    Raises: ValueError: the module or the name in it does not exist, or the import fails.
     """
     if not is_importable(reference):
         raise ValueError(f"{label}: expected module:name of something that can be imported, got {reference!r}")
@@ -36,6 +36,6 @@ def resolve(label: str, reference: str) -> Any:
         return reduce(getattr, name.split("."), import_module(module))
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        missing = isinstance(error, (ImportError, AttributeError))  # which the reason says whole
+        missing = isinstance(error, (ImportError, AttributeError))  # whose text says everything
         message = f"{label}: expected something that can be imported, got {reference!r} ({reason})"
         raise ValueError(message) from (None if missing else error)

@@ -1,4 +1,4 @@
-"""What a transition consists of: field names, shapes and dtypes, checked once."""
+"""The fields of a transition: their names, shapes and dtypes, checked once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
 )
 _KINDS = "biufc"
-MAX_BYTES = 2**47  # of one array: the addresses that a process has
-MAX_AXES = 24  # a batch has up to three more, and NumPy up to 32
-MAX_EVERY = 2**23  # so that the rows of an episode, counted up to 2^24, can go on at about half of it
+MAX_BYTES = 2**47  # of one array: the size of a process's address space
+MAX_AXES = 24  # a batch has up to three more, and NumPy allows 32
+MAX_EVERY = 2**23  # an episode's row counter, limited to 2^24, must be able to continue at about half of it
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Field:
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
         dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
-        every: 1; of an extra more, up to 2^23, to store it only with each row whose number in its episode is a
-            multiple of `every`, and never with an episode's first: the recurrent state, which sequences then begin
-            with.
+        every: 1 stores the field in each row. An extra may set more, up to 2^23: then only rows store it whose number
+            in their episode is a multiple of `every`, never an episode's first row. For recurrent state: sequences then
+            begin at such a row.
     """
 
     shape: tuple[int, ...] = ()
@@ -46,10 +46,10 @@ class Field:
         if len(shape) > MAX_AXES:
             raise ValueError(f"Field shape: expected at most {MAX_AXES} axes, got {len(shape)}")
         try:
-            if self.dtype is None:  # which NumPy takes for float64
+            if self.dtype is None:  # which NumPy reads as float64
                 raise TypeError
             dtype = np.dtype(self.dtype)
-        except (TypeError, SyntaxError):  # NumPy parses a name with a comma in it
+        except (TypeError, SyntaxError):  # NumPy parses a name that has a comma
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
         if dtype.kind not in _KINDS or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
@@ -69,7 +69,7 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the field takes in one transition."""
+        """Bytes of the field in one transition."""
         return math.prod(self.shape) * self.numpy.itemsize
 
     def describe(self) -> str:
@@ -84,9 +84,9 @@ class TransitionSpec:
     Attributes:
         obs: the observation: one Field, or a dict of named Fields.
         action: the action.
-        extras: further named fields stored with each transition, such as log_prob.
-        next_obs: store next_obs in the row itself, for rows that do not follow one another; otherwise
-            the next row's obs is the next_obs, and a frame is stored once.
+        extras: further named fields of each transition, such as log_prob.
+        next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise the
+            next row's obs serves as next_obs, so each frame is stored once.
     """
 
     obs: Field | Mapping[str, Field]
@@ -132,17 +132,17 @@ class TransitionSpec:
         """The spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
-        int64), and an observation's Dict of these a dict of Fields.
+        int64). A Dict of these as the observation space becomes a dict of Fields.
 
         Args:
             observation_space: one of these spaces.
             action_space: one of these spaces, except Dict.
-            next_obs: as of the spec.
+            next_obs: see the class.
             extras: further fields, by name.
 
         Raises:
-            ValueError: a space of another kind, such as a Tuple or a Dict in a Dict.
-            TypeError: an environment in the place of a space.
+            ValueError: a space is of another kind, such as a Tuple or a Dict in a Dict.
+            TypeError: an argument is an environment, not a space.
         """
         for label, given in (("observation_space", observation_space), ("action_space", action_space)):
             if hasattr(given, label):
@@ -156,7 +156,7 @@ class TransitionSpec:
 
     @property
     def state_every(self) -> int:
-        """Rows of an episode from one stored recurrent state to the next; 1 when no extra is stored at intervals."""
+        """Rows of an episode between two stored recurrent states; 1 when every row stores every extra."""
         return max((one.every for one in self.extras.values()), default=1)
 
     @property
@@ -165,7 +165,7 @@ class TransitionSpec:
         return {"": self.obs} if isinstance(self.obs, Field) else dict(self.obs)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form, the same for equal specs."""
+        """A form ready for JSON; equal specs give equal forms."""
         obs: Any = _plain(self.obs) if isinstance(self.obs, Field) else _plain_fields(self.obs)
         return {
             "obs": obs,
@@ -176,7 +176,7 @@ class TransitionSpec:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> TransitionSpec:
-        """The spec that `to_dict` described."""
+        """The spec from which `to_dict` made `plain`."""
         obs = plain["obs"]
         return cls(
             obs=Field(*obs) if isinstance(obs, list) else {name: Field(*f) for name, f in obs.items()},
@@ -187,7 +187,7 @@ class TransitionSpec:
 
 
 def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
-    """A space's Field; Gymnasium's other kinds have no shape or no dtype of numbers."""
+    """A space's Field; Gymnasium's other kinds of space have no shape or no numeric dtype."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
         raise ValueError(f"{label}: expected a {kinds} space, got {space!r}")

@@ -1,4 +1,4 @@
-"""Algorithms by name: hyperparameters that make a network, act with it and train it."""
+"""Algorithms by name; each is a set of hyperparameters that makes, runs and trains a network."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {"dqn": DQN, "iqn": IQN}
 
 
 def find(name: str) -> type[Algorithm]:
-    """The class of an algorithm: "dqn", "iqn", or one's own as "module:Class".
+    """The class of an algorithm: "dqn", "iqn", or "module:Class" for your own.
 
-    Raises: ValueError: there is none, or it cannot be imported.
+    Raises: ValueError: no algorithm has this name, or the import fails.
     """
     if name.lower() in ALGORITHMS:
         return ALGORITHMS[name.lower()]
@@ -30,12 +30,12 @@ def find(name: str) -> type[Algorithm]:
 
 
 def make(name: str, /, **hyperparameters: Any) -> Algorithm:
-    """The algorithm of that name, see `find`, with these hyperparameters and the defaults of the others."""
+    """The algorithm of that name (see `find`), with these hyperparameters and defaults for the rest."""
     return find(name)(**hyperparameters)
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The name under which `find` has the algorithm's class, if that can be imported at all."""
+    """The name that `find` takes for the algorithm's class, provided that the class can be imported."""
     kind = type(algorithm)
     known = ALGORITHMS.get(kind.__name__.lower()) is kind
     return kind.__name__ if known else str(reference_to(kind))

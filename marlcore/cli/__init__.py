@@ -1,6 +1,6 @@
-"""The command line: one module for each command of `marlcore`, and what they share.
+"""The command line: one module for each command of `marlcore`, and their shared options.
 
-It reads options, calls the other rooms, and prints. It never does work that Python code could not ask for too.
+A command reads options, calls the other rooms and prints. Everything it does is available from Python too.
 """
 
 from .options import parse

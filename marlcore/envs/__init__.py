@@ -1,4 +1,4 @@
-"""Environments by name. Third-party packages are imported when one of their environments is made."""
+"""Environments by name; a third-party package is imported when one of its environments is made."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ KINDS = "treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel
 
 
 def make(name: str, /, **options: Any) -> Environment:
-    """An environment, made with `options`.
+    """Make an environment with `options`.
 
     Args:
         name: one of
             treasure_hunt;
-            gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`; the package that registers the id
-            is imported if its name follows from the id's, else say it: gymnasium:<package>:<id>;
+            gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
+            imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
             pettingzoo-parallel:<module>, made by the module's `parallel_env`;
-            <module>:<function>, made by the function, see `adapt`.
+            <module>:<function>, made by the function (see `adapt`).
         options: arguments of `TreasureHunt`, `gymnasium.make`, `env`, `parallel_env` or the function.
 
     Raises:
-        ValueError: the name is not known, or the environment's spaces are not supported.
-        ImportError: the package that the environment comes from is not installed.
+            ValueError: the name is unknown, or marlcore does not support the environment's spaces.
+            ImportError: the environment's package is not installed.
     """
     kind, _, rest = name.partition(":")
     if name == "treasure_hunt":
@@ -67,7 +67,7 @@ def _in_gymnasium(name: str) -> bool:
 
 @dataclass(frozen=True)
 class NamedEnvironment:
-    """A call of `make` without options, that can be pickled and says its name."""
+    """A picklable call of `make` without options, which shows the environment's name."""
 
     name: str
 
@@ -76,9 +76,9 @@ class NamedEnvironment:
 
 
 def factory(env_fn: Any) -> Callable[[], Any]:
-    """What makes environments: `env_fn` itself, or for a name a call of `make`.
+    """A function that makes environments: `env_fn` itself, or a call of `make` if `env_fn` is a name.
 
-    Raises: TypeError: it is neither; an environment is not, since each actor needs several of its own.
+    Raises: TypeError: it is neither. An environment is refused too, since each actor needs several of its own.
     """
     if isinstance(env_fn, str):
         return NamedEnvironment(env_fn)
@@ -94,10 +94,10 @@ def factory(env_fn: Any) -> Callable[[], Any]:
 
 
 def adapt(env: Any) -> Environment:
-    """`env` as an Environment: as it is, or wrapped when it is PettingZoo's (AEC or Parallel) or Gymnasium's.
+    """`env` as an Environment: unchanged, or wrapped if it is from PettingZoo (AEC or Parallel) or Gymnasium.
 
     Raises:
-        TypeError: it is none of these. ValueError: its spaces are not supported.
+        TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
     if hasattr(env, "observations") and hasattr(env, "last"):
         adapted: Environment = env

@@ -1,8 +1,8 @@
-"""Shared memory: segments, lanes of rows in them, and sleeping until another process has written.
+"""Shared memory: segments, the lanes of rows in them, and sleeping until another process writes.
 
-A segment is a file in /dev/shm that lives as long as a process holds it; its lanes are rings of rows, each with one
-writer and any number of readers, who validate what they copied. Only this room calls the compiled core. It knows
-nothing of transitions, weights or learning, and it never blocks a process that did not ask to wait.
+A segment is a file in /dev/shm that lives as long as a process holds it. Its lanes are rings of rows, each with one
+writer and any number of readers; a reader validates each row after copying it. Only this room calls the compiled core.
+It knows nothing of transitions, weights or learning, and it blocks only callers that asked to wait.
 """
 
 from .atomic import replace_file

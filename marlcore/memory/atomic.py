@@ -1,4 +1,4 @@
-"""Writing a segment to an ordinary file in the place of another one: on disk, all of it or nothing."""
+"""Atomic replacement of an ordinary file by a new segment: after a crash, the disk has the old or the new one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from .survey import survey_names
 
 __all__ = ["replace_file"]
 
-ASIDE = ".marlcore-aside-"  # the name of a whole file for the instant before it replaces another
+ASIDE = ".marlcore-aside-"  # prefix of the temporary name of a complete file, just before it replaces another
 
 
 def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
-    """Writes a segment to an ordinary file, in place of what is there: on disk, all of it or nothing.
+    """Writes a segment to an ordinary file and atomically replaces the file that is there.
 
-    The file has no name while it is written. It cannot take one that is taken, so it gets a name aside and is renamed:
-    who dies between the two leaves a whole file aside, which the next call for this directory removes.
+    The file has no name while it is written. Linking cannot replace an existing name, so the file gets a temporary name
+    and is renamed. A process that dies between these steps leaves a complete temporary file, which the next call for
+    this directory removes.
 
     Raises:
-        SharedMemoryFull: the file system has no room. ValueError: the target is no ordinary file, or in no directory.
-        OSError: the file system failed. MarlcoreError: another process locked the file before it had a name. In each
-        case what was there stays.
+        SharedMemoryFull: the file system has no room. ValueError: the target is not an ordinary file in a directory.
+        OSError: the file system failed. MarlcoreError: another process locked the file before it had a name. After
+        any of these, the old file is still there.
     """
     if lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
@@ -36,10 +37,10 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
     survey_names(target.parent, ASIDE, remove=True)
     aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
     with open_nameless(target, header.segment_bytes, aside) as file:
-        with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate when they are written to
+        with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate only on writes
             write_header_and_body(file.fd, header, fill)
             os.fsync(file.fd)
-        hold(file, target)  # so that nobody else takes it for left behind
+        hold(file, target)  # so that no other process removes it as left behind
         give_name(file, aside)
         aside.replace(target)
     _sync_directory(target.parent)

@@ -1,4 +1,4 @@
-"""Opening a segment's file that is there: whose it is, whether it is being removed, whether each page has memory."""
+"""Opening an existing segment's file: checks its owner, whether it is being removed, and that each page is backed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .space import SHM_DIR, free_bytes, full, noticing_full
 
 __all__ = ["check_allocated", "map_file", "open_named"]
 
-SWEEP_S = 1.0  # far longer than a sweep holds the lock of a file
+SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 
 
 def open_named(path: Path, writable: bool) -> File:
-    """Opens a segment's file and holds its shared lock; SegmentNotFound when it was removed meanwhile.
+    """Opens a segment's file and takes its shared lock. Raises SegmentNotFound: the file was removed meanwhile.
 
-    A lock that is refused says that someone sweeps just now: that may be the end of the file, or only of another name
-    that it had, so the name is what decides.
+    A refused lock means that another process is sweeping. The sweep may remove the file, or only another name that the
+    file had, so the check of the name decides.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
@@ -36,7 +36,7 @@ def open_named(path: Path, writable: bool) -> File:
         except BaseException:
             file.close()
             raise
-        file.close()  # a later save took its name between open and lock, or nothing has it any more
+        file.close()  # a later save took the name between open and lock, or the name is gone
         if not locked:
             if time.monotonic() > deadline:
                 raise SegmentNotFound(f"{path}: another process has locked the segment to remove it")
@@ -44,7 +44,7 @@ def open_named(path: Path, writable: bool) -> File:
 
 
 def _open_existing(path: Path, writable: bool) -> File:
-    """Opens a file that may be a segment: a regular one of this user alone."""
+    """Opens a file that may be a segment: a regular file of this user, with no access for others."""
     file = File()
     try:
         file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -66,12 +66,11 @@ def _open_existing(path: Path, writable: bool) -> File:
 
 
 def check_allocated(file: File, path: Path, writable: bool) -> None:
-    """Sees to it that each page of a file has memory or disk of its own: the kernel ends a process that touches one
-    for which there is none.
+    """Makes sure that each page of a file is backed by memory or disk: touching one that cannot be backed is SIGBUS.
 
-    Neither number alone says where holes are. Compressed files have fewer blocks than bytes and no hole; some file
-    systems count their own index blocks too, which hides holes; and SEEK_HOLE takes for a hole what is allocated
-    but was never written, as all of a new segment. Only in /dev/shm are blocks exact.
+    Neither block count nor SEEK_HOLE alone finds holes. A compressed file has fewer blocks than bytes and no hole.
+    Some file systems also count their index blocks, which hides holes. SEEK_HOLE reports allocated but unwritten pages
+    as holes, which includes all of a new segment. Block counts are exact only in /dev/shm.
     """
     status = os.fstat(file.fd)
     missing = status.st_size - 512 * status.st_blocks
@@ -90,7 +89,7 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
 
 
 def _allocate(file: File, nbytes: int, path: Path) -> None:
-    """Fills the holes of a file that others may be writing to: never by writing. Raises SegmentCorrupt: it cannot."""
+    """Fills holes without writing, since other processes may write to the file. Raises SegmentCorrupt: unsupported."""
     try:
         file.allocate(nbytes)
     except OSError as error:
@@ -101,7 +100,7 @@ def _allocate(file: File, nbytes: int, path: Path) -> None:
 
 
 def map_file(fd: int, path: Path, nbytes: int, writable: bool) -> mmap.mmap:
-    """Raises SharedMemoryFull: no address space. MarlcoreError: no descriptor for the mapping's own copy."""
+    """Maps the file. Raises SharedMemoryFull: no address space. MarlcoreError: no descriptor for the mapping's copy."""
     try:
         return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     except OSError as error:

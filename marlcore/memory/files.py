@@ -1,4 +1,4 @@
-"""Open files that belong to one object each, from before they are opened until they are closed."""
+"""Open files, each owned by one object from before it is opened until it is closed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["File", "same_file", "too_many_files"]
 
 
 class File:
-    """At most one open file, and perhaps its name: both go with `close`, or with the last reference to this.
+    """At most one open file and perhaps its name; `close`, or the end of the last reference, gives up both.
 
-    It is there before the descriptor, and the C core opens, names and closes: an exception that comes between any two
-    steps of Python neither loses a descriptor nor closes one twice, which may be another file's by then.
+    The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
+    steps of Python neither leaks a descriptor nor closes one twice, when its number may be another file's.
 
     Args:
-        name: what `link` calls the file.
+        name: the name that `link` gives the file.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -37,26 +37,26 @@ class File:
         return int(self.raw.fd)
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
-        """Opens a file, once; child programs do not inherit it. Raises OSError, MarlcoreError: too many are open."""
+        """Opens a file, once; child programs do not inherit it. Raises OSError; MarlcoreError: too many open files."""
         encoded = os.fsencode(path)
         while (code := lib.mc_file_open(self.raw, encoded, flags, mode)) == -errno.EINTR:
-            continue  # a signal's handler has its turn
+            continue  # Python's signal handlers run here
         _raise_os_error(code, path)
 
     def link(self) -> None:
-        """Gives the file, which has none, its name: this process's last `close` removes it. Raises OSError."""
+        """Gives the nameless file its name, which this process's last `close` removes. Raises OSError."""
         _raise_os_error(lib.mc_file_link(self.raw), self.name)
 
     def keep_name(self) -> None:
-        """`close` does not remove the name."""
+        """From now on, `close` leaves the name in place."""
         self.raw.owner = 0
 
     def allocate(self, nbytes: int) -> None:
-        """Has every byte of the file allocated, whose content stays. Raises OSError."""
+        """Allocates every byte of the file and keeps its content. Raises OSError."""
         _raise_os_error(lib.mc_file_allocate(self.fd, nbytes), self.name)
 
     def close(self) -> None:
-        """Harmless when repeated. Raises OSError: it is closed, and its name is still there."""
+        """Repeated calls are harmless. Raises OSError: the file is closed, but its name could not be removed."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
     def __enter__(self) -> File:
@@ -67,14 +67,14 @@ class File:
 
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
-    """The error of a process, or machine, that has as many files open as it may."""
+    """The error for a process, or a machine, that has reached its limit of open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
                          "raise `ulimit -n`")  # fmt: skip
 
 
 def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
-    """Raises the error that a negative code stands for."""
+    """Raises the error of a negative code; does nothing for 0."""
     if code in (-errno.EMFILE, -errno.ENFILE):
         raise too_many_files(path)
     if code:
@@ -82,7 +82,7 @@ def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Whether the path still leads to the opened file: the name may have gone between open and lock."""
+    """Whether the path still leads to the opened file; the name may vanish between open and lock."""
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a forked child must not go on using: it is told, before any other code runs in the child."""
+"""Invalidation after a fork: objects that a forked child must not use learn of it before other code runs there."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["Forkable", "invalidate_after_fork"]
 
 
 class Forkable(Protocol):
-    """Something that a forked child must not go on using."""
+    """An object that a forked child must not continue to use."""
 
     def forked(self) -> None:
-        """Called in the child: give back descriptors, refuse further use."""
+        """Called in the child: close descriptors, refuse further use."""
 
 
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def invalidate_after_fork(thing: Forkable) -> None:
-    """Has `thing.forked()` called in every child forked while it lives."""
+    """Registers `thing`: each child forked during its life calls `thing.forked()`."""
     _forkable.add(thing)
 
 

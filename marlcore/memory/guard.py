@@ -1,4 +1,4 @@
-"""What belongs to one thread at a time says so to a second one, instead of mixing what both stage."""
+"""A guard for objects that serve one thread at a time: a second thread gets an error, never mixed data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Guarded(Protocol):
-    """An object with methods that one thread at a time may be inside.
+    """An object with methods that only one thread at a time may be inside.
 
     Attributes:
-        _inside: the threads inside, by number: at most one, and for a moment those that are refused.
+        _inside: numbers of the threads inside: at most one, and briefly those that are being refused.
     """
 
     _inside: dict[int, None]
 
 
 def one_thread(method: F) -> F:
-    """Has a method refuse a second thread, and a handler of a signal, while a first one is inside.
+    """Makes a method refuse a second thread, or a signal handler, while another call is inside.
 
-    It never waits. What a thread does to the dict is one instruction each, between which and the `try` CPython handles
-    no signal: an exception that comes at any time leaves nobody inside. `Writer.add` spells it out, to save a call.
+    It never waits. Each change of the dict is one instruction, and CPython handles no signal between it and the `try`:
+    an exception at any moment leaves no thread marked as inside. `Writer.add` inlines this code to save a call.
 
     Raises: UsedByTwoThreads.
     """

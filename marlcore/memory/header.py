@@ -44,7 +44,7 @@ class Header:
 
     @classmethod
     def read(cls, fd: int, path: Path) -> Header:
-        """Copies the header once into private memory and believes nothing that was not checked there."""
+        """Copies the header once into private memory, and uses only the values checked there."""
         fixed = os.pread(fd, _HEADER.size, 0)
         if len(fixed) < _HEADER.size or not fixed.startswith(MAGIC):
             raise SegmentCorrupt(f"{path}: expected a marlcore segment, got another file")

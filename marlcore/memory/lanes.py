@@ -1,12 +1,4 @@
-"""Lanes in a segment: where their counters and columns lie, and who may write to one.
-
-Bytes of the segment's file that are locked, besides byte 0:
-
-    1 + lane            by the lane's one writer, or by each writer of a shared lane (a shared lock), for life
-    1 + lanes + lane    by a writer of a shared lane, during an append
-    1 + 2 lanes + slot  by a sampler of a replay with a limiter, for life
-    1 + 2 lanes         by the reader of a trajectory queue, for life
-"""
+"""Lanes in a segment: the places of their counters and columns, and the right to write to them (see locks.py)."""
 
 from __future__ import annotations
 
@@ -34,14 +26,14 @@ class LaneGeometry:
         event line | room line | counters of lane 0 | counters of lane 1 | ... | slots | column 0 | column 1 | ...
 
     where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
-    line, writers for readers on the room line; each slot is a line that one reader writes.
+    line; writers wait for readers on the room line. One reader writes each slot, a line of its own.
 
     Attributes:
-        lanes: how many.
+        lanes: the number of lanes.
         capacity: rows of each lane.
         columns: bytes of a row in each column; those of column 0 are a multiple of 8.
-        every: tickets that share a row of each column, 1 for column 0; divisors of the capacity. 1 when not given.
-        slots: lines for readers that writers wait for; 0 where none does.
+        every: tickets that share a row of each column, divisors of the capacity; 1 for column 0, and by default.
+        slots: lines for the readers that writers wait for; 0 if writers wait for none.
     """
 
     lanes: int
@@ -57,7 +49,7 @@ class LaneGeometry:
             raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
 
     def stride(self, column: int) -> int:
-        """Bytes from row to row."""
+        """Bytes from one row to the next."""
         return -(-self.columns[column] // 8) * 8
 
     def counters_offset(self, lane: int) -> int:
@@ -74,7 +66,7 @@ class LaneGeometry:
         return offset
 
     def rows(self, column: int) -> int:
-        """A lane's rows in a column."""
+        """A lane's rows in one column."""
         return self.capacity // self.every[column]
 
     @property
@@ -82,7 +74,7 @@ class LaneGeometry:
         return self.column_offset(len(self.columns))
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
-        """The lanes in a mapped body. Raises ValueError when it is too short for them."""
+        """The lanes in a mapped body. Raises ValueError: the body is too short for them."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
@@ -90,10 +82,10 @@ class LaneGeometry:
 
 
 class LaneClaim:
-    """The right to write to a lane or a slot: a kernel lock that ends with `release` or with the process.
+    """The right to write to a lane or a slot: a kernel lock, held until `release` or the end of the process.
 
     Args:
-        file: holds the lock.
+        file: the file whose open description holds the lock.
     """
 
     def __init__(self, file: File) -> None:
@@ -102,23 +94,23 @@ class LaneClaim:
 
     @property
     def fd(self) -> int:
-        """The descriptor that holds the lock."""
+        """The descriptor of the file that holds the lock."""
         return self._file.fd
 
     def release(self) -> None:
-        """Harmless when repeated."""
+        """Releases the lock; repeated calls are harmless."""
         self._file.close()
 
     def forked(self) -> None:
-        """In a forked child: the lock stays with the parent alone."""
+        """In a forked child: closes the child's descriptor; the parent keeps the lock."""
         self._file.close()
 
 
 def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
-    """Takes the lane for this process: alone, or shared with others who all take it so.
+    """Takes the lane for this process: exclusively, or shared with other writers that also take it as shared.
 
     Raises:
-        LaneBusy: a writer that it cannot be shared with lives. SegmentCorrupt: its counters contradict one another.
+        LaneBusy: a living writer excludes this one. SegmentCorrupt: the lane's counters contradict each other.
     """
     held = segment.lock(writer_lock(lane), exclusive=not shared)
     if held is None:
@@ -132,7 +124,7 @@ def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False)
 
 
 def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
-    """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: a reader lives."""
+    """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: it has a living reader."""
     held = segment.lock(slot_lock(geometry.lanes, 0))
     if held is None:
         raise LaneBusy(f"{segment.path}: the queue has a living reader")

@@ -1,9 +1,9 @@
-"""Which byte of a segment's file is the lock of what, in a segment of L lanes.
+"""The lock bytes of a segment's file, in a segment of L lanes.
 
-0                  the segment: held shared by each process that maps it, exclusively by one that removes it
-1 + lane           a lane's writer: held exclusively, or shared by all writers of a shared lane
-1 + L + lane       one add to a shared lane
-1 + 2 L + slot     a slot of a sampler that has a limiter; slot 0 of a trajectory queue is its reader's
+0                  the segment: each process that maps it holds a shared lock, its remover an exclusive one
+1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane; held for life
+1 + L + lane       one append to a shared lane
+1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader; held for life
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C core's lanes, events, words and locks: pointers are taken here, and return codes become exceptions here."""
+"""The C core's lanes, events, words and locks: takes pointers once, and turns return codes into exceptions."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ MAX_COLUMNS: int = lib.MC_MAX_COLUMNS
 TERMINATED: int = lib.MC_TERMINATED
 TRUNCATED: int = lib.MC_TRUNCATED
 BOUNDARY: int = lib.MC_BOUNDARY
-EVERYTHING = 2**32 - 1  # more than anybody waits for
+EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
-_LANES_KEPT = 1024  # pointers of so many lanes, however many there are
+_LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
 def _error(code: int) -> Exception:
-    """The exception for a negative return code that is no ordinary result."""
+    """The exception for a negative return code that is not an ordinary result."""
     if code == -errno.EUCLEAN:
         return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
     if code == -errno.ESHUTDOWN:
@@ -63,7 +63,7 @@ def _error(code: int) -> Exception:
 
 
 def _counted(count: int) -> int:
-    """A count of transitions, unless it is a code."""
+    """Returns a count of transitions; raises if it is an error code."""
     if count == -errno.ESTALE:
         raise MarlcoreError("writers overwrote each row that tells the count while it was read; use a larger capacity")
     if count < 0:
@@ -72,27 +72,27 @@ def _counted(count: int) -> int:
 
 
 def _lane_of(lanes: Any, lane: int) -> Any:
-    """One of the lanes side by side of which `lanes` is the first."""
+    """One lane of an array of lanes that starts at `lanes`."""
     raw = ffi.new("struct mc_lane *")
     lib.mc_lanes_nth(lanes, lane, raw)
     return raw
 
 
 def _pointer(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
-    """The address of a C-contiguous array, which the result keeps alive."""
+    """The address of a C-contiguous array; the result keeps the array alive."""
     return ffi.from_buffer(ctype, array)
 
 
 class NativeLanes:
-    """The lanes of one segment, as the C core sees them: what it costs does not grow with their number.
+    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
     Args:
-        memory: the segment's body, uint8 [nbytes], mapped for as long as this object lives.
-        count: lanes, side by side.
-        capacity: rows of each lane.
-        event: offset of the event line in `memory`.
-        counters: offset of the first lane's counters.
-        columns: (offset, size, stride, tickets a row) of each column of the first lane.
+            memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
+            count: adjacent lanes.
+            capacity: rows of each lane.
+            event: offset of the event line in `memory`.
+            counters: offset of the first lane's counters.
+            columns: (offset, size, stride, tickets per row) of each column of the first lane.
     """
 
     def __init__(
@@ -119,40 +119,40 @@ class NativeLanes:
         self._nth = lru_cache(_LANES_KEPT)(partial(_lane_of, raw))
 
     def check(self, lane: int) -> None:
-        """For the lane's writer: SegmentCorrupt when the counters contradict one another."""
+        """For the lane's writer. Raises SegmentCorrupt: the counters contradict each other."""
         code = lib.mc_lane_check(self._nth(lane))
         if code:
             raise _error(code)
 
     def committed(self, lane: int) -> int:
-        """Rows committed to the lane since it was created. Raises SegmentCorrupt: more than can be."""
+        """Rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
         count = int(lib.mc_lane_committed(self._nth(lane)))
         if count < 0:
             raise _error(count)
         return count
 
     def transitions(self, lane: int) -> int:
-        """Transitions that a replay lane holds, boundary rows not counted."""
+        """Transitions that a replay lane holds, without boundary rows."""
         return _counted(lib.mc_lane_transitions(self._nth(lane)))
 
     def all_transitions(self) -> int:
-        """Transitions that all lanes hold together."""
+        """Transitions that all lanes together hold."""
         return _counted(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
-        """A call that appends the row in `source` to a lane of one column; for the lane's writer alone."""
+        """A callable that appends the row in `source` to a lane of one column; for the lane's writer only."""
         return AppendRow(self, self._nth(lane), source)
 
     def inserted(self) -> int:
-        """Transitions ever written to all lanes of a replay with a limiter, boundary rows not counted."""
+        """Transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
         return _counted(lib.mc_lanes_inserted(self.raw, self.count))
 
     def written(self, lane: int) -> int:
-        """Transitions ever written to a lane of which no append fills the whole, boundary rows not counted."""
+        """Transitions ever written to a lane, without boundary rows; no append may fill the whole lane."""
         return _counted(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
-        """Copies `rows` rows of column 0 from `ticket` on; 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
+        """Copies `rows` rows of column 0, starting at `ticket`; returns 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
         dests = ffi.new("void *[]", MAX_COLUMNS)
         dests[0] = pointer = _pointer(dest)
         code = int(lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
@@ -162,20 +162,20 @@ class NativeLanes:
         return code
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> NewestReader:
-        """A call that copies the newest row of a lane of one column into `dest`."""
+        """A callable that copies the newest row of a lane of one column into `dest`."""
         return NewestReader(self, self._nth(lane), dest)
 
     def windows(self, lo: Ints, hi: Ints) -> Windows:
-        """A call that fills lo and hi, int64 [lanes], with the tickets that each lane holds."""
+        """A callable that fills lo and hi, int64 [lanes], with each lane's range of held tickets."""
         return Windows(self, lo, hi)
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Validator:
-        """A call that says of (lane, lowest ticket) pairs whether they are whole still."""
+        """A callable that checks (lane, lowest ticket) pairs: whether each is still whole."""
         return Validator(self, lane, lowest, ok)
 
 
 class AppendRow:
-    """Appends the row in a staging array, whose address was taken once."""
+    """Appends the row of a staging array; takes its address once."""
 
     def __init__(self, lanes: NativeLanes, raw: Any, source: NDArray[Any]) -> None:
         self._keep = lanes, source
@@ -191,7 +191,7 @@ class AppendRow:
 
 
 class NewestReader:
-    """Copies the newest row: returns its ticket + 1, 0 when there is none, -ESTALE when it was lapped."""
+    """Copies the newest row; returns its ticket + 1, 0 for an empty lane, -ESTALE if the row was lapped."""
 
     def __init__(self, lanes: NativeLanes, raw: Any, dest: NDArray[Any]) -> None:
         self._keep = lanes
@@ -203,7 +203,7 @@ class NewestReader:
 
 
 class Windows:
-    """Fills two arrays with the tickets [lo, hi) that each lane holds whole."""
+    """Fills two arrays with each lane's range [lo, hi) of whole tickets."""
 
     def __init__(self, lanes: NativeLanes, lo: Ints, hi: Ints) -> None:
         self._lanes = lanes
@@ -217,7 +217,7 @@ class Windows:
 
 
 class Validator:
-    """ok[i] = whether ticket lowest[i] of lane[i] is whole still, for the first n; counts those lapped."""
+    """Sets ok[i] for i < n: whether ticket lowest[i] of lane[i] is still whole. Returns the number lapped."""
 
     def __init__(self, lanes: NativeLanes, lane: Ints, lowest: Ints, ok: Bytes) -> None:
         self._lanes = lanes
@@ -230,13 +230,13 @@ class Validator:
 
 
 class NativeWriter:
-    """The writing end of one replay lane; the caller holds the lane's lock, or names the one to take for each append.
+    """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
 
     Args:
         lanes: the replay's lanes.
-        lane: which of them.
+        lane: the index of this writer's lane.
         records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
-        lock: of a shared lane, (descriptor, byte, seconds at most that an append waits for it before it gives up).
+        lock: for a shared lane, (descriptor, byte, longest wait of an append for the lock in seconds).
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class NativeWriter:
         code = lib.mc_writer_open(self._raw)
         if code:
             raise _error(code)
-        # The two that a hot path calls directly; a negative result goes to `fail`.
+        # The hot path calls these two directly, and passes a negative result to `fail`.
         self.add_row = lib.mc_writer_add
         self.raw = self._raw
 
@@ -263,18 +263,18 @@ class NativeWriter:
         return _error(code)
 
     def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
-        """Names the array that column takes its next row from; keep the result until the row is added."""
+        """Sets the array from which `column` takes its next row; keep the result until the row is added."""
         pointer = ffi.from_buffer(frame)
         (self._raw.final_frames if final else self._raw.frames)[column] = pointer
         return pointer
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> AddRows:
-        """A call that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
+        """A callable that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
         return AddRows(self._raw, records, ends, boundaries)
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that act; stored with each row, modulo 2^32."""
+        """The version of the acting weights; stored with each row, modulo 2^32."""
         return int(self._raw.policy_version)
 
     @policy_version.setter
@@ -282,11 +282,11 @@ class NativeWriter:
         self._raw.policy_version = version & 0xFFFFFFFF
 
     def new_episode(self) -> None:
-        """The next row is an episode's first."""
+        """Marks the next row as the first of an episode."""
         self._raw.age = 0
 
     def close(self) -> None:
-        """Every later add is refused by the C core."""
+        """Closes the writer: the C core refuses every later add."""
         self._raw.lane.capacity = 0
 
     @property
@@ -295,9 +295,9 @@ class NativeWriter:
 
 
 class AddRows:
-    """Appends n staged rows, whose addresses were taken once; `frames` are the large fields' arrays.
+    """Appends n staged rows whose addresses were taken once; `frames` are the large fields' arrays.
 
-    The first row's ticket, or a negative code for `NativeWriter.fail`.
+    Returns: the first row's ticket, or a negative code for `NativeWriter.fail`.
     """
 
     def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
@@ -319,29 +319,29 @@ class AddRows:
 
 
 class Event:
-    """A place to sleep until other processes have committed enough rows, or made room for them."""
+    """A futex on which a process sleeps until others have committed enough rows, or freed room for them."""
 
     def __init__(self, memory: Bytes, offset: int = 0) -> None:
         self._memory = _pointer(memory)
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
-        """Announces a waiter that wants so much to come; look what is missing after this and before `wait`."""
+        """Announces a waiter for `amount` units; check again what is missing after this and before `wait`."""
         return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING)))
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleeps until what was wanted came after `prepare`, or the time is up."""
+        """Sleeps until the announced amount has come since `prepare`, or until the timeout."""
         code = lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
             raise _error(code)
 
     def notify(self, amount: int = EVERYTHING) -> None:
-        """So much has come: wakes all who wait when it is the last of what one of them wants."""
+        """Reports that `amount` units have come; wakes all waiters once any waiter's amount is complete."""
         lib.mc_event_notify(self._event, min(amount, EVERYTHING))
 
 
 class Words:
-    """64-bit words in shared memory, each written by one process and read by any."""
+    """64-bit words in shared memory; one process writes each word, any process reads it."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = _pointer(memory)
@@ -350,14 +350,14 @@ class Words:
         return int(lib.mc_word_load(self._memory, index))
 
     def loader(self, index: int) -> Callable[[], int]:
-        """A call that loads one word."""
+        """A callable that loads one word."""
         return partial(lib.mc_word_load, self._memory, index)
 
     def store(self, index: int, value: int) -> None:
         lib.mc_word_store(self._memory, index, value)
 
     def add(self, index: int, more: int) -> None:
-        """For the word's writer alone; modulo 2^64, so that damage is no error here but where it is read."""
+        """For the word's writer only. Wraps modulo 2^64, so that a damaged word raises where it is read, not here."""
         lib.mc_word_add(self._memory, index, more)
 
     def sum(self, first: int, count: int, step: int) -> int:
@@ -366,7 +366,7 @@ class Words:
 
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
-    """Locks one byte for the open file description of fd; False when somebody else holds it."""
+    """Locks one byte for fd's open file description; False if another one holds it."""
     code = lib.mc_lock_try(fd, offset, exclusive)
     if code == -errno.EAGAIN:
         return False
@@ -376,7 +376,7 @@ def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
 
 
 def is_locked(fd: int, offset: int) -> bool:
-    """Whether another open file description than fd's holds a lock of one byte."""
+    """Whether an open file description other than fd's holds a lock of one byte."""
     code = lib.mc_lock_held(fd, offset)
     if code < 0:
         raise OSError(-code, os.strerror(-code))

@@ -1,4 +1,4 @@
-"""Making a segment's file: without a name until it is whole, allocated before anything is written to it."""
+"""Creating a segment's file: it stays nameless until it is whole, and is allocated before anything is written."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 
 
 def lasting(target: Path) -> Path:
-    """The path of a file that is to stay. Raises ValueError: `sweep` would remove it."""
+    """The path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
         raise ValueError(f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused ones go, got {target}")
     return target
 
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
-    """A file of `nbytes` allocated bytes in target's directory; `name`, or target, is what it is to be called."""
+    """A file of `nbytes` allocated bytes in target's directory; `name`, by default target, is its later name."""
     if not target.parent.is_dir():
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = free_bytes(target.parent)
@@ -49,14 +49,14 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
 
 
 def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] | None) -> None:
-    """The header, and what `fill` puts behind it."""
+    """Writes the header, then the part of the body that `fill` writes."""
     _put(fd, 0, 0, np.frombuffer(header.raw, np.uint8))
     if fill is not None:
         fill(partial(_put, fd, header.header_bytes))
 
 
 def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
-    """Writes all of it, straight from where it lies; one call takes 2 GiB at most."""
+    """Writes all of `data` without a copy; one system call writes at most 2 GiB."""
     left, at = data.data, body + offset
     while left:
         written = os.pwrite(fd, left, at)
@@ -64,7 +64,7 @@ def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
 
 
 def hold(file: File, target: Path) -> None:
-    """Takes the shared lock of a file without a name. Raises MarlcoreError: somebody got at it through /proc."""
+    """Takes the shared lock of a nameless file. Raises MarlcoreError: a process opened and locked it through /proc."""
     if not try_lock(file.fd, SEGMENT_LOCK, exclusive=False):
         raise MarlcoreError(f"{target}: another process has locked the segment before it has a name")
 

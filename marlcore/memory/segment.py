@@ -1,8 +1,8 @@
-"""Segments: files in /dev/shm that appear whole or not at all, and never outlive their last process unseen.
+"""Segments: files in /dev/shm that appear complete or not at all, and that are removed after their last process.
 
-A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then
-a body that starts zeroed. Every process that maps a segment holds a shared kernel lock on byte 0 of its file; bytes 1
-and up are the locks of what lies in the body: see locks.py.
+A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
+zeroed body. Each process that maps a segment holds a shared kernel lock on byte 0 of its file; the bytes from 1 on are
+the locks of objects in the body (see locks.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _open: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class SegmentHandle:
-    """Picklable name of a segment: where it is, which one it is, and how it is laid out."""
+    """Picklable reference to a segment: its path, its nonce, and a checksum of its layout."""
 
     path: str
     nonce: int
@@ -51,7 +51,7 @@ class Segment:
 
     Attributes:
         body: the shared bytes, uint8 [body bytes]; views of it keep the mapping alive.
-        description: what the creator said of the layout.
+        description: the creator's description of the layout.
         path: the segment's file.
     """
 
@@ -79,12 +79,12 @@ class Segment:
     ) -> Segment:
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
-        One in /dev/shm is removed when its creator lets go of it; one at `path` stays until `unlink`.
-        `fill` writes what the body begins with, before anybody can find the segment.
+        A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
+        the start of the body before any process can find the segment.
 
         Raises:
             SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
-            ValueError: the name has other characters than letters, digits, "_" and ".", or path exists.
+            ValueError: the name has characters other than letters, digits, "_" and ".", or the path exists.
             MarlcoreError: another process locked the file before it had a name, or no descriptor is free.
         """
         if not _NAME.fullmatch(name):
@@ -110,12 +110,12 @@ class Segment:
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
-        """Maps the segment that a handle names, or the one at a path; to look at only, unless it is `writable`.
+        """Maps the segment of a handle or at a path; read-only unless `writable`.
 
         Raises:
-            SegmentNotFound: nothing is there. SegmentCorrupt: no segment, or not this user's alone.
-            StaleHandle: another segment took the name. LayoutMismatch: it is laid out otherwise.
-            SharedMemoryFull: there is no room to fill the file's holes, or no address space to map it.
+            SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a segment of this user alone.
+            StaleHandle: another segment took the name. LayoutMismatch: the layout is not the handle's.
+            SharedMemoryFull: no room to fill the file's holes, or no address space to map it.
             MarlcoreError: no descriptor is free.
         """
         path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
@@ -146,7 +146,7 @@ class Segment:
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True) -> File | None:
-        """An open file that holds the lock of byte `offset`, or None when another one is in its way."""
+        """An open file that holds the lock of byte `offset`; None if a conflicting lock exists."""
         self.check_open()
         file = File()
         file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
@@ -161,33 +161,33 @@ class Segment:
         return is_locked(self._file.fd, offset)
 
     def close(self) -> None:
-        """Lets go of the segment; the memory is unmapped when the last view of it is gone."""
+        """Releases the segment; the kernel unmaps the memory when its last view is gone."""
         self._let_go("it was closed")
 
     def unlink(self) -> None:
-        """Removes the segment's name; processes that have it mapped keep it. Harmless when repeated."""
+        """Removes the segment's name; processes that have it mapped keep it. Repeated calls are harmless."""
         if self._closed is None:
             if same_file(self._file.fd, self.path):
                 self.path.unlink(missing_ok=True)
             return
-        with contextlib.suppress(MarlcoreError):  # gone, or another file has the name now
+        with contextlib.suppress(MarlcoreError):  # it is gone, or another file has its name
             again = Segment.attach(self.handle)
             again.unlink()
             again.close()
 
     def forked(self) -> None:
-        """In a forked child: lets go, and says so when used."""
+        """In a forked child: releases the segment, and makes later use raise."""
         self._let_go("it was opened before a fork; attach to its handle in the child")
 
     def _let_go(self, why: str) -> None:
-        """Each step may be done already: by an earlier call, or by one that was interrupted."""
+        """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""
         self._closed = self._closed or why
         vars(self).pop("body", None)
         self._file.close()
 
 
 def _at_exit() -> None:
-    """Segments that were never closed: nothing is sure to be collected when a process ends."""
+    """Closes segments that are still open: Python may not collect them at exit."""
     for segment in list(_open):
         segment.close()
 

@@ -1,4 +1,4 @@
-"""What lives in a segment: it is handed to other processes by its handle, and closed with its memory."""
+"""The base of objects in a segment: other processes attach by a handle, and closing releases the memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound="Shared")
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """The names of a run's workers, each with a part of the segment. Raises ValueError: they are no such names."""
+    """The names of a run's workers, each of which has a part of the segment. Raises ValueError: they are not names."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected names that differ, got {came(names)}")
@@ -24,18 +24,18 @@ def described_workers(segment: Segment) -> list[str]:
 
 
 class Shared:
-    """Base of everything that processes share: a segment, and how this process understands its description.
+    """Base of all shared objects: a segment, and this process's reading of its description.
 
-    Pickling one attaches to the same memory; it is a context manager that closes itself.
+    Unpickling one attaches to the same memory. As a context manager, it closes itself.
 
     Attributes:
-        kind: what a description says of segments of this class.
+        kind: the value of "kind" in the description of this class's segments.
     """
 
     kind: str
 
     def __init__(self, segment: Segment) -> None:
-        """Raises SegmentCorrupt: the segment holds something of another kind, or is described in another way."""
+        """Raises SegmentCorrupt: the segment holds another kind of object, or its description is malformed."""
         self._segment = segment
         try:
             if segment.description["kind"] != self.kind:
@@ -46,20 +46,20 @@ class Shared:
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 
     def _understand(self, segment: Segment) -> None:
-        """Reads the description, and binds to the body."""
+        """Reads the description and binds to the body."""
         raise AssertionError("each class has its own")
 
     @classmethod
     def attach(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
-        """An existing one, by its handle or its file's path.
+        """Attaches to an existing object by its handle or its file's path.
 
-        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such one any more, or none at all.
+        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: the object is gone, or the path leads to something else.
         """
         return cls(Segment.attach(handle))
 
     @classmethod
     def watch(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
-        """`attach` to look at it only: this process cannot change it."""
+        """Attaches without write access: this process can look but not change anything."""
         return cls(Segment.attach(handle, writable=False))
 
     @property
@@ -77,11 +77,11 @@ class Shared:
         self._segment.check_open()
 
     def close(self) -> None:
-        """Lets go of the memory; what its creator closes disappears, unless it lies in an ordinary file."""
+        """Releases the memory. If its creator closes it, the segment disappears, unless it is an ordinary file."""
         self._segment.close()
 
     def unlink(self) -> None:
-        """Removes the name; processes that are attached keep the memory."""
+        """Removes the name; attached processes keep the memory."""
         self._segment.unlink()
 
     def __enter__(self: S) -> S:

@@ -1,4 +1,4 @@
-"""How much may be allocated, and the error that says that it was too little."""
+"""How many bytes may be allocated, and the error for too few."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHM_DIR = Path("/dev/shm")
 
 
 def free_bytes(directory: Path) -> int:
-    """Bytes that may be allocated: what the file system has, or the memory limit if that is less."""
+    """Bytes that may be allocated: the file system's free bytes or, if less, those of the memory limit."""
     file_system = os.statvfs(directory)
     free = file_system.f_bavail * file_system.f_frsize
     limit = cgroup.memory_limit() if directory == SHM_DIR else None
@@ -26,7 +26,7 @@ def free_bytes(directory: Path) -> int:
 
 @contextlib.contextmanager
 def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
-    """Raises SharedMemoryFull where the file system says that it is full."""
+    """Raises SharedMemoryFull if the file system reports that it is full."""
     try:
         yield
     except OSError as error:

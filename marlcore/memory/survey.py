@@ -1,7 +1,7 @@
-"""The segments of this user: which there are, which are held, and removing those that no process holds.
+"""The segments of this user: listing them, whether processes hold them, and removing those that none holds.
 
-Every process that maps a segment holds a shared kernel lock on byte 0 of its file; whoever removes one must obtain the
-exclusive lock first, so that nobody has it mapped then.
+Each process that maps a segment holds a shared kernel lock on byte 0 of its file. A process that removes a segment
+must first obtain the exclusive lock, which proves that no process has it mapped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class SegmentFile:
     """A file of this user with a segment's name.
 
     Attributes:
-        name: in its directory.
-        nbytes: memory that it takes.
-        written: when its file system last noted a write, in seconds of `time.time()`.
+        name: the file's name in its directory.
+        nbytes: the memory it takes.
+        written: time of the last write that the file system recorded, in seconds of `time.time()`.
         held: whether a living process has it mapped.
         inode: (device, inode).
     """
@@ -43,26 +43,26 @@ class SegmentFile:
 
 
 def survey_segments(directory: Path = SHM_DIR, *, remove: bool = False) -> list[SegmentFile]:
-    """Every segment of this user, by name; with `remove`, those that no living process has mapped are gone now.
+    """Every segment of this user, by name; `remove` removes those that no living process has mapped.
 
-    Without `remove` it takes no lock, so nobody who attaches meanwhile notices.
+    Without `remove` it takes no lock, so a process that attaches meanwhile does not notice.
     """
     return survey_names(directory, PREFIX, remove)
 
 
 def sweep() -> list[str]:
-    """Removes every segment of this user in /dev/shm that no living process has mapped; their names."""
+    """Removes every segment of this user in /dev/shm that no living process has mapped; returns their names."""
     return [file.name for file in survey_segments(remove=True) if not file.held]
 
 
 @functools.cache
 def sweep_once() -> None:
-    """Whoever makes the first segment of a process clears away what dead ones left."""
+    """Removes the segments of dead processes, before this process creates its first one."""
     sweep()
 
 
 def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
-    """This user's files of a name that begins so; with `remove`, those that no living process holds are removed."""
+    """This user's files whose names begin with `prefix`; `remove` removes those that no living process holds."""
     found = []
     for name in sorted(_names(directory)):
         if name.startswith(prefix):
@@ -74,7 +74,7 @@ def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile
 
 
 def _names(directory: Path) -> list[str]:
-    """What is in a directory; nothing when it is none."""
+    """The names in a directory; none if it is missing, unreadable or not a directory."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -86,7 +86,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
-    """See `survey_names`; None when it is gone meanwhile, somebody else's, or no file: not ours to remove."""
+    """See `survey_names`; None if the file is gone, belongs to another user or is not a regular file."""
     try:
         file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""Sleeping until another process has made a condition true, in slices: signals, closing and deaths are seen."""
+"""Sleeping until another process makes a condition true, in slices, so as to notice signals, closing and deaths."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _interruption: Check | None = None
 
 
 def interrupt_waits_with(check: Check | None) -> Check | None:
-    """Has every wait of this process call `check` before each slice of its sleep; what it raises ends the wait.
+    """Makes every wait of this process call `check` before each slice of sleep; an exception of it ends the wait.
 
-    For processes that somebody supervises: `check` raises ClosedError once they are to stop. None removes it.
+    For supervised processes: `check` raises ClosedError once the process is to stop. None removes the check.
 
-    Returns: the check that was set before.
+    Returns: the previous check.
     """
     global _interruption
     before, _interruption = _interruption, check
@@ -29,21 +29,20 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 
 
 def check_interruption() -> None:
-    """For waits of another kind, before each slice: raises what the check of `interrupt_waits_with` raises."""
+    """For other kinds of wait, before each slice: raises what the check of `interrupt_waits_with` raises."""
     if _interruption is not None:
         _interruption()
 
 
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
-    """Whether nothing is missing before the deadline of time.monotonic(); None waits for ever.
+    """Waits until nothing is missing; False at the deadline, a time of time.monotonic(), or None for no deadline.
 
-    The event's notifiers wake this process once, when all that was missing has come, and not at every row.
+    The event's notifiers wake this process once, when all missing units have come, not at each row.
 
     Args:
-        missing: how much has yet to come, in the unit in which notifiers count, 0 when it is all there; 1 where
-            that is not known.
+        missing: how much has yet to come, in the notifiers' units; 0 when all has come, 1 if the amount is unknown.
 
-    Raises: what `check_open`, or the check of `interrupt_waits_with`, raises.
+    Raises: any exception of `check_open` or of the check of `interrupt_waits_with`.
     """
     while True:
         check_open()
@@ -53,7 +52,7 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
             left = missing()
             if left >= wanted:
                 break
-            # What came between the two looks may not be taken off: announce less, by as much as may come again.
+            # Units that came between the two looks may not have been subtracted: announce less by as much again.
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True

@@ -1,8 +1,8 @@
-"""A library of supervised worker processes, which knows nothing of reinforcement learning.
+"""Supervised worker processes; this room knows nothing of reinforcement learning.
 
-A fork server starts workers in milliseconds; the supervisor starts those again that died or hang; counters, notes and
-metrics travel through shared memory. The kernel ends every worker with its parent. This room never imports what
-workers do: it is handed callables, and the names of modules to load beforehand.
+A fork server starts workers in milliseconds. The supervisor restarts workers that die or hang. Counters, notes and
+metrics travel through shared memory. The kernel kills every worker when its parent dies. This room never imports the
+workers' code: callers pass callables, and the names of modules to preload.
 """
 
 from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control

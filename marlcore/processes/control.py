@@ -1,9 +1,9 @@
-"""The control block: what a run's processes tell each other, in words of one writer each.
+"""The control block: messages between a run's processes, in words that one process each writes.
 
-| stop: the parent's line | a line for each worker: its counters | a line for each worker: what the parent notes of it |
+| stop: the parent's line | a line for each worker: its counters | a line for each worker: the parent's notes on it |
 
-A worker's line is its process's; the process that is started in its place goes on from what it says. Before the first
-process the parent writes there how far a run is that is resumed.
+A worker's process writes the worker's line, and its successor continues from these values. When a run is resumed, the
+parent first writes the run's progress there.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..memory import LINE, Segment, Shared, Words, described_workers
 
 __all__ = ["BEATS", "EPISODES", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
 
-# Words of a worker's line. READY: the number of its last process that came as far as its first round. EPISODES: not 0
-# once one of its processes came to the end of an episode
+# Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: nonzero once
+# any of its processes finished an episode
 STEPS, UPDATES, READY, BEATS, EPISODES = range(5)
-# Words of the parent's line of a worker
+# Words of the parent's line for a worker
 PID, RESTARTS = range(2)
 
-# The parent's word for all
+# The parent's word for all workers
 _STOP, _FINISH = 1, 2
 
 _WORDS = LINE // 8
@@ -31,18 +31,17 @@ def _nbytes(workers: list[str]) -> int:
 
 
 class Counters:
-    """A line of words; one process writes, everybody reads."""
+    """A line of words; one process writes it, any process reads it."""
 
     def __init__(self, words: Words, line: int) -> None:
         self._words = words
         self._first = _WORDS * line
 
     def load(self, word: int) -> int:
-        """A word of the line, see above."""
         return self._words.load(self._first + word)
 
     def store(self, word: int, value: int) -> None:
-        """For the line's writer alone."""
+        """For the line's writer only."""
         self._words.store(self._first + word, value)
 
 
@@ -50,9 +49,9 @@ class Control(Shared):
     """A run's control block.
 
     Attributes:
-        workers: each worker's counters, by name; the worker's to write.
-        notes: by the same names, each worker's process and restarts; the parent's to write.
-        about: what its creator says of the run.
+        workers: each worker's counters by name; the worker writes them.
+        notes: each worker's process id and restarts by name; the parent writes them.
+        about: the creator's description of the run.
     """
 
     kind = "control block"
@@ -69,29 +68,29 @@ class Control(Shared):
 
     @classmethod
     def create(cls, workers: list[str], **about: Any) -> Control:
-        """A block for workers of these names, all zero; `about` is anything that JSON holds."""
+        """A zeroed block for workers of these names; `about` must be representable in JSON."""
         description = {"kind": cls.kind, "workers": workers, "about": about}
         return cls(Segment.create("control", description, _nbytes(workers)))
 
     @property
     def stopping(self) -> bool:
-        """Whether the parent told everybody to stop."""
+        """Whether the parent told all workers to stop."""
         return self._words.load(0) != 0
 
     @property
     def finishing(self) -> bool:
-        """Whether everybody is to stop because all is done, so that learners make the updates that are due."""
+        """Whether workers must stop because the run is complete, so that learners first make the due updates."""
         return self._words.load(0) == _FINISH
 
     def stop(self) -> None:
-        """For the parent alone: tells everybody to stop at once."""
+        """For the parent only: tells all workers to stop at once."""
         self._words.store(0, _STOP)
 
     def finish(self) -> None:
-        """For the parent alone: tells everybody to stop when what is due is done."""
+        """For the parent only: tells all workers to stop after the due updates."""
         self._words.store(0, _FINISH)
 
     @property
     def steps(self) -> int:
-        """Steps that all workers took together."""
+        """Steps taken by all workers together."""
         return sum(counters.load(STEPS) for counters in self.workers.values())

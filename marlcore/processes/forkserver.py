@@ -1,7 +1,7 @@
-"""A process that has imported what workers need, and forks itself into them: a start takes milliseconds, not seconds.
+"""A fork server: a process that has imported the workers' modules, so that a worker starts in milliseconds.
 
-It runs nobody's code before it forks, has no threads of Python and never asks for a GPU, so that what it forks is as
-good as new. The kernel ends it with the process that started it, and those that it forked with it.
+It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
+parent dies, the kernel kills the fork server and every worker (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .signals import STOPPING, outlive_signals
 __all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-START_S = 120.0  # at most, for the imports
-REPLY_S = 10.0  # at most, without which the server is taken for stopped, and ended
-STARTS = 4  # of servers one after another, each of which died
-BACKOFF_S = 0.2  # before the second of them, and twice as long before each further one
-KILL_S = 10.0  # more than the kernel takes to end a killed process and free its memory, unless it cannot
+START_S = 120.0  # limit for the imports
+REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
+STARTS = 4  # of the server, before the error after repeated deaths
+BACKOFF_S = 0.2  # before the second start; doubled before each further start
+KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
 log = logging.getLogger(__name__)
 
@@ -57,16 +57,16 @@ serve(*map(int, sys.argv[1:4]), sys.argv[4].split())
 
 
 class _Gone(Exception):
-    """The server ended, or does not answer."""
+    """The server died, or does not answer."""
 
 
 class Forked(NamedTuple):
-    """A process that was forked.
+    """A forked process.
 
     Attributes:
-        pid, pidfd: its own.
-        status: a pipe that says how it ended, once that is known, as a number of `subprocess.Popen.returncode`'s
-            kind; it ends without one when the server is gone.
+        pid, pidfd: of the process.
+        status: a pipe with its exit status once known, in the form of `subprocess.Popen.returncode`; end of file
+            without a status means that the server is gone.
     """
 
     pid: int
@@ -75,11 +75,11 @@ class Forked(NamedTuple):
 
 
 class ForkServer:
-    """Starts the server when it is first needed, and again when it died.
+    """Starts the server on first use, and again after it died.
 
     Args:
         preload: modules that the server imports before it forks.
-        hurry: whether to give up waiting for a server that is still starting.
+        hurry: returns True to give up the wait for a server that is still starting.
     """
 
     def __init__(self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False) -> None:
@@ -89,21 +89,21 @@ class ForkServer:
         self._channel: socket.socket | None = None
 
     def fork(self, report: int, function: Callable[..., None], *args: Any) -> Forked:
-        """Has function(connection, *args) run in a new process, with `report` as the connection's descriptor.
+        """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
 
-        Both must be picklable, and what they need of `__main__` they import themselves.
+        The function and its arguments must be picklable, and importable without `__main__`.
 
         Raises:
             OSError: the system starts no process.
-            InterruptedError: whoever waits is in a hurry.
-            MarlcoreError: the server died whenever it was started.
+            InterruptedError: `hurry` returned True.
+            MarlcoreError: the server died at each start.
         """
         task = os.memfd_create("marlcore-task")
         ended, status = os.pipe()
         try:
             with os.fdopen(os.dup(task), "wb") as file:
                 pickle.dump((function, args), file)
-            # What a worker shares by multiprocessing's means is tracked where its parent's is, as if it were spawned.
+            # multiprocessing's resources in a worker get the parent's tracker, as if the worker were spawned.
             tracker = resource_tracker.getfd()
             assert tracker is not None
             number, fds = self._ask([task, report, status, tracker])
@@ -120,7 +120,7 @@ class ForkServer:
             os.close(status)
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
-        """What the server answers, from a new server if the old one is gone."""
+        """The server's answer; restarts the server if it is gone."""
         for failed in range(1, STARTS + 1):
             try:
                 channel = self._channel or self._start()
@@ -130,14 +130,14 @@ class ForkServer:
                 self.close()
                 reason = error
             except BaseException:
-                self.close()  # what it would answer now is nobody's
+                self.close()  # its answer would reach the wrong request
                 raise
             if failed < STARTS:
                 self._pause(BACKOFF_S * 2 ** (failed - 1))
         raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
 
     def _pause(self, seconds: float) -> None:
-        """Raises InterruptedError: whoever waits is in a hurry."""
+        """Sleeps before a restart. Raises InterruptedError: `hurry` returned True."""
         for _ in range(round(seconds / LOOK_S)):
             if self._hurry():
                 raise InterruptedError("told to stop while the process that forks workers was to be started again")
@@ -146,8 +146,8 @@ class ForkServer:
     def _answer(
         self, channel: socket.socket, seconds: float, hurry: Callable[[], bool] = lambda: False
     ) -> tuple[int, list[int]]:
-        """Raises: _Gone, or InterruptedError: whoever waits is in a hurry."""
-        for _ in range(round(seconds / LOOK_S)):  # not by the clock: this process may have been stopped itself
+        """Reads the server's answer. Raises: _Gone; InterruptedError: `hurry` returned True."""
+        for _ in range(round(seconds / LOOK_S)):  # counts looks, since the clock runs on while this process is stopped
             if readable(channel.fileno(), LOOK_S):
                 answer, fds = _receive(channel, _NUMBER.size, 1)
                 if not answer:
@@ -158,7 +158,7 @@ class ForkServer:
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _start(self) -> socket.socket:
-        """Starts the server, and waits until it can be asked."""
+        """Starts the server and waits until it is ready."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = _start_program(theirs.fileno(), self._preload)
@@ -167,11 +167,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's, if it was started."""
+        """The server's process id, if it was started."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """Ends the server, and by that whatever it forked."""
+        """Kills the server; the kernel then kills every process it forked."""
         if self._channel is not None:
             self._channel.close()
         if self._process is not None:
@@ -184,8 +184,7 @@ class ForkServer:
 
 
 def _start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-    # The server never sees a signal that reaches the whole process group, and what it forks does not before it is
-    # ready for it.
+    # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     is_main = threading.current_thread() is threading.main_thread()
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -195,7 +194,7 @@ def _start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[byt
             + [str(channel), str(os.getpid()), str(int(is_main)), " ".join(preload)]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
-            # The numbers of streams that were closed would be given to what is opened there.
+            # A file opened there would otherwise get the number of a closed stream.
             stdout=None if _is_inherited(1) else subprocess.DEVNULL,
             stderr=None if _is_inherited(2) else subprocess.DEVNULL,
             pass_fds=[channel],
@@ -212,7 +211,7 @@ def _is_inherited(fd: int) -> bool:
 
 
 def _receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
-    """A message and the descriptors that came with it, which no program that is run from here inherits."""
+    """A message and its descriptors, which programs started from here do not inherit."""
     message, fds, _, _ = socket.recv_fds(channel, nbytes, count)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -220,34 +219,34 @@ def _receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, li
 
 
 def readable(fd: int, seconds: float | None) -> bool:
-    """Whether something can be read there, or its other end is closed; after waiting for it for so long."""
+    """Whether `fd` is readable, or its other end closed, within `seconds`; None waits for ever."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def read_status(pipe: int) -> int | None:
-    """How a process ended, of the pipe that says so; None when the server was gone before it could say."""
+    """Reads a process's exit status from its pipe; None if the server died before it wrote one."""
     data = os.read(pipe, _NUMBER.size)
     return _NUMBER.unpack(data)[0] if data else None
 
 
 def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent is gone, in whatever state it is then, and however it died."""
+    """Makes the kernel kill this process when its parent dies, whatever state either is in."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
 def serve(channel: int, parent: int, started_by_main_thread: int, preload: list[str]) -> None:
-    """The server's life."""
+    """Runs the server."""
     pidfd = os.pidfd_open(parent)
     if started_by_main_thread:
-        end_with_parent(parent)  # for the kernel that is the end of the thread
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody would learn how a child ended
+        end_with_parent(parent)  # PR_SET_PDEATHSIG fires when the starting thread ends
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
     for module in preload:
         import_module(module)
-    gc.freeze()  # a collection would write to pages that all processes share
+    gc.freeze()  # a collection would write to shared copy-on-write pages
     server = _Server(socket.socket(fileno=channel), pidfd)
     server.answer(0)
     while True:
@@ -258,17 +257,17 @@ class _Server:
     def __init__(self, channel: socket.socket, parent: int) -> None:
         self._channel = channel
         self._parent = parent
-        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, and where its end is told
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd: (pid, pipe for its exit status)
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._poll.register(parent, select.POLLIN)
 
     def answer(self, number: int, *fds: int) -> None:
-        """With the pid of what was forked, or an errno below 0; first of all with 0: it can be asked now."""
+        """Sends a fork's pid, or a negative errno; the first answer is 0 and means that the server is ready."""
         socket.send_fds(self._channel, [_NUMBER.pack(number)], fds)
 
     def wait(self) -> None:
-        """Until there is something to do, and does it."""
+        """Sleeps until there is work, and does it."""
         for fd, _ in self._poll.poll():
             if fd == self._parent:
                 os._exit(0)
@@ -279,7 +278,7 @@ class _Server:
 
     def _fork(self) -> None:
         request, fds = _receive(self._channel, len(_FORK), 4)
-        if not request:  # whoever asked has closed its end
+        if not request:  # the parent has closed its end
             os._exit(0)
         try:
             if len(fds) < 4:
@@ -291,10 +290,10 @@ class _Server:
             os.close(fd)
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
-        """Raises OSError: the system starts no process, or gives no descriptor of it."""
+        """Forks. Raises OSError: the system starts no process, or has no descriptor for its pidfd."""
         server, kept = os.getpid(), os.dup(status)
         try:
-            with warnings.catch_warnings():  # of threads: those of a library for arrays, which are ready for it
+            with warnings.catch_warnings():  # it warns of threads; those of the array libraries handle forks
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -303,7 +302,7 @@ class _Server:
                     self._forget(status, kept)
                     _run(task, report, tracker)
                 finally:
-                    os._exit(1)  # whatever happens, it must not go on as the server
+                    os._exit(1)  # the child must never continue as a second server
             pidfd = _open_child(pid)
         except OSError:
             os.close(kept)
@@ -313,7 +312,7 @@ class _Server:
         self.answer(pid, pidfd)
 
     def _forget(self, *fds: int) -> None:
-        """In what was forked: closes what is the server's, and these."""
+        """In the child: closes the server's descriptors, and these."""
         self._channel.close()
         os.close(self._parent)
         for pidfd, (_, status) in self._children.items():
@@ -326,13 +325,13 @@ class _Server:
         self._poll.unregister(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pidfd)
-        with suppress(BrokenPipeError):  # nobody asks any more
+        with suppress(BrokenPipeError):  # the parent no longer reads it
             os.write(status, _NUMBER.pack(code))
         os.close(status)
 
 
 def _open_child(pid: int) -> int:
-    """A pidfd of a process that was forked. Raises OSError: there is none to be had, and the process is gone."""
+    """A pidfd of a forked process. Raises OSError: none is available; the process was killed."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -342,11 +341,11 @@ def _open_child(pid: int) -> int:
 
 
 def _run(task: int, report: int, tracker: int) -> None:
-    """The life of a process that was forked."""
+    """Runs a forked process."""
     code = 1
     try:
         outlive_signals()
-        np.random.seed()  # as in a process of its own; Python's `random` does so by itself
+        np.random.seed()  # as in a fresh process; Python's `random` reseeds itself
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         with os.fdopen(task, "rb") as file:
             file.seek(0)
@@ -359,9 +358,9 @@ def _run(task: int, report: int, tracker: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once: everything is closed, and taking torch down in order would cost a second."""
+    """Exits at once; the kernel closes everything, and an orderly teardown of torch would take a second."""
     for child in multiprocessing.active_children():
-        if child.daemon:  # it would be ended at any other program's end too
+        if child.daemon:  # an ordinary exit would terminate it too
             child.terminate()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

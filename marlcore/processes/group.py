@@ -1,4 +1,4 @@
-"""Processes for people who write their own loop: started together, stopped together, gone when their parent is."""
+"""Worker processes for programs with their own loop: they start and stop together, and die with their parent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class WorkerContext:
-    """What a worker's function is given first.
+    """The first argument of a worker's function.
 
     Attributes:
-        name: the worker's.
+        name: the worker's name.
     """
 
     def __init__(self, name: str, control: Control, reporter: Reporter, began: float) -> None:
@@ -45,29 +45,29 @@ class WorkerContext:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is to end: look at it in each round of its loop."""
+        """Whether the worker must end; check it in each iteration of the worker's loop."""
         return self._control.stopping
 
     def report(self, name: str, value: float, step: int = 0) -> None:
-        """Sends a number to the parent, whose `Workers.reports` has it; never waits.
+        """Sends a number to the parent, which reads it by `Workers.reports`; never waits.
 
         Args:
-            name: what it is, at most 32 bytes.
-            step: how far the worker is, if that is of use.
+            name: the number's name, at most 32 bytes.
+            step: the worker's progress, if useful.
         """
         self._reporter.report(Metric(time.monotonic() - self._began, step, self.name, name, float(value)))
 
     def check_waits(self) -> None:
-        """Raises ClosedError: the worker is to end."""
+        """Raises ClosedError: the worker must end."""
         if self.stopping:
             raise ClosedError(f"{self.name}: the workers are stopping")
 
 
 class Worker:
-    """One of a group's processes.
+    """One process of a group.
 
     Attributes:
-        name: the worker's. pid: of the process.
+        name: the worker's name. pid: its process id.
     """
 
     def __init__(self, process: WorkerProcess, control: Control, telemetry: Telemetry) -> None:
@@ -75,9 +75,9 @@ class Worker:
         self.pid = process.pid
         self.control = control
         self.telemetry = telemetry
-        self.process: WorkerProcess | None = process  # until its end was seen
+        self.process: WorkerProcess | None = process  # None once its end was seen
         self._failure: Failure | None = None
-        self._lock = threading.Lock()  # any thread that waits looks after the workers
+        self._lock = threading.Lock()  # any waiting thread may check the workers
 
     @property
     def running(self) -> bool:
@@ -89,19 +89,19 @@ class Worker:
             return self.process is not None
 
     def take_failure(self) -> WorkerFailed | None:
-        """How it failed, the first time that this is asked."""
+        """How it failed; only the first call returns it."""
         if self.running:
             return None
         failure, self._failure = self._failure, None
         return WorkerFailed(self.name, failure.reason, failure.text) if failure else None
 
     def kill(self) -> None:
-        """Ends the process, which is no failure."""
+        """Kills the process; this does not count as a failure."""
         with self._lock:
             self._let_go()
 
     def close(self) -> None:
-        """Gives back the memory that it shared with its process, also what lasts until the last view is gone."""
+        """Releases the memory shared with its process, including memory that lives until its last view is gone."""
         self.telemetry.close()
         self.control.close()
         del self.telemetry, self.control
@@ -116,33 +116,33 @@ class Worker:
 
 
 class Workers:
-    """Functions that run in processes of their own for as long as a block does.
+    """Functions that run in their own processes for the duration of a block.
 
         with mc.Workers() as workers:
             workers.start(actor, replay, lane)    # calls actor(context, replay, lane) in a new process
             ...
 
-    - **End.** At the block's end, however it ends, `context.stopping` becomes True in every worker; a worker that has
-      not returned `grace` seconds later is killed. In the main thread SIGTERM and SIGHUP end the block by SystemExit
-      as SIGINT does by KeyboardInterrupt, unless the program handles or ignores them. If this process dies, killed or
-      not, the kernel kills the workers.
+    - **End.** When the block ends, for any reason, `context.stopping` becomes True in every worker; a worker that has
+      not returned `grace` seconds later is killed. In the main thread SIGTERM and SIGHUP end the block by SystemExit,
+      as SIGINT does by KeyboardInterrupt, unless the program handles or ignores them. If this process dies for any
+      reason, the kernel kills the workers.
     - **Waits.** Once the workers are stopping, a wait of marlcore in a worker (`add`, `sample`, `read`, `wait`) raises
-      ClosedError. A function that ends by it then has ended well.
-    - **Failures.** A worker that raised or died is a WorkerFailed with its traceback in this process, raised once: by
-      the next `start`, `check` or `wait`, in the middle of any wait of marlcore, or at the block's end unless the block
-      raised something else. No worker is started again.
+      ClosedError. A function that this error ends has ended well.
+    - **Failures.** If a worker raised or died, this process raises WorkerFailed with its traceback, once: in the next
+      `start`, `check` or `wait`, in any wait of marlcore, or at the block's end unless the block raised another
+      exception. Workers are never restarted.
     - **Signals.** SIGINT, SIGTERM and SIGHUP do nothing in a worker; programs that it starts have the default actions.
-      Programs that a killed worker had started may live on.
+      Programs started by a killed worker may live on.
 
-    A worker's function and arguments are pickled by value where needed: lambdas, closures and what a script or a
-    notebook defines will do. Replays, stores and queues among them attach to the same memory. torch uses one thread
-    in a worker until its function says otherwise.
+    A worker's function and arguments are pickled by value where needed, so lambdas, closures and definitions of a
+    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one
+    thread in a worker, unless its function sets another number.
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = ("marlcore.preload",)) -> None:
         """Args:
         grace: seconds between telling the workers to stop and killing them.
-        preload: modules that are imported once, before the first worker, so that no worker has to.
+        preload: modules imported once, before the first worker, so that workers start with them loaded.
         """
         if not grace >= 0:
             raise ValueError(f"grace: expected seconds of at least 0, got {grace!r}")
@@ -158,7 +158,7 @@ class Workers:
         self._held = ExitStack()
 
     def __enter__(self) -> Workers:
-        """Raises ClosedError: it was entered before."""
+        """Raises ClosedError: the group was entered before."""
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
         self._entered = self._open = True
@@ -175,21 +175,21 @@ class Workers:
     def start(
         self, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Worker:
-        """Has function(context, *args, **kwargs) run in a new process, named after the function: "actor-0".
+        """Runs function(context, *args, **kwargs) in a new process, named after the function: "actor-0".
 
         Raises:
             TypeError: the function or an argument cannot be pickled.
             OSError: the system starts no process.
-            WorkerFailed: a worker failed before. ClosedError: not inside the block.
+            WorkerFailed: a worker failed earlier. ClosedError: not inside the block.
         """
         return self.start_named(self._next_name(function), function, *args, **kwargs)
 
     def start_named(
         self, name: str, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Worker:
-        """`start` for a worker of this name, at most 32 bytes and unlike the others'.
+        """`start` with a name for the worker: unique, at most 32 bytes.
 
-        Raises: as `start`; ValueError: the name is too long, or a worker has it.
+        Raises: see `start`; ValueError: the name is too long or taken.
         """
         self.check()
         if not 0 < len(name.encode()) <= NAME_BYTES:
@@ -207,7 +207,7 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed: a worker failed, and that was not raised before. ClosedError: not inside the block."""
+        """Raises WorkerFailed: a worker failed, which was not yet raised. ClosedError: not inside the block."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
@@ -215,9 +215,9 @@ class Workers:
         self._raise_failure()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether all workers returned, before the timeout in seconds; None waits until they have.
+        """Waits until all workers have returned; False at the timeout in seconds, None waits for ever.
 
-        Raises: as `check`, as soon as a worker failed.
+        Raises: see `check`, as soon as a worker failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -232,7 +232,7 @@ class Workers:
             wait_any([worker.process for worker in running if worker.process], left)
 
     def reports(self) -> list[Metric]:
-        """What the workers reported since the last call, in order of time; after the block, the rest.
+        """The workers' reports since the last call, in order of time; after the block, the rest.
 
         Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
         worker that reports more than 4095 numbers between two calls overwrites its oldest.
@@ -242,7 +242,7 @@ class Workers:
         return found
 
     def __iter__(self) -> Iterator[Worker]:
-        """The workers, also those that have ended, in the order in which they were started."""
+        """All workers in the order of their start, including those that have ended."""
         return iter([*self._workers])
 
     def __len__(self) -> int:
@@ -267,7 +267,7 @@ class Workers:
         return worker
 
     def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
-        """What every wait of this process calls: what it called before, and a look at the workers."""
+        """The check of every wait in this process: the previous check, then the workers' failures."""
 
         def check() -> None:
             if before is not None:
@@ -291,7 +291,7 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a fork that leaves the block has no say in when the workers end
+            return  # a forked child that leaves the block must not end the workers
         came = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
         self._interrupts = Interrupts(came.get(kind) if kind else None)
         try:
@@ -308,7 +308,7 @@ class Workers:
                 log.error("%s", failure)
 
     def _stop(self) -> None:
-        """Until every worker has ended by itself, or is killed: after the grace, or at once after a second signal."""
+        """Waits for the workers to end; kills them after the grace, or at once after a second signal."""
         for worker in self._workers:
             worker.control.stop()
         deadline = time.monotonic() + self._grace
@@ -335,9 +335,9 @@ def _live(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """A worker's life, in its process."""
+    """Runs a worker in its process."""
     if "torch" in sys.modules:
-        sys.modules["torch"].seed()  # or all workers would draw the same numbers
+        sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     with (
         Control.attach(control_handle) as control,
         Telemetry.attach(telemetry_handle) as telemetry,
@@ -351,5 +351,5 @@ def _live(
             if not context.stopping:
                 raise
         except SystemExit as end:
-            if end.code not in (None, 0):  # as everywhere, sys.exit() is a good end
+            if end.code not in (None, 0):  # as usual, sys.exit() counts as success
                 raise

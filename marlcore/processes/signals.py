@@ -1,6 +1,6 @@
-"""Signals that ask a run to end: its parent notes them, its workers outlive them, what workers start gets them.
+"""Stop signals: the parent notes them, its workers outlive them, and programs that workers start receive them.
 
-A terminal sends SIGINT, and at its end SIGHUP, to every process of the group. The parent alone decides what follows.
+A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any
 __all__ = ["STOPPING", "Interrupts", "outlive_signals"]
 
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-PATIENCE_S = 1.0  # wrappers pass on signals that the whole group got: what follows so soon is no second wish
+PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a repeat so soon is not a second request
 
 _masks = threading.local()
 
 
 class Interrupts:
-    """While entered, SIGINT, SIGTERM and SIGHUP are noted instead of raising in the middle of something.
+    """While entered, notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point.
 
-    SIGHUP stays ignored where it is, as under nohup. Outside the main thread nothing is noted.
+    An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted.
 
     Attributes:
-        signum: the first signal that came, or None.
-        again: whether another one came more than a second after the first.
+        signum: the first signal, or None.
+        again: whether another signal came more than a second after the first.
     """
 
     def __init__(self, signum: int | None = None) -> None:
         """Args:
-        signum: a signal that came just now, as the first.
+        signum: a signal that has just come, taken as the first.
         """
         self.signum = signum
         self.again = False
@@ -47,14 +47,14 @@ class Interrupts:
             self.again = True
 
     def deliver(self, message: str = "") -> None:
-        """Raises when a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
+        """Raises if a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
         if self.signum == signal.SIGINT:
             raise KeyboardInterrupt(message)
         if self.signum is not None:
             raise_for(self.signum)
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             noted = STOPPING if hung_up else STOPPING - {signal.SIGHUP}
             self._previous = {signum: signal.signal(signum, self._note) for signum in noted}
@@ -68,17 +68,17 @@ class Interrupts:
 
 
 def raise_for(signum: int, frame: FrameType | None = None) -> None:
-    """As a handler: KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
+    """A signal handler that raises KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + signum)
 
 
 def outlive_signals() -> None:
-    """Has this process, which was started with the signals blocked, go on when they come.
+    """Makes this process, started with the stop signals blocked, survive them.
 
-    By handlers that do nothing: a signal that is blocked or ignored stays so in every program that is started from
-    here, and such a program could not be terminated. Programs have the default actions; so have forks of this process.
+    It installs handlers that do nothing. Blocked or ignored signals would stay so in every program started from here,
+    and such a program could not be terminated. Programs, and forks of this process, get the default actions.
     """
     for signum in STOPPING:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -93,7 +93,7 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
 
 
 def _hold_back() -> None:
-    """Before a fork: a signal that comes before the child has its own handlers waits until it has them."""
+    """Before a fork: blocks the stop signals until the child has its own handlers."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
 
 
@@ -103,6 +103,6 @@ def _let_in() -> None:
 
 def _restore_and_let_in() -> None:
     for signum in STOPPING:
-        if signal.getsignal(signum) is _do_nothing:  # or the program's own
-            signal.signal(signum, signal.SIG_DFL)  # KeyboardInterrupt would be lost in here, if it came now
+        if signal.getsignal(signum) is _do_nothing:  # otherwise it is the program's own handler
+            signal.signal(signum, signal.SIG_DFL)  # Python would drop a KeyboardInterrupt raised in this hook
     _let_in()

@@ -1,8 +1,8 @@
-"""Supervision of workers: who dies is started again, who hangs is killed first, who fails too often ends the run.
+"""Supervision: the supervisor restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-Death is what the kernel says of a process, never a guess: a successor is started only when the process before it is
-gone, so that the lanes and weights that it held are free. A worker hangs when its heartbeat, a count in the control
-block, stays the same for as long as its time-out; that gets it killed, and nothing else.
+Only the kernel tells that a process is dead; the supervisor never guesses. It starts a successor only after the old
+process is gone, so that its lanes and weights are free. A worker hangs when its heartbeat, a counter in the control
+block, does not change for its timeout; then the supervisor kills it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .worker import Failure, WorkerProcess, wait_any
 __all__ = ["RestartPolicy", "Supervisor"]
 
 LONGEST_BACKOFF_S = 30.0
-START_S = 120.0  # at least so long may it take to import, to compile and to get the first weights
-LONGEST_LOOK_S = 1.0  # of the time between two looks: a parent that was stopped itself has seen nothing meanwhile
+START_S = 120.0  # least timeout of a start: importing, compiling, getting the first weights
+LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often and how soon a worker that failed is started again.
+    """How often and how soon the supervisor restarts a failed worker.
 
     Attributes:
-        max_restarts: times within the window; the next failure is the supervisor's.
+        max_restarts: restarts within the window; the next failure makes the supervisor raise.
         window: seconds for which a failure counts.
-        backoff: seconds before the first restart; twice as long before each further one in the window, at most 30.
+        backoff: seconds before the first restart, doubled before each further one in the window; at most 30.
     """
 
     max_restarts: int = 3
@@ -40,27 +40,27 @@ class RestartPolicy:
     backoff: float = 0.5
 
 
-Start = Callable[[str, int], WorkerProcess]  # of a worker's name, and 1 for its first process, 2 for the next ...
+Start = Callable[[str, int], WorkerProcess]  # called with a worker's name and the number of its process, from 1
 
 
 class Supervisor:
-    """The workers of a run, each in a process of its own.
+    """The workers of a run, each in its own process.
 
     Args:
-        control: where the workers' heartbeats are.
+        control: the block with the workers' heartbeats.
         start: starts a worker's process.
-        timeouts: by worker, seconds without a sign of life after which it is killed.
-        policy: how often and how soon a worker is started again.
+        timeouts: by worker, seconds without a heartbeat after which it is killed.
+        policy: how often and how soon a worker is restarted.
 
     Attributes:
-        workers: by name, each with the process that does its work now.
+        workers: by name, each with its current process.
     """
 
     def __init__(self, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy) -> None:
         self.workers = {name: Supervised(name, control, start, limit, policy) for name, limit in timeouts.items()}
 
     def watch(self, seconds: float) -> None:
-        """Sleeps until a process ends or the time is up, and sees to the workers that died or hang.
+        """Sleeps until a process ends or the timeout, then handles workers that died or hang.
 
         Raises: WorkerFailed: a worker failed more often than the run allows.
         """
@@ -76,31 +76,31 @@ class Supervisor:
 
     @property
     def unfinished(self) -> list[Supervised]:
-        """The workers that have a process, or are to be started again."""
+        """The workers that have a process or await a restart."""
         return [worker for worker in self.workers.values() if worker.process or worker.due]
 
     def stand_down(self) -> None:
-        """Starts nobody again from now on."""
+        """From now on, restarts no worker."""
         for worker in self.workers.values():
             worker.stand_down()
 
     def close(self) -> None:
-        """Ends every process that still runs."""
+        """Kills every process that still runs."""
         for process in [worker.process for worker in self.running if worker.process]:
-            process.kill()  # all of them, before the first is waited for
+            process.kill()  # kill all before waiting for the first
         for worker in self.running:
             worker.end()
 
 
 class Supervised:
-    """One worker: the process that does its work now, and how those before it ended.
+    """One worker: its current process, and how its earlier ones ended.
 
     Attributes:
-        name: the worker's.
-        process: None before the first, between two, and after the last.
+        name: the worker's name.
+        process: None before the first process, between two, and after the last.
         attempts: processes started so far.
-        done: whether one ended well.
-        due: when the next process is started, if one is to be.
+        done: whether a process ended well.
+        due: the time of the next restart, or None.
     """
 
     def __init__(self, name: str, control: Control, start: Start, timeout: float, policy: RestartPolicy) -> None:
@@ -113,14 +113,14 @@ class Supervised:
         self._policy = policy
         self._counters = control.workers[name]
         self._notes = control.notes[name]
-        self._failures: list[tuple[float, Failure]] = []  # those of the window, and when they were seen
+        self._failures: list[tuple[float, Failure]] = []  # those in the window, each with its time
         self.due: float | None = None
         self._stands_down = False
         self._hang: Failure | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
-        """Starts the worker's next process. Raises OSError, MarlcoreError: as `ForkServer.fork`."""
+        """Starts the worker's next process. Raises OSError, MarlcoreError: see `ForkServer.fork`."""
         self.attempts += 1
         self.due = self._hang = None
         self.process = self._start(self.name, self.attempts)
@@ -130,12 +130,12 @@ class Supervised:
 
     @property
     def ready(self) -> bool:
-        """Whether its process came as far as its first round."""
+        """Whether its process has reached its first step."""
         return self._counters.load(READY) == self.attempts
 
     @property
     def failure(self) -> WorkerFailed | None:
-        """How it failed, with every failure of the window; None when it did not."""
+        """All failures in the window as one error; None without any."""
         if not self._failures:
             return None
         texts = [failure.text for _, failure in self._failures]
@@ -144,7 +144,7 @@ class Supervised:
         return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
-        """Sees to the worker if it died, hangs, or is to be started again.
+        """Handles the worker's death, hang or due restart.
 
         Raises: WorkerFailed: it failed more often than the run allows.
         """
@@ -164,11 +164,11 @@ class Supervised:
             self._failed(Failure("death", f"no process could be started: {error}"), time.monotonic())
 
     def stand_down(self) -> None:
-        """Never starts the worker again."""
+        """From now on, never restarts the worker."""
         self.due, self._stands_down = None, True
 
     def end(self) -> None:
-        """Ends its process, if it has one."""
+        """Kills its process, if it has one."""
         if self.process is not None:
             self.process.close()
             self.process = None
@@ -185,18 +185,18 @@ class Supervised:
             self.process.kill()
 
     def _take_note(self, process: WorkerProcess, now: float) -> None:
-        """Of a process that ended."""
+        """Records how a process ended."""
         failure = process.failure()
         self.end()
         if failure is None:
             self.done = True
         elif self._hang is None:
             self._failed(failure, now)
-        else:  # it may have raised at last, just before it was killed
+        else:  # it may have raised just before it was killed
             self._failed(Failure(self._hang.reason, f"{failure.text}\n{self._hang.text}"), now)
 
     def _failed(self, failure: Failure, now: float) -> None:
-        """Has the worker started again, after a while, if that may help."""
+        """Schedules a restart, or raises if a restart cannot help."""
         recent = [(at, one) for at, one in self._failures if now - at <= self._policy.window]
         self._failures = [*recent, (now, failure)]
         if self._stands_down:
@@ -210,9 +210,9 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it raised before its first round, or its environment twice running before an episode ever ended.
+        """Whether it raised before its first step, or its environment raised twice in a row before any episode ended.
 
-        The second time tells a fault that lies in the environment from one that came by chance.
+        The second failure in a row tells a persistent fault of the environment from a chance one.
         """
         reasons = [failure.reason for _, failure in self._failures[-2:]]
         if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):

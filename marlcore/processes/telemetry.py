@@ -1,4 +1,4 @@
-"""Metrics on their way from the workers to the parent: a lane for each worker, tailed in order."""
+"""Metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measurement: seconds since the run began, steps taken by then, whose it is ("" the run's), and what."""
+    """One measurement: seconds since the run began, steps so far, its agent ("" for the run), its name and value."""
 
     time_s: float
     step: int
@@ -36,10 +36,10 @@ class Metric:
 
 
 class Telemetry(Shared):
-    """The lanes of metrics.
+    """The lanes of metrics, one for each worker.
 
     Attributes:
-        lost: metrics overwritten before they were read.
+        lost: metrics overwritten before the parent read them.
     """
 
     kind = "telemetry lane"
@@ -53,16 +53,16 @@ class Telemetry(Shared):
 
     @classmethod
     def create(cls, workers: list[str]) -> Telemetry:
-        """A lane for each of these workers."""
+        """Creates one lane for each of these workers."""
         geometry = LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
         return cls(Segment.create("telemetry", {"kind": cls.kind, "workers": workers}, geometry.nbytes))
 
     def reporter(self, worker: str) -> Reporter:
-        """The writing end of a worker's lane. Raises LaneBusy when another one lives."""
+        """The writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
     def tail(self) -> list[Metric]:
-        """The metrics reported since the last call, each worker's in order."""
+        """The metrics reported since the last call, in order of time."""
         found = []
         for lane in range(len(self._workers)):
             found += self._tail_lane(lane)
@@ -71,14 +71,14 @@ class Telemetry(Shared):
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
         while self._read[lane] < end:
-            # One row less than the lane has: its writer may be in the middle of the next, or have died there.
+            # Read one row less than the capacity: the writer may be writing the next row, or have died in it.
             oldest = max(self._read[lane], end - (ROWS - 1))
             rows = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
-            if code == -errno.ESTALE:  # the worker lapped this read: take what is newer
+            if code == -errno.ESTALE:  # the worker lapped this read: read the newer rows
                 newer = self._lanes.committed(lane)
                 if newer == end:
-                    break  # the next call sees more, unless the counters are damaged
+                    break  # the next call reads more, unless the counters are damaged
                 end = newer
                 continue
             self.lost += oldest - self._read[lane]
@@ -95,7 +95,7 @@ def _text(name: bytes) -> str:
 
 
 class Reporter:
-    """Reports one worker's metrics; never waits for the parent."""
+    """Reports one worker's metrics; it never waits for the parent."""
 
     def __init__(self, telemetry: Telemetry, lane: int) -> None:
         self._claim = claim(telemetry._segment, telemetry._lanes, lane)
@@ -103,7 +103,7 @@ class Reporter:
         self._append = telemetry._lanes.appender(lane, self._row)
 
     def report(self, metric: Metric) -> None:
-        """Raises ValueError when a name is longer than 32 bytes."""
+        """Writes a metric to the lane. Raises ValueError: a name is longer than 32 bytes."""
         for label, name in (("agent", metric.agent), ("name", metric.name)):
             if len(name.encode()) > NAME_BYTES:
                 raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes, got {name!r}")

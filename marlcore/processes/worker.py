@@ -1,4 +1,4 @@
-"""Starting worker processes, seeing them end, and ending them."""
+"""Worker processes: starting one, noticing its end, killing it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .forkserver import KILL_S, ForkServer, leave, read_status, readable
 
 __all__ = ["Failure", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
 
-STATUS_S = 1.0  # for the kernel's word on a dead process to come through
-MESSAGE_LIMIT = 12_000  # bytes that go into a pipe whole or not at all; the log has all of a traceback
+STATUS_S = 1.0  # for a dead process's exit status to arrive
+MESSAGE_LIMIT = 12_000  # a message of so many bytes enters a pipe whole or not at all; the log has the whole traceback
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a worker ended that did not end well.
+    """The failure of a worker.
 
     Attributes:
         reason: "environment", "worker", "death" or "hang"; see WorkerFailed.
-        text: its traceback, or what is known of its end.
+        text: the worker's traceback, or how its process ended.
     """
 
     reason: str
@@ -43,36 +43,36 @@ class Failure:
 
 
 def reason_of(error: BaseException) -> str:
-    """What failed when a worker raises."""
+    """The `reason` of a Failure by an exception: "environment" or "worker"."""
     return "environment" if isinstance(error, EnvironmentFailed) else "worker"
 
 
 class WorkerProcess:
-    """One worker in a process of its own.
+    """One worker in its own process.
 
-    What it is given is pickled by value where other processes cannot import it: what `__main__`, a notebook's cell or
-    another function defines. So a worker never imports the program that started it.
+    Arguments that another process cannot import are pickled by value: definitions in `__main__`, in a notebook or in a
+    function's body. So a worker never imports the program that started it.
 
     Args:
         server: forks the process.
-        name: the worker's.
-        work: what the process does.
-        prepare: called before `work` is unpickled, such as to set up a log that has that error too.
+        name: the worker's name.
+        work: the function that the process calls.
+        prepare: called before `work` is unpickled, for example to set up a log that also records an unpickling error.
 
     Attributes:
-        name: the worker's. pid: of the process.
+        name: the worker's name. pid: its process id.
     """
 
     def __init__(
         self, server: ForkServer, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None
     ) -> None:
-        """Raises OSError: the system starts no further process."""
+        """Raises OSError: the system cannot start another process."""
         self.name = name
         task = cloudpickle.dumps(work)
         self._errors, child_end = multiprocessing.Pipe(duplex=False)
         try:
             with child_end:
-                # The task is unpickled where an error in it is the worker's, and reported.
+                # The worker unpickles the task, so that an error in it is reported as the worker's.
                 self._process = server.fork(child_end.fileno(), _work, _surroundings(name), name, prepare, task)
         except BaseException:
             self._errors.close()
@@ -81,7 +81,7 @@ class WorkerProcess:
 
     @property
     def pidfd(self) -> int:
-        """Readable when the process has ended."""
+        """A pidfd; readable when the process has ended."""
         return self._process.pidfd
 
     @property
@@ -89,7 +89,7 @@ class WorkerProcess:
         return not readable(self.pidfd, 0.0)
 
     def failure(self) -> Failure | None:
-        """Why the worker raised, or how it died; None while it runs or when it ended well."""
+        """How the worker failed; None while it runs or if it ended well."""
         if self.running:
             return None
         try:
@@ -97,20 +97,20 @@ class WorkerProcess:
                 said = self._errors.recv()
                 return Failure(*said) if said else None
         except (EOFError, OSError):
-            pass  # it died before or in the middle of sending
+            pass  # it died before or while sending
         code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
         reason = "worker" if code is not None and code >= 0 else "death"
         return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
     def kill(self) -> None:
-        """Ends the process at once."""
-        with suppress(ProcessLookupError):  # it has ended
+        """Kills the process at once."""
+        with suppress(ProcessLookupError):  # it has already ended
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends the process if it still runs, and gives back what it held here."""
+        """Kills the process if it still runs, and closes this side's descriptors."""
         self.kill()
-        if not readable(self.pidfd, KILL_S):  # it waits in a driver, or for a file system that never answers
+        if not readable(self.pidfd, KILL_S):  # it sleeps uninterruptibly, in a driver or on a dead file system
             log.error(
                 "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
             )
@@ -120,7 +120,7 @@ class WorkerProcess:
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
-    """Sleeps until one of the processes has ended or the time is up."""
+    """Sleeps until one of the processes has ended, or until the timeout."""
     poll = select.poll()
     for process in processes:
         poll.register(process.pidfd, select.POLLIN)
@@ -128,11 +128,11 @@ def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
 
 
 def check_picklable(**things: Any) -> None:
-    """Raises TypeError: one of the things cannot be handed to a process; the message has its name."""
+    """Raises TypeError: a value cannot be pickled for another process; the message has its name."""
     for name, thing in things.items():
         try:
             cloudpickle.dumps(thing)
-        except Exception as error:  # whatever a thing's own way to be pickled raises
+        except Exception as error:  # a class's own pickling may raise anything
             reason = str(error).partition("\n")[0]
             raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
 
@@ -144,16 +144,16 @@ def _work(
     prepare: Callable[[], None] | None,
     task: bytes,
 ) -> None:
-    """A worker's life, in its process."""
+    """Runs a worker in its process."""
     try:
         spawn.prepare(surroundings)
         if prepare is not None:
             prepare()
         pickle.loads(task)()
-        errors.send(None)  # all is done: what it does not say itself is told by how it ended
+        errors.send(None)  # done; without this message, the exit status tells how the worker ended
     except BaseException as error:
         text = traceback.format_exc()
-        if log.hasHandlers():  # else the parent alone says it
+        if log.hasHandlers():  # otherwise only the parent logs it
             log.error("%s failed:\n%s", name, text)
         errors.send((reason_of(error), text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
         logging.shutdown()
@@ -163,10 +163,10 @@ def _work(
 
 
 def _surroundings(name: str) -> dict[str, Any]:
-    """What multiprocessing gives the processes that it spawns, except `__main__`: arguments, folder, path."""
+    """multiprocessing's preparation data for spawned processes, without `__main__`: arguments, directory, path."""
     given = spawn.get_preparation_data(name)
     found = {key: value for key, value in given.items() if not key.startswith("init_main")}
-    found["authkey"] = bytes(found["authkey"])  # its own class is pickled by multiprocessing alone
+    found["authkey"] = bytes(found["authkey"])  # only multiprocessing can pickle its class
     return found
 
 

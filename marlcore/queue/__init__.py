@@ -1,7 +1,7 @@
-"""Trajectory queues: transitions read once, in order, for on-policy learners.
+"""Trajectory queues: each transition is read once and in order, for on-policy learners.
 
-Writers wait for the reader when their lane is full, or drop what it has not read; the reader's cursor lies in shared
-memory, so that a successor goes on where it stopped. This room never returns a row twice.
+When a lane is full, its writer waits for the reader or overwrites unread rows. The reader's cursor lies in shared
+memory, so its successor continues where it stopped. This room never returns a row twice.
 """
 
 from .queue import TrajectoryQueue

@@ -1,16 +1,16 @@
-"""Where a trajectory queue's reader stands in each lane, and what that leaves to the lanes' writers.
+"""The cursor of a trajectory queue's reader, and the room it leaves to the lanes' writers.
 
-The reader alone writes these slots of the segment:
+Only the reader writes these slots of the segment:
 
-    slot 0         turn      batches consumed; its lowest bit says which half of the other slots counts
-                   longest   rows of an add at most, so that reader and writers never wait for each other
+    slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
+                   longest   the largest add in rows, so that reader and writers never wait for each other
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
-The next cursor of all lanes is written into the half that does not count, and the one store of `turn` makes it the
-cursor: so a batch is consumed whole or not at all, wherever the reader dies. Only then are rows released.
+The reader writes the next cursor of all lanes into the invalid half; then one store of `turn` makes it valid. So a
+batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
-On its lane's counters line a writer counts in `refused` the transitions that found no room.
+On its lane's counters line, a writer counts in `refused` the transitions that found no room.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CURSOR_ROWS = 4
 
 _TURN, _LONGEST = 0, 1  # words of slot 0
 _RELEASED, _HALVES = 0, 1  # of a lane's slot
-_REFUSED = 2  # of a lane's counters line, behind committed and reserved
+_REFUSED = 2  # word of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
 
 Ints = NDArray[np.int64]
 
 
 class CursorLines:
-    """The cursor as any process sees it."""
+    """The cursor as any process reads it."""
 
     def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
         self._lanes = geometry.lanes
@@ -49,7 +49,7 @@ class CursorLines:
         self._counters = Words(counters)
 
     def load(self) -> Ints:
-        """The cursor, int64 [4, lanes], of one moment."""
+        """A consistent cursor, int64 [4, lanes]."""
         while True:
             turn = self._words.load(_TURN)
             cursor = self.half(turn & 1)
@@ -57,26 +57,26 @@ class CursorLines:
                 return cursor
 
     def half(self, half: int) -> Ints:
-        """What one half of the slots holds, int64 [4, lanes]."""
+        """The content of one half of the slots, int64 [4, lanes]."""
         words = [
             [self._words.load(self._at(half, row, lane)) for lane in range(self._lanes)] for row in range(CURSOR_ROWS)
         ]
         return np.array(words, np.int64)
 
     def longest(self) -> int:
-        """Rows of an add at most; 0 before there was a reader."""
+        """The largest add in rows; 0 before the first reader."""
         return self._words.load(_LONGEST)
 
     def released(self, lane: int) -> int:
-        """The lowest ticket that may not be overwritten."""
+        """The lowest ticket that writers must not overwrite."""
         return self._words.load(_lane_word(lane) + _RELEASED)
 
     def refused(self, lane: int) -> int:
-        """Transitions that found no room."""
+        """Transitions of a lane that found no room."""
         return self._counters.load(lane * _LINE_WORDS + _REFUSED)
 
     def refuse(self, lane: int, transitions: int) -> None:
-        """For the lane's writer: so many more found no room."""
+        """For the lane's writer: counts further transitions that found no room."""
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     @staticmethod
@@ -88,7 +88,7 @@ class ReadCursor(CursorLines):
     """The cursor as its reader moves it.
 
     Args:
-        longest: see above.
+        longest: the largest add in rows, see above.
     """
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
@@ -103,22 +103,22 @@ class ReadCursor(CursorLines):
         if any((low > high).any() for words in in_order for low, high in pairwise(words)):
             raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
         self._words.store(_LONGEST, longest)
-        self._room.notify()  # a writer may wait with rows that are too long for this reader
+        self._room.notify()  # a writer may be waiting with an add that is too long for this reader
 
     def move(self, cursor: Ints) -> None:
         """Makes this the cursor, with one store."""
         half = (self._words.load(_TURN) + 1) & 1
         written = self._written[half]
         changed = np.argwhere(written != cursor).tolist()
-        written[:] = -1  # a signal may interrupt this: then all of it is written the next time
+        written[:] = -1  # if a signal interrupts this, the next move writes all words
         for row, lane in changed:
             self._words.store(self._at(half, row, lane), int(cursor[row, lane]))
         written[:] = cursor
-        self.now[:] = cursor  # first: what a signal interrupts here may not be delivered twice
+        self.now[:] = cursor  # before the store: an interrupt between the two must not deliver rows twice
         self._words.add(_TURN, 1)
 
     def release(self, tickets: Ints) -> None:
-        """Rows below these tickets, one for each lane, may be overwritten; wakes the writers."""
+        """Lets writers overwrite rows below these tickets, one per lane, and wakes the writers."""
         rows = 0
         for lane in np.flatnonzero(tickets > self._released).tolist():
             self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
@@ -128,13 +128,13 @@ class ReadCursor(CursorLines):
 
 
 class QueueGate:
-    """What a lane's writer passes before it adds; see interfaces.Gate.
+    """The gate that a lane's writer passes before each add; see interfaces.Gate.
 
     Args:
         when_full: "wait", "drop_oldest" or "drop_newest".
     """
 
-    spare_rows = 1  # the newest row tells how many transitions were written
+    spare_rows = 1  # the newest row holds the number of written transitions
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, lane: int, when_full: str) -> None:
         self._segment = segment
@@ -144,10 +144,10 @@ class QueueGate:
         self._when_full = when_full
         self._lines = CursorLines(segment, geometry)
         self._room = Event(segment.body, ROOM_OFFSET)
-        self._left = math.inf if when_full == "drop_oldest" else 0  # rows that may be added, and maybe more by now
+        self._left = math.inf if when_full == "drop_oldest" else 0  # rows that may be added; a lower bound
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until so many rows may be added; False when they are dropped, and were counted."""
+        """Waits until the rows may be added; False if they are dropped, which it counts."""
         rows = transitions + boundaries
         if rows <= 2 and rows <= self._left:
             self._left -= rows
@@ -168,7 +168,7 @@ class QueueGate:
         return True
 
     def _missing(self, rows: int) -> int:
-        """Rows that the reader has to release before so many fit; takes the room when it is there.
+        """Rows that the reader must release before `rows` rows fit; if they fit now, reserves the room.
 
         Raises: ValueError: the reader could not always make room for so many rows. SegmentCorrupt.
         """

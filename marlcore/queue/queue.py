@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["TrajectoryQueue"]
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
-LEAST_ROWS = 3  # a transition with its final_obs, and the newest row
-PASSED, DROPPED, SKIPPED = 1, 2, 3  # of a cursor, see kernels/inorder.py
+LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
+PASSED, DROPPED, SKIPPED = 1, 2, 3  # rows of a cursor, see kernels/inorder.py
 
 
 class TrajectoryQueue(TransitionLanes):
-    """Transitions in shared memory that are read once each, lane by lane in the order in which they were written.
+    """Transitions in shared memory; each is read once, lane by lane in the order of writing.
 
-    One writer a lane, and one reader at a time, in any processes; no locks between them. Every transition that a
-    writer adds is delivered, dropped, skipped, or still there:
+    Each lane has one writer and the queue has one reader at a time, in any processes, with no locks between them. Every
+    transition that a writer adds is delivered, dropped, skipped or still in the queue:
 
         added == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
 
     Example:
-        queue = TrajectoryQueue.create(spec, capacity=4096, lanes=2)  # its handle, or itself, goes to other processes
+        queue = TrajectoryQueue.create(spec, capacity=4096, lanes=2)  # pass it, or its handle, to other processes
 
         with queue.writer(lane=0, timeout=60.0) as writer:  # in an actor
             writer.add(obs, action, reward, log_prob=0.1)
@@ -42,15 +42,15 @@ class TrajectoryQueue(TransitionLanes):
         with queue.reader(batch_size=16, length=128) as reader:  # in the learner
             batch = reader.read(timeout=60.0)  # obs [16, 128, ...], mask [16, 128]
 
-    Whoever is killed stops nobody. A writer's successor begins an episode: nothing that is delivered reaches across.
-    A reader's successor goes on at the cursor, which a batch moves with one store: every transition is delivered at
-    most once, and exactly once unless its reader died between that store and its use of the batch.
+    A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
+    seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
+    delivered at most once, and exactly once unless its reader died between that store and its use of the batch.
 
     Attributes:
-        spec: what a transition consists of.
+        spec: the fields of a transition.
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
-        lanes: how many.
-        when_full: what a writer does whose lane is full of rows that were not read.
+        lanes: the number of lanes.
+        when_full: the behaviour of a writer whose lane is full of unread rows.
     """
 
     kind = "queue"
@@ -77,18 +77,18 @@ class TrajectoryQueue(TransitionLanes):
         """A new, empty queue.
 
         Args:
-            spec: what a transition consists of.
-            capacity: rows in all lanes together, from 3 a lane to 2^32 - 1; rounded down to a multiple of `lanes`,
-                and of the interval at which the spec stores recurrent states.
-            lanes: independent writers.
-            when_full: "wait": writers wait for the reader; a writer runs ahead of it by a lane at most.
-                "drop_oldest": writers never wait, and overwrite what was not read in time. "drop_newest": they
-                never wait either, and leave out what finds no room; the row after a gap begins an episode.
+            spec: the fields of a transition.
+            capacity: rows in all lanes together, from 3 per lane to 2^32 - 1; rounded down to a multiple of
+                `lanes`, and of the interval at which the spec stores recurrent states.
+            lanes: the number of independent writers.
+            when_full: "wait": writers wait for the reader; a writer is at most one lane ahead of it. "drop_oldest":
+                writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never wait, and
+                drop rows that find no room; the row after a gap begins an episode.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file to hold the queue instead; it stays until `unlink`.
+            path: an ordinary file for the queue; it stays until `unlink`.
 
         Raises:
-            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.
         """
         lane_rows = cls._lane_rows(spec, capacity, lanes)
         if when_full not in WHEN_FULL:
@@ -98,19 +98,19 @@ class TrajectoryQueue(TransitionLanes):
         return cls._create(spec, lanes, lane_rows, name, path, when_full=when_full)
 
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:
-        """The writing end of a lane, for this process alone until it closes it or dies.
+        """The writing end of a lane, exclusively for this process until it closes it or dies.
 
-        A successor goes on behind the last row; no batch's window crosses the seam. Add at most what the reader
-        leaves of a lane at once: a longer `add_batch` is a ValueError that says how many rows that is. There is no
-        such limit with "drop_oldest", short of a whole lane.
+        A successor continues after the last row; no window of a batch crosses the seam. One `add_batch` may add only as
+        many rows as the reader can free at once: a longer one is a ValueError that names the limit. With "drop_oldest"
+        the limit is a whole lane.
 
         Args:
-            lane: which.
-            timeout: with "wait", seconds that an add may wait for room; TimeoutError after them, with nothing
-                written. None waits for ever: while there is no reader too, since one may come.
+            lane: the lane's index.
+            timeout: with "wait", the longest wait of an add for room in seconds; then it raises TimeoutError and
+                writes nothing. None waits for ever, even without a reader, since one may come.
 
         Raises:
-            LaneBusy: a writer of the lane lives. ValueError: there is no such lane, or the timeout is negative.
+            LaneBusy: the lane has a living writer. ValueError: the lane does not exist, or the timeout is negative.
         """
         return self._open_writer(lane, timeout)
 
@@ -124,32 +124,31 @@ class TrajectoryQueue(TransitionLanes):
         gamma: float = 0.99,
         pad: Literal["repeat", "zero"] = "repeat",
     ) -> TrajectoryReader:
-        """The reading end, for this process alone until it closes it or dies; its successor goes on at the cursor.
+        """The reading end, for this process alone until it closes it or dies; a successor continues at the cursor.
 
-        A batch holds one run of each lane, those of lower lanes first; the runs are as equal in length as what the
-        lanes hold allows, and `batch.index` says which is whose. A lane that nobody writes to gives nothing, so a
-        batch may wait for the others while some are full.
+        A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
+        in length as the lanes' content allows. A lane without a writer contributes nothing, so a batch may wait for it
+        while other lanes are full.
 
-        A transition is delivered once its n steps are written; a successor with a longer stack may find frames of
-        the first ones overwritten, which are then dropped. What is skipped between two that can be delivered keeps
-        its room until the first of them is read: with writers that wait, end episodes by terminated or truncated
-        rather than by `new_episode` at every other row.
+        A transition is delivered once its n steps are written. A successor with a longer stack may find frames of the
+        first transitions overwritten; those are dropped. Skipped rows between two deliverable ones keep their room
+        until the first of them is read: with writers that wait, end episodes by terminated or truncated rather than by
+        `new_episode` at every other row.
 
         Args:
             batch_size: transitions of a batch, or unrolls.
-            length: transitions of an unroll: obs becomes [B, T, ...], and so on, see Batch. Each begins where the
-                last one of its lane stopped, and ends with its episode if that comes first; `batch.mask` is False
-                behind it. A multiple of the interval at which the spec stores recurrent states. None: single
-                transitions.
+            length: transitions of an unroll: obs becomes [B, T, ...], and so on; see Batch. Each unroll begins where
+                its lane's last one stopped, and ends with its episode if that comes first; `batch.mask` is False after
+                it. A multiple of the interval at which the spec stores recurrent states. None: single transitions.
             stack: frames in each obs and next_obs; 1 leaves the stack axis out.
             n_step: rewards in each return, and steps to next_obs.
             gamma: discount of one step, from 0 to 1.
-            pad: what stands before an episode's first frame: the first frame again, or zeros.
+            pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
 
         Raises:
-            LaneBusy: a reader of the queue lives.
-            ValueError: an option is out of range, or a lane has too few rows for it: a reader and writers that both
-                wait, one for a batch and the others for room, would wait for ever.
+            LaneBusy: the queue has a living reader.
+            ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
+                ever, the reader for a batch and the writers for room.
         """
         from ..transitions import Lanes
         from .reader import ReaderOptions, TrajectoryReader
@@ -162,10 +161,10 @@ class TrajectoryQueue(TransitionLanes):
 
     @property
     def dropped(self) -> NDArray[np.int64]:
-        """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or left out.
+        """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
 
-        Exact, as `len` is, as long as fewer than 2^32 are overwritten between two batches, and fewer than 2^32
-        boundary rows are written to a lane; while others are at work it is that of a moment ago.
+        Exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than 2^32 boundary
+        rows are written to a lane; while other processes are active, the value may be a moment old.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])
@@ -176,20 +175,20 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Their episode does not go on behind them: their writer died or began another, or left out what followed. Or
-        an unroll would have to begin with them, where no recurrent state is stored, since the rows before them were
-        overwritten or read in another way.
+        Either their episode does not continue after them: their writer died, began another episode or dropped the next
+        row. Or an unroll would have to begin with them, where no recurrent state is stored, because the rows before
+        them were overwritten or read with another length.
         """
         self._segment.check_open()
         skipped: NDArray[np.int64] = self._lines.load()[SKIPPED]
         return skipped
 
     def __len__(self) -> int:
-        """Transitions written and neither read nor overwritten, boundary rows not counted."""
+        """Transitions written, but neither read nor overwritten; without boundary rows."""
         return int(self._counts()[1].sum())
 
     def close(self) -> None:
-        """Closes its reader and writers and lets go of the memory; see `TransitionLanes.close`."""
+        """Closes its reader and writers and releases the memory; see `TransitionLanes.close`."""
         for reader in list(self._readers):
             reader.close()
         super().close()
@@ -202,12 +201,12 @@ class TrajectoryQueue(TransitionLanes):
         return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The cursor; of each lane's transitions behind it, those that are held and those that were overwritten."""
+        """The cursor; and each lane's transitions after it, those held and those overwritten."""
         self._segment.check_open()
         lanes = range(self.lanes)
         written = np.array([self._lanes.written(lane) for lane in lanes])
         held = np.array([self._lanes.transitions(lane) for lane in lanes])
-        cursor = self._lines.load()  # last: what is read and overwritten meanwhile would count as dropped
+        cursor = self._lines.load()  # loaded last: rows read and then overwritten meanwhile would count as dropped
         behind = np.maximum(0, written - cursor[PASSED])
         unread = np.minimum(behind, held)
         return cursor, unread, behind - unread

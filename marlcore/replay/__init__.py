@@ -1,8 +1,8 @@
-"""Replay buffers: drawing transitions or sequences at random, uniformly or by priority, while writers add.
+"""Replay buffers: sampling transitions or sequences, uniformly or by priority, while writers add.
 
-A replay is lanes of transitions and no more; a sampler belongs to one process and holds all that drawing needs.
-Mixtures, prefetching, the rate limiter and saved files build on samplers. This room never makes a writer wait, except
-where a limiter was asked for.
+A replay is only lanes of transitions. A sampler belongs to one process and holds all the state of sampling. Mixtures,
+prefetching, the rate limiter and snapshots build on samplers. This room never makes a writer wait, unless the caller
+asked for a limiter.
 """
 
 from .buffer import ReplayBuffer

@@ -1,4 +1,4 @@
-"""The replay buffer: lanes of transitions in one segment, written by actors and sampled by learners."""
+"""The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["ReplayBuffer"]
 
 
 class ReplayBuffer(TransitionLanes):
-    """Transitions in shared memory: one writer a lane, any number of samplers, no locks between them.
+    """Transitions in shared memory: one writer per lane, any number of samplers, no locks between them.
 
-    Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ReplayBuffer to
-    a process attaches to the same memory; after a fork, attach to the handle. Rows of one lane follow one another in
-    time, so give each environment copy of each actor a lane of its own.
+    Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ReplayBuffer attaches to the
+    same memory. After a fork, attach to the handle. The rows of a lane are consecutive in time, so give each
+    environment copy of each actor its own lane.
 
     Attributes:
-        spec: what a transition consists of.
+        spec: the fields of a transition.
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
-        lanes: how many.
-        limiter: what keeps its writers and samplers in step; None when nothing does.
+        lanes: the number of lanes.
+        limiter: the rate limiter between writers and samplers; None if neither waits.
     """
 
     kind = "replay"
@@ -57,16 +57,16 @@ class ReplayBuffer(TransitionLanes):
         """A new, empty replay.
 
         Args:
-            spec: what a transition consists of.
+            spec: the fields of a transition.
             capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`,
                 and of the interval at which the spec stores recurrent states.
-            lanes: independent writers at most.
-            limiter: makes samplers and writers, in whatever process, wait for one another; None lets all go on.
+            lanes: the largest number of independent writers.
+            limiter: makes samplers and writers, in any process, wait for each other; None lets both run free.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file to hold the replay instead, for one larger than memory; it stays until `unlink`.
+            path: an ordinary file for the replay, for one larger than memory; it stays until `unlink`.
 
         Raises:
-            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the replay.
         """
         lane_rows = cls._lane_rows(spec, capacity, lanes)
         if limiter is not None and not isinstance(limiter, RateLimiter):
@@ -84,74 +84,73 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         into: str | os.PathLike[str] | None = None,
     ) -> ReplayBuffer:
-        """A new replay with what `save` wrote: the same rows under the same tickets, which writers go on from.
+        """A new replay with the content of a save: the same rows under the same tickets; writers continue after them.
 
-        The save stays as it is. To use a save in place, as a replay in a file, `attach` to its path.
+        The save stays unchanged. To use a save in place, as a replay in a file, `attach` to its path.
 
         Args:
-            path: the save, of this user alone (mode 0600, as `save` makes it).
-            spec: what the caller expects to be in it.
+            path: the save, readable by this user alone (mode 0600, as `save` makes it).
+            spec: the spec that the caller expects.
             name: part of the new segment's name in /dev/shm.
-            into: an ordinary file that does not exist yet, to hold the replay instead.
+            into: an ordinary file for the replay, which must not exist yet.
 
         Raises:
-            SegmentNotFound: nothing is there. SegmentCorrupt: it is no save of a replay, or a damaged one.
-            LayoutMismatch: the save has another spec. SharedMemoryFull: there is no room for it.
+            SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a save of a replay, or it is damaged.
+            LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(Path(path).resolve(), spec) as saved:
             return cls(copy_segment(saved._segment, saved._lanes, saved._geometry, name, into))
 
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
-        """Writes what the replay holds now to a file, on disk when this returns, while writers go on.
+        """Writes the replay's current content to a file, on disk at return, while writers continue.
 
-        All lanes are cut at one moment, which is one look at their counters; nothing that is committed later is in
-        the file. A writer that laps while its lane is copied takes the lane's oldest rows from the file, as it
-        takes them from samplers. No row is torn.
+        The save cuts all lanes at one moment, by one read of their counters; later rows are not in the file. If a
+        writer laps while its lane is copied, the file loses the lane's oldest rows, as samplers do. No row is torn.
 
-        The file replaces an earlier save whole or not at all, whatever dies in between; the two lie side by side
-        until then. It is as long as the replay, and is one: `attach` opens it in place.
+        The file atomically replaces an earlier save, whatever process dies meanwhile; until then, both take space. It
+        is as long as the replay, and is itself one: `attach` opens it in place.
 
         Args:
-            path: the file; its directory exists.
-            sampler: whose `state_dict()`, such as priorities, goes into the same file; see `sampler_state`.
+            path: the file; its directory must exist.
+            sampler: its `state_dict()`, such as priorities, is saved in the same file; see `sampler_state`.
 
         Raises:
             SharedMemoryFull: the file system has no room. ValueError, TypeError: path is a directory or the replay's
-            own file, or the sampler's state is no arrays of numbers. In each case an earlier save stays.
+            own file, or the sampler's state is not arrays of numbers. After any of these, an earlier save is intact.
         """
         self._segment.check_open()
-        # First the sampler: it may not know rows that are committed later than the lanes are cut.
+        # The sampler first: its state must not miss rows that the cut of the lanes has.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._segment, self._lanes, self._geometry, path, state)
 
     @property
     def sampler_state(self) -> dict[str, NDArray[Any]] | None:
-        """A copy of the sampler's state that was saved with this replay, for `load_state_dict`; None without one.
+        """A copy of the sampler's state saved with this replay, for `load_state_dict`; None without one.
 
-        Raises: SegmentCorrupt: it was damaged.
+        Raises: SegmentCorrupt: the state is damaged.
         """
         self._segment.check_open()
         return read_state(self._segment, self._geometry.nbytes)
 
     def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
-        """The writing end of a lane, for this process alone until it closes it or dies.
+        """The writing end of a lane, exclusively for this process until it closes it or dies.
 
-        A successor goes on behind the last row; nothing is sampled across the seam.
+        A successor continues after the last row; samples never cross the seam.
 
-        A shared lane has any number of writers, in any processes. Each holds a kernel lock during an add alone, which
-        ends with its process: a writer that is killed inside an add blocks nobody, one that is stopped there blocks
-        the others until it goes on or dies. Rows of different writers do not follow one another, so the spec must
+        A shared lane has any number of writers in any processes. Each holds a kernel lock only during an add, and the
+        kernel frees it when the process dies. So a writer killed in an add blocks no other; a writer stopped in an add
+        blocks the others until it resumes or dies. Rows of different writers are not consecutive, so the spec must
         store next_obs.
 
         Args:
-            lane: which.
-            shared: let other writers have the lane too, who all must ask for it so.
-            timeout: seconds that an add may wait for room in a replay with a limiter, and for its turn in a shared
-                lane; TimeoutError after them, with nothing written. None waits for ever.
+            lane: the lane's index.
+            shared: allow other writers on the lane; all of them must ask for it.
+            timeout: longest wait of an add in seconds, for room in a replay with a limiter and for its turn in a
+                shared lane; then it raises TimeoutError and writes nothing. None waits for ever.
 
         Raises:
-            LaneBusy: a writer of the lane lives, and the two do not both share it.
-            ValueError: there is no such lane, the spec of a shared one has no next_obs, or the timeout is negative.
+            LaneBusy: the lane has a living writer, and not both of them share it.
+            ValueError: the lane does not exist, a shared lane's spec has no next_obs, or the timeout is negative.
         """
         self._segment.check_open()
         if shared and not self.spec.next_obs:
@@ -171,7 +170,7 @@ class ReplayBuffer(TransitionLanes):
         prioritized: Prioritized | None = None,
         sequence: Sequence | None = None,
     ) -> Sampler:
-        """Draws batches; any number of samplers may live at once, in any process, each with its own priorities.
+        """A sampler of batches; any number may live at once, in any process, each with its own priorities.
 
         Args:
             batch_size: rows of a batch.
@@ -179,13 +178,13 @@ class ReplayBuffer(TransitionLanes):
             n_step: rewards in each return, and steps to next_obs.
             gamma: discount of one step, from 0 to 1.
             seed: makes the draws reproducible.
-            pad: what stands before an episode's first frame: the first frame again, or zeros.
-            min_size: transitions to hold before anything is drawn; batch_size when not given. Where some lanes are
-                never written to, the others must have room for them.
+            pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
+            min_size: transitions that the replay must hold before a draw; batch_size by default. If some lanes are
+                never written, the others must have room for them.
             prioritized: draws in proportion to priorities instead of uniformly.
-            sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on, see Batch.
+            sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
 
-        Raises: ValueError, TypeError: an option is out of range, or what it reads at once is longer than a lane.
+        Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
         """
         from ..transitions import Lanes
         from .sampler import Sampler, SamplerOptions
@@ -195,9 +194,9 @@ class ReplayBuffer(TransitionLanes):
         return Sampler(Lanes(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
 
     def __len__(self) -> int:
-        """Transitions held, boundary rows not counted.
+        """Transitions held, without boundary rows.
 
-        Raises: SegmentCorrupt: more than there are rows. MarlcoreError: writers lapped each look at them.
+        Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers lapped every attempt to count.
         """
         self._segment.check_open()
         return self._lanes.all_transitions()

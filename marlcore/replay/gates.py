@@ -1,12 +1,12 @@
-"""Keeping a replay's samplers and writers in step: so many samples for each insert, within a tolerance.
+"""The gates of a rate limiter: they make samplers and writers wait, to keep samples per insert within a tolerance.
 
-Nobody owns a common counter, which would need a lock. What was inserted follows from the lanes' own counters; each
-sampler counts what it drew in a slot of its own, a line of the segment:
+No counter is shared between writers, since that would need a lock. The inserts follow from the lanes' own counters.
+Each sampler counts the rows it drew in its own slot, a line of the segment:
 
-    sampled   rows drawn by all who ever had the slot
+    sampled   rows drawn by all samplers that ever had the slot
     starving  1 while its sampler waits for rows that it can draw
 
-The slot's lock is the kernel's, so a dead sampler's slot is free for the next one, and its count goes on.
+The slot's lock is the kernel's, so a dead sampler's slot is free for the next sampler, which continues its count.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .limiter import RateLimiter
 __all__ = ["SLOTS", "SampleGate", "WriteGate"]
 
 SLOTS = 16
-BULK_S = 0.01  # at most, for which one who must wait anyway waits for more than it needs
+BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
 
 _SAMPLED, _STARVING = 0, 1
 _LINE_WORDS = LINE // 8
 
 
 class _Side:
-    """One side's view of the counters that the limiter looks at."""
+    """One side's view of the limiter's counters."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter) -> None:
         self._segment = segment
@@ -59,10 +59,10 @@ class _Side:
     def _sleep(
         self, missing: Callable[[int], int], rows: int, bulk: float, event: Event, deadline: float | None, check: Check
     ) -> bool:
-        """Whether nothing is missing for so many rows before the deadline.
+        """Waits until nothing is missing for `rows` rows; False at the deadline.
 
-        It first waits for `bulk` more for a moment, a quarter of the limiter's span: a wake costs the other
-        side as much as adding twenty rows does, and a batch often makes room for ten.
+        It first waits briefly for `bulk` more rows, a quarter of the limiter's span: a wake-up costs the other side as
+        much as adding twenty rows, and a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)
@@ -72,18 +72,18 @@ class _Side:
 
 
 class WriteGate(_Side):
-    """What a writer passes before it adds."""
+    """The gate that a writer passes before each add."""
 
-    spare_rows = 1  # the newest row tells how many transitions were inserted
+    spare_rows = 1  # the newest row holds the number of inserted transitions
 
     @classmethod
     def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry) -> WriteGate | None:
-        """The gate of a replay; None when it has no limiter."""
+        """The gate of a replay; None without a limiter."""
         limiter = RateLimiter.of(segment)
         return None if limiter is None else cls(segment, lanes, geometry, limiter)
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until so many transitions may be added; see Gate."""
+        """Waits until `transitions` transitions may be added; see Gate."""
         limiter = self._limiter
         if limiter.samples_per_insert * transitions > limiter.tolerance:
             raise ValueError(
@@ -100,13 +100,13 @@ class WriteGate(_Side):
         return True
 
     def _missing(self, rows: int) -> int:
-        """Rows that have to be sampled before so many may be added."""
-        sampled = self._sampled()  # first: what others do between the two keeps this writer back, if anything
+        """Rows that samplers must draw before `rows` transitions may be added."""
+        sampled = self._sampled()  # read first: changes between the two loads can only delay this writer
         missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
         return 0 if missing and self._any_starves() else missing
 
     def _any_starves(self) -> bool:
-        """Whether a living sampler has too little to draw from; what a dead one said counts no more."""
+        """Whether a living sampler has too few rows to draw; the flag of a dead one does not count."""
         if not self._slots.sum(_STARVING, SLOTS, _LINE_WORDS):
             return False
         return any(
@@ -116,7 +116,7 @@ class WriteGate(_Side):
 
 
 class SampleGate(_Side):
-    """What a sampler passes before it draws, and where it counts what it drew; it has a slot while it lives."""
+    """The gate that a sampler passes before each batch, and its slot, which counts the rows it drew."""
 
     def __init__(
         self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter, batch: int
@@ -134,9 +134,9 @@ class SampleGate(_Side):
 
     @classmethod
     def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, batch: int) -> SampleGate | None:
-        """The gate of a replay for a sampler of batches of `batch` rows; None when it has no limiter.
+        """The gate for a sampler of batches of `batch` rows; None without a limiter.
 
-        Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: there are 16 samplers.
+        Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: the replay has 16 samplers.
         """
         limiter = RateLimiter.of(segment)
         return None if limiter is None else cls(segment, lanes, geometry, limiter, batch)
@@ -149,7 +149,7 @@ class SampleGate(_Side):
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def can_sample(self, drawable: bool) -> bool:
-        """Whether a batch can be drawn now, by a sampler with or without rows that it can draw."""
+        """Whether a batch can be drawn now; `drawable` tells whether the sampler has enough rows to draw."""
         if not self.may_sample():
             return False
         if not drawable:
@@ -157,9 +157,9 @@ class SampleGate(_Side):
         return drawable
 
     def wait(self, deadline: float | None) -> float:
-        """Waits until a batch may be drawn, at most until the deadline; the seconds that it slept.
+        """Waits until a batch may be drawn, at most until the deadline; returns the seconds slept.
 
-        Raises: NotEnoughData: there is no deadline and it may not be drawn now. TimeoutError: nor at the deadline.
+        Raises: NotEnoughData: it may not be drawn now, and there is no deadline. TimeoutError: nor at the deadline.
         """
         if self.may_sample():
             return 0.0
@@ -172,12 +172,12 @@ class SampleGate(_Side):
         return time.monotonic() - began
 
     def starve(self) -> None:
-        """There is too little to draw from: writers wait no more until a batch was drawn."""
+        """Reports too few rows to draw: writers stop waiting until the next batch is drawn."""
         self._slots.store(self._at + _STARVING, 1)
         self._room.notify()
 
     def count(self, rows: int) -> None:
-        """So many rows were drawn: makes room for writers."""
+        """Counts `rows` drawn rows, which makes room for writers."""
         self._slots.add(self._at + _SAMPLED, rows)
         self._slots.store(self._at + _STARVING, 0)
         self._room.notify(rows)
@@ -188,13 +188,13 @@ class SampleGate(_Side):
 
     @property
     def due(self) -> bool:
-        """Whether a batch is due: as many as samples_per_insert says were not drawn yet, with no tolerance."""
+        """Whether a batch is due by samples_per_insert alone, without the tolerance."""
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._batch
 
     def _missing(self, rows: int) -> int:
-        """Transitions that have to be inserted before so many rows may be drawn."""
-        inserted = self._lanes.inserted()  # first: what others do between the two keeps this sampler back, if anything
+        """Transitions that writers must insert before `rows` rows may be drawn."""
+        inserted = self._lanes.inserted()  # read first: changes between the two loads can only delay this sampler
         return self._limiter.inserts_missing(inserted, self._sampled(), rows)
 
     def _shortage(self) -> str:

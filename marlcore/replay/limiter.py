@@ -1,4 +1,4 @@
-"""How often a replay's rows are sampled for each insert: the arithmetic that gates.py holds both sides to."""
+"""The rate limiter: how often samplers draw a row for each insert; gates.py makes both sides wait for it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["RateLimiter"]
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Makes samplers wait for writers and writers for samplers, so that rows are sampled so often on average.
+    """Makes samplers wait for writers and writers for samplers, to hold the average number of samples of each row.
 
-    With `inserted` the transitions ever written to all lanes (boundary rows not counted), `sampled` the rows ever
-    returned by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled:
+    With `inserted` the transitions ever written to all lanes (without boundary rows), `sampled` the rows ever returned
+    by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled:
 
     - a sampler waits while inserted < min_size, or while its batch would take the balance below -tolerance;
     - a writer waits while inserted >= min_size and its rows would take the balance above tolerance, unless a living
       sampler found too few rows that it can draw (for its own min_size, its stack, its n steps) since its last batch.
 
-    Each looks at the counters and then acts, without a lock: of W writers and S samplers at work at once, W - 1 adds
-    and S - 1 batches may go beyond the tolerance. Without a sampler writers wait for ever, or for their timeout: a
+    Each side reads the counters and then acts, without a lock: with W writers and S samplers active at once, W - 1
+    adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or for their timeout: a
     thread that both adds and samples gives its writer a timeout of 0, and samples when an add is refused. This is
     Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
 
     Attributes:
-        samples_per_insert: how often a row is sampled on average, above 0.
-        min_size: transitions inserted before anything is sampled, at least 1.
-        tolerance: rows sampled that the balance may be off; at least every sampler's batch_size, and at least
+        samples_per_insert: average number of samples of each row, above 0.
+        min_size: transitions inserted before the first sample, at least 1.
+        tolerance: allowed deviation of the balance in rows; at least every sampler's batch_size, and at least
             samples_per_insert times the transitions of every add, so that both sides never wait at once.
     """
 
@@ -57,31 +57,31 @@ class RateLimiter:
             )
 
     def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
-        """Whether a sampler need not wait before it draws `batch` rows."""
+        """Whether a sampler may draw `batch` rows without waiting."""
         return self.inserts_missing(inserted, sampled, batch) == 0
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether a writer need not wait before it adds `rows` transitions."""
+        """Whether a writer may add `rows` transitions without waiting."""
         return self.samples_missing(inserted, sampled, rows) == 0
 
     def inserts_missing(self, inserted: int, sampled: int, batch: int) -> int:
-        """Transitions that have to be inserted before a sampler may draw `batch` rows; 0 when it need not wait."""
+        """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
         if inserted < self.min_size:
             return self.min_size - inserted
         over = -self.tolerance - self.balance(inserted, sampled + batch)
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
     def samples_missing(self, inserted: int, sampled: int, rows: int) -> int:
-        """Rows that have to be sampled before a writer may add `rows` transitions; 0 when it need not wait."""
+        """Rows that samplers must draw before a writer may add `rows` transitions; 0 if it may add now."""
         over = self.balance(inserted + rows, sampled) - self.tolerance
         return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
 
     def balance(self, inserted: int, sampled: int) -> float:
-        """Rows that samplers are behind, or ahead if it is below 0."""
+        """Rows by which samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """A form ready for JSON."""
         return asdict(self)
 
     @classmethod

@@ -1,9 +1,9 @@
-"""Drawing the next batches in a thread while the caller works on the last one; the kernels release the GIL.
+"""Prefetching: a thread draws the next batches while the caller uses the last one; the kernels release the GIL.
 
     with marlcore.Prefetch(replay.sampler(256), depth=2) as batches:
         batch = batches.sample()
 
-The thread draws whenever fewer than `depth` batches lie ready, and hands them over in the order it drew them.
+The thread draws whenever fewer than `depth` batches are ready; the caller gets them in the order of the draws.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class _Sampler(Protocol[Drawn]):
 
 
 class Prefetch(Generic[B]):
-    """A sampler whose batches are drawn ahead of time. For one consumer thread; the sampler is its own from now on.
+    """A sampler whose batches are drawn ahead of time, for one consumer thread; it takes over the sampler.
 
-    A batch may be older than the newest transitions and priorities by the `depth` batches drawn before them.
+    A batch may lag behind the newest transitions and priorities by the `depth` batches drawn before them.
 
-    An exception that a signal handler raises in any method, such as KeyboardInterrupt, leaves it fit for use. In
-    `sample` it may cost the one batch that was about to be returned; no batch comes twice or out of order.
+    If a signal handler raises in any method, as for KeyboardInterrupt, the object stays usable. In `sample` this may
+    lose the one batch about to be returned; no batch is repeated or out of order.
 
     Attributes:
-        stats: the sampler's; batches that lie ready count as drawn.
+        stats: the sampler's; batches that are ready count as drawn.
     """
 
     @overload
@@ -96,16 +96,16 @@ class Prefetch(Generic[B]):
         """Starts drawing.
 
         Args:
-            sampler: what `ReplayBuffer.sampler` made, a Mixture, or anything with their methods.
-            depth: batches that lie ready at most, at least 1.
-            device: where they go. On "cpu" they are the sampler's Batch; elsewhere TorchBatch, copied through pinned
-                memory on a stream of the thread's own and handed over when they have arrived.
-            pin_memory: matters on "cpu" alone: TorchBatch in pinned memory, from which the caller's own copies to a
-                device, `tensor.to(device, non_blocking=True)`, run beside the CPU. Batches for a device are copied
-                through pinned memory in any case, and arrive on the device.
+            sampler: a sampler of `ReplayBuffer.sampler`, a Mixture, or any object with their methods.
+            depth: the largest number of ready batches, at least 1.
+            device: the device of the batches. On "cpu" they are the sampler's Batch. For another device they are
+                TorchBatch, copied through pinned memory on the thread's own stream and returned after their arrival.
+            pin_memory: only matters on "cpu": TorchBatch in pinned memory, from which the caller's own copies to a
+                device, `tensor.to(device, non_blocking=True)`, overlap with CPU work. Batches for a device always
+                pass through pinned memory, and are on the device when returned.
 
         Raises:
-            TypeError: the sampler is none. ValueError: depth is out of range, or the device is of another kind.
+            TypeError: the sampler lacks a method. ValueError: depth is out of range, or the device is of another kind.
             RuntimeError: memory cannot be pinned, since there is no device.
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
@@ -114,8 +114,8 @@ class Prefetch(Generic[B]):
             raise ValueError(f"depth: expected an integer of at least 1, got {depth!r}")
         mover = None if str(device) == "cpu" and not pin_memory else _Mover(device)
         self._work = _Work(sampler, int(depth), mover)
-        # The thread knows of its work alone, so that an abandoned Prefetch goes, and its thread with it; at the
-        # interpreter's exit the finalizer runs while the thread still may.
+        # The thread references only its work, so that an abandoned Prefetch is collected and ends the thread. At the
+        # interpreter's exit, the finalizer runs while the thread can still run.
         thread = threading.Thread(target=self._work.run, name="marlcore-prefetch", daemon=True)
         self._finalizer = weakref.finalize(self, self._work.stop, thread)
         self._stop = partial(self._work.stop, thread)
@@ -123,16 +123,16 @@ class Prefetch(Generic[B]):
         self._work.start(thread)
 
     def sample(self, timeout: float | None = None) -> B:
-        """The next batch: one that lies ready, or else as soon as it is drawn.
+        """The next batch: one that is ready, otherwise the next draw.
 
         Args:
-            timeout: seconds to wait for data; None does not wait for data. Either way, draws under way are waited for.
+            timeout: seconds to wait for data; None does not wait for data. A draw that has begun is always awaited.
 
         Raises:
-            NotEnoughData: without a timeout, nothing lies ready and the sampler says so.
+            NotEnoughData: without a timeout, no batch is ready and the sampler lacks data.
             TimeoutError: the same, after the timeout.
-            ClosedError: `close` was called, or the thread ended of an error that was raised before.
-            Exception: whatever ended the thread, once, after the batches drawn before it.
+            ClosedError: `close` was called, or an error that was raised before has ended the thread.
+            Exception: the error that ended the thread, once, after the batches drawn before it.
         """
         taken = self._work.take(timeout)
         if self._work.mover is not None:
@@ -141,25 +141,25 @@ class Prefetch(Generic[B]):
         return batch
 
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now, or when the draw under way is done."""
+        """Whether `sample` would return a batch, now or when the current draw ends."""
         return self._work.can_take()
 
     def update_priorities(self, index: Any, priority: Any) -> None:
-        """As the sampler's; waits for the draw under way, if there is one, and holds for every later one."""
+        """See the sampler's method. Waits for the current draw, if any; applies to all later ones."""
         self._work.call("update_priorities", index, priority)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The sampler's, after the draw under way, if there is one; as for `ReplayBuffer.save`.
+        """The sampler's state after the current draw, if any; for `ReplayBuffer.save`.
 
-        Batches that lie ready count as drawn: who goes on from this state does not get them.
+        Batches that are ready count as drawn: a resumed run does not get them.
         """
         state: dict[str, NDArray[Any]] = self._work.call("state_dict")
         return state
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """As the sampler's; batches that lie ready are dropped, so that the next one is the state's first.
+        """See the sampler's method. Drops the ready batches, so that the next batch is the state's first.
 
-        Raises: as the sampler's; then they are kept.
+        Raises: see the sampler's method; then the ready batches stay.
         """
         self._work.call("load_state_dict", state, drop=True)
 
@@ -168,12 +168,12 @@ class Prefetch(Generic[B]):
         return self._work.sampler.stats
 
     def close(self) -> None:
-        """Ends the thread and lets go of the batches that nobody took; harmless when repeated."""
+        """Ends the thread and releases the ready batches; repeated calls are harmless."""
         self._stop()
         self._finalizer.detach()
 
     def forked(self) -> None:
-        """In a forked child, where the thread is not: refuses further use."""
+        """In a forked child, which lacks the thread: refuses further use."""
         self._finalizer.detach()
         self._work.forked()
 
@@ -188,20 +188,20 @@ class Prefetch(Generic[B]):
 
 
 class _Bell:
-    """Wakes the one thread that waits, or keeps its next wait from sleeping.
+    """Wakes one waiting thread, or makes its next wait return at once.
 
-    Ring after a change of state, and look at the state before each wait: an interrupted waiter may have taken the ring.
+    Ring after each change of state, and check the state before each wait: an interrupted wait may have eaten a ring.
     """
 
     def __init__(self) -> None:
-        # In C, unlike threading.Condition and Event: no exception of a signal handler leaves a lock of it taken.
+        # SimpleQueue is in C: unlike threading.Condition and Event, it holds no lock after a handler's exception.
         self._rings: SimpleQueue[None] = SimpleQueue()
 
     def ring(self) -> None:
         self._rings.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Returns after a ring, or after these seconds."""
+        """Returns after a ring, or after `seconds`."""
         try:
             self._rings.get(timeout=seconds)
             while True:
@@ -211,31 +211,31 @@ class _Bell:
 
 
 class _Work:
-    """What the thread and its consumer share. The consumer takes no lock, so that no interrupt leaves one taken.
+    """The state shared by the thread and its consumer, who takes no lock: an interrupt could leave it held.
 
-    Each side changes a field by one store or one call into C, rings, and looks at the other's. The sampler is the
-    thread's while it is `_drawing`, and the consumer's while it is `_wanted` and the thread is not drawing: each first
-    says so and then looks (Dekker's rule; the GIL keeps the order).
+    Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
+    sampler while it is `_drawing`; the consumer owns it while it is `_wanted` and the thread is not drawing. Each side
+    first sets its flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
     """
 
     def __init__(self, sampler: Any, depth: int, mover: _Mover | None) -> None:
         self.sampler = sampler
         self.mover = mover
         self._depth = depth
-        self._ready: deque[tuple[int, Any]] = deque()  # each with `_dropped` when it was drawn
+        self._ready: deque[tuple[int, Any]] = deque()  # each with the value of `_dropped` at its draw
         self._drawing = self._wanted = False
-        self._attempts = 0  # to draw, begun so far
-        self._dropped = 0  # times that batches drawn before were dropped
+        self._attempts = 0  # draws begun so far
+        self._dropped = 0  # times that the ready batches were dropped
         self._starved = 0  # the last attempt that found too little data
         self._shortage = "no batch was drawn yet"
-        self._error: BaseException | None = None  # of drawing
-        self._ended: tuple[type[MarlcoreError], str] | None = None  # what every further call raises
-        self._began = self._over = False  # the thread
+        self._error: BaseException | None = None  # raised by a draw
+        self._ended: tuple[type[MarlcoreError], str] | None = None  # the error of every further call
+        self._began = self._over = False  # of the thread
         self._to_thread, self._to_consumer = _Bell(), _Bell()
 
     def start(self, thread: threading.Thread) -> None:
-        """Returns when the thread runs. Raises RuntimeError: the system has no more threads."""
-        # Thread.start waits on a Condition; no signal handler interrupts it in another thread than the first.
+        """Returns once the thread runs. Raises RuntimeError: the system has no more threads."""
+        # Thread.start waits on a Condition; here it runs in a second thread, where no signal handler interrupts it.
         _thread.start_new_thread(self._start, (thread,))
         while not self._began:
             self._to_consumer.wait(WAIT_SLICE_S)
@@ -250,7 +250,7 @@ class _Work:
             self._to_consumer.ring()
 
     def run(self) -> None:
-        """The thread: draws until it is told to end, or of an error."""
+        """The thread's function: draws until it is told to end or a draw raises."""
         self._began = True
         self._to_consumer.ring()
         try:
@@ -259,14 +259,14 @@ class _Work:
                     self._to_thread.wait()
                 elif not self._draw():
                     self._to_thread.wait(RETRY_S)
-        except BaseException as error:  # the consumer is to see it
+        except BaseException as error:  # raised again in the consumer
             self._error = error
         finally:
             self._over = True
             self._to_consumer.ring()
 
     def _draw(self) -> bool:
-        """Whether there was enough data, as far as the thread looked."""
+        """Draws one batch; False if a draw found too little data."""
         self._drawing = True
         try:
             if self._wanted:
@@ -290,8 +290,8 @@ class _Work:
         deadline = time.monotonic() + (0.0 if timeout is None else timeout)
         asked = self._attempts
         self.check_open()
-        self._wanted = False  # an interrupted call may have left it
-        self._to_thread.ring()  # it may sleep for want of data
+        self._wanted = False  # an interrupted call may have left it set
+        self._to_thread.ring()  # it may be sleeping for lack of data
         while True:
             try:
                 dropped, batch = self._ready.popleft()
@@ -302,7 +302,7 @@ class _Work:
                 if dropped == self._dropped:
                     return batch
                 continue
-            # As the sampler, it looks once more after the deadline, which a NaN never is before.
+            # Like a sampler, it tries once more after the deadline; `not <` makes a NaN count as past.
             if self._starved > asked and not time.monotonic() < deadline:
                 raise (NotEnoughData if timeout is None else TimeoutError)(self._shortage)
             check_interruption()
@@ -313,9 +313,9 @@ class _Work:
         return bool(self._ready) or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:
-        """What a method of the sampler's returns, called between draws; then perhaps drops what was drawn before.
+        """The result of a sampler's method, called between draws; `drop` then drops the ready batches.
 
-        Raises TypeError: it has no such method.
+        Raises TypeError: the sampler has no such method.
         """
         self.check_open()
         method = getattr(self.sampler, name, None)
@@ -340,7 +340,7 @@ class _Work:
             raise kind(why)
 
     def _raise_if_over(self) -> None:
-        """Raises what ended the drawing; the first time the error itself, with the thread's traceback."""
+        """Raises the error that ended drawing: the first time itself, with the thread's traceback, then ClosedError."""
         self.check_open()
         error = self._error
         if error is not None:
@@ -353,14 +353,14 @@ class _Work:
         self._to_thread.ring()
 
     def stop(self, thread: threading.Thread) -> None:
-        """Returns when the thread has ended; one that has not begun will not draw."""
+        """Returns when the thread has ended; a thread that has not begun will not draw."""
         self._end(ClosedError, "the prefetch was closed")
-        if thread is threading.current_thread():  # the garbage collector runs in any
+        if thread is threading.current_thread():  # the garbage collector may run in the thread itself
             return
         while self._began and not self._over:
             self._to_consumer.wait(WAIT_SLICE_S)
         if thread.is_alive():
-            thread.join()  # not before: Python's own join, when interrupted, takes a thread for ended
+            thread.join()  # only now: an interrupted Python join marks the thread as ended
         self._ready.clear()
         self._error = None
 
@@ -372,7 +372,7 @@ class _Work:
 
 
 class _Mover:
-    """Copies batches into pinned memory, and from there to a device on a stream of its own."""
+    """Copies batches into pinned memory, and from there to a device on its own stream."""
 
     def __init__(self, device: torch.device | str) -> None:
         import torch
@@ -384,13 +384,13 @@ class _Mover:
             raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}") from None
         if self._device.type not in ("cpu", "cuda"):
             raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}")
-        torch.empty(1, pin_memory=True)  # fails here, and not in the thread, where there is no device to pin for
+        torch.empty(1, pin_memory=True)  # without a device this fails here, not in the thread
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def move(self, batch: Batch) -> TorchBatch:
-        """In the thread: returns when the copies are complete, so that pinned memory is free to be used again."""
+        """In the thread: returns when the copies are complete, so that the pinned memory can be reused."""
         torch = self._torch
         found = batch.torch()
         _replace(found, lambda one: torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one))
@@ -399,18 +399,18 @@ class _Mover:
                 pinned = dict(vars(found))
                 _replace(found, lambda one: one.to(self._device, non_blocking=True))
                 self._stream.record_event().synchronize()
-                pinned.clear()  # not before: its memory was being read
+                pinned.clear()  # only now: the device was still reading its memory
         return found
 
     def arrive(self, batch: TorchBatch) -> None:
-        """In the consumer: its stream uses memory that was allocated for the thread's."""
+        """In the consumer: marks memory allocated on the thread's stream as used by the consumer's."""
         if self._stream is not None:
             stream = self._torch.cuda.current_stream(self._device)
             _replace(batch, lambda one: one.record_stream(stream) or one)
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:
-    """Puts new(tensor) in the place of each tensor; some fields are None, such as the mask of single transitions."""
+    """Replaces each tensor by new(tensor); some fields are None, such as the mask of single transitions."""
     for name, value in vars(batch).items():
         if value is not None:
             made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)

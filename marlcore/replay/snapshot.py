@@ -1,10 +1,10 @@
-"""Saving a replay while its writers run, and loading it: the copy of a live segment is a segment.
+"""Saving a replay while its writers run, and loading it; the copy of a live segment is again a segment.
 
-All lanes are cut at one moment: rows committed later are not in the copy. Each lane's rows are then copied oldest
-first, and what its writer overwrote in the meantime is left out, as a sampler leaves it out: the copy's `reserved`
-says which row is the oldest whole one. So each lane's rows are one run that ends at the cut, with their tickets.
+The copy cuts all lanes at one moment: it has no row committed later. Each lane's rows are then copied oldest first.
+Rows that a writer overwrote meanwhile are lost to the copy, as they are to a sampler: the copy's `reserved` marks the
+oldest whole row. So each lane's rows are one run that ends at the cut, with their original tickets.
 
-A sampler's arrays lie behind the lanes' bytes; the segment's description says where.
+A sampler's arrays follow the lanes' bytes; the segment's description has their places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = "biufc"
 
 
 class Stateful(Protocol):
-    """A sampler with a state worth saving, such as its priorities."""
+    """A sampler with a state to save, such as its priorities."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Named arrays of booleans and numbers."""
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """Where an array lies in a segment's body."""
+    """The place of an array in a segment's body."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ def save_segment(
     path: str | os.PathLike[str],
     state: Mapping[str, NDArray[Any]] | None,
 ) -> None:
-    """Writes a copy of a live segment to a file, in place of what is there.
+    """Writes a copy of a live segment to a file, replacing an existing one.
 
     Raises: see `ReplayBuffer.save`.
     """
@@ -88,9 +88,9 @@ def save_segment(
 def copy_segment(
     segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, name: str, path: str | os.PathLike[str] | None
 ) -> Segment:
-    """A new segment with the rows of this one, and with the sampler's arrays behind them.
+    """A new segment with the rows of this one, followed by the sampler's arrays.
 
-    Raises: SegmentCorrupt: its counters or its list of arrays cannot be. Otherwise as `Segment.create`.
+    Raises: SegmentCorrupt: its counters or its list of arrays are invalid. Otherwise see `Segment.create`.
     """
     _sections_of(segment, geometry.nbytes)
     for lane in range(lanes.count):
@@ -104,9 +104,9 @@ def copy_segment(
 
 
 def read_state(segment: Segment, start: int) -> dict[str, NDArray[Any]] | None:
-    """A copy of the sampler's arrays, which lie at `start` of the body or behind it; None when it has none.
+    """A copy of the sampler's arrays, which begin at or after byte `start` of the body; None without any.
 
-    Raises: SegmentCorrupt: they are described in a way that cannot be.
+    Raises: SegmentCorrupt: their description is invalid.
     """
     if STATE not in segment.description:
         return None
@@ -117,7 +117,7 @@ def read_state(segment: Segment, start: int) -> dict[str, NDArray[Any]] | None:
 
 
 def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: LaneGeometry) -> None:
-    """Copies each lane's rows and writes the counters that say which of them are whole."""
+    """Copies each lane's rows, and writes counters that mark the whole ones."""
     (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
     look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
@@ -129,23 +129,23 @@ def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: La
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
             put(begin, body[begin:end])
         copied[0], lowest[0] = lane, lo[lane]
-        if validate(1):  # its fence stands between the copy above and the counters that are read from here on
+        if validate(1):  # its fence orders the copy above before the counters read from here on
             look_again()
             lo[lane] = min(now[0, lane], hi[lane])
         # committed, reserved: a reader's window is [reserved - capacity, committed).
         counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)
         put(geometry.counters_offset(lane), counters.view(np.uint8))
-    put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # what samplers drew, without who starves
+    put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # the samplers' counts, without their starving flags
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """The bytes [begin, end) of the body where a lane's tickets [lo, hi) lie, each column's oldest first."""
+    """The byte ranges [begin, end) of the body with a lane's tickets [lo, hi), oldest first in each column."""
     first, rows = lo % geometry.capacity, hi - lo
     head = min(rows, geometry.capacity - first)
     for column in range(len(geometry.columns)):
         stride = geometry.stride(column)
         base = geometry.column_offset(column) + lane * geometry.rows(column) * stride
-        # Of a column at intervals, whose tickets share rows, the ends may be in one row: it is copied with both.
+        # In a column at intervals tickets share rows, so both ends may lie in one row, which is then copied twice.
         every = geometry.every[column]
         yield base + first // every * stride, base + -(-(first + head) // every) * stride
         if head < rows:
@@ -162,7 +162,7 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
 
 
 def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Section], int]:
-    """Places for the arrays behind `end`, each on a line of its own; and where the last one ends."""
+    """Places for the arrays after byte `end`, each starting on its own line; and the end of the last."""
     sections = {}
     for name, array in arrays.items():
         sections[name] = Section(array.dtype.name, array.shape, -(-end // LINE) * LINE)
@@ -171,12 +171,12 @@ def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Se
 
 
 def _sections_of(segment: Segment, start: int) -> dict[str, Section]:
-    """The described arrays, every one of them inside the body."""
+    """The described arrays, each checked to lie inside the body."""
     described = segment.description.get(STATE, {})
     inside = partial(_checked_section, start, len(segment.body))
     try:
         return {name: inside(**plain) for name, plain in described.items()}
-    except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # the last of a dtype with a comma in it
+    except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # SyntaxError: a dtype name with a comma
         raise SegmentCorrupt(f"{segment.path}: the saved sampler state is damaged: {error}") from None
 
 
@@ -187,7 +187,7 @@ def _checked_section(start: int, end: int, /, dtype: Any, shape: Any, offset: An
     if not isinstance(dtype, str) or np.dtype(dtype).kind not in _KINDS or not np.dtype(dtype).isnative:
         raise ValueError(f"expected a dtype of numbers, got {dtype!r}")
     section = Section(dtype, tuple(shape), offset)
-    longest = Section(dtype, tuple(max(n, 1) for n in shape), 0)  # an empty array's other lengths count too
+    longest = Section(dtype, tuple(max(n, 1) for n in shape), 0)  # bounds the other lengths of an empty array too
     if not start <= offset or not max(section.end, longest.end) <= end or offset % LINE:
         raise ValueError(f"expected lines from byte {start} to {end}, got {offset} to {section.end}")
     return section

@@ -1,7 +1,7 @@
-"""Training runs: configuration, actors and learners, the directory of a run, its metrics and curves.
+"""Training runs: configuration, actors and learners, the run directory, metrics and curves.
 
-This is where the other rooms meet: `train` creates the shared memory, hands the roles to the supervisor and watches.
-It never touches a row or a lane itself. Its names are imported when they are first used: settings need no torch.
+The other rooms meet here: `train` creates the shared memory, hands the roles to the supervisor and watches. This room
+never touches a row or a lane itself. Each name imports its module on first use, because settings need no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Weights: one process publishes a model, any number of processes pull it, and nobody waits.
+"""Weights: one process publishes a model, any number of processes pull it, and neither side waits.
 
-A model is laid flat into one row of bytes, and a publication is one copy into a lane of a few rows. This room never
-shows a reader two publications mixed.
+A model is flattened into one row of bytes; publishing copies that row into a lane of a few rows. This room never
+shows a reader a mix of two publications.
 """
 
 from .store import ParameterStore

@@ -1,4 +1,4 @@
-"""A model laid out as one row of bytes: which tensors lie where, and a model whose tensors are views of a row."""
+"""A model as one row of bytes: the layout of its tensors, and a model whose tensors are views of a row."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
     "unique_tensors",
 ]
 
-_ALIGNMENT = 64  # bytes: a cache line, and more than any dtype asks for
+_ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
-_END = object()  # behind the last member, so that one more or one less is noticed
+_END = object()  # after the last member, so that an added or removed member is noticed
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a model: its name (the first, when it is tied), shape and dtype."""
+    """One tensor of a model: its name (the first of a tied tensor's names), shape and dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class TensorSpec:
 
 @dataclass
 class TensorGroup:
-    """A tensor of a model under all its names: tied weights are one group."""
+    """A tensor of a model with all its names; tied weights form one group."""
 
     spec: TensorSpec
     names: list[str] = field(default_factory=list)
@@ -60,14 +60,14 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a model's tensors and the extras lie in a row; everything begins at a multiple of 64 bytes.
+    """The places of a model's tensors and the extras in a row; each begins at a multiple of 64 bytes.
 
     Attributes:
-        tensors: in the order in which the model names them.
-        extras: further arrays by name, behind the tensors.
+        tensors: in the order of the model.
+        extras: further arrays by name, after the tensors.
         offsets: bytes from the row's start to each tensor.
         extra_offsets: bytes from the row's start to each extra.
-        tensor_bytes: where the extras begin. nbytes: of the row.
+        tensor_bytes: offset of the extras. nbytes: size of the row.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -86,7 +86,7 @@ class RowLayout:
         object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """A form ready for JSON."""
         return {
             "tensors": [[spec.name, list(spec.shape), _dtype_name(spec.dtype)] for spec in self.tensors],
             "extras": [[name, list(one.shape), one.dtype] for name, one in self.extras.items()],
@@ -94,28 +94,28 @@ class RowLayout:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
-        """The layout that `to_dict` described."""
+        """The layout from which `to_dict` made `plain`."""
         return cls(
             tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in plain["tensors"]),
             {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},
         )
 
     def check(self, found: Sequence[TensorSpec]) -> None:
-        """LayoutMismatch that names the first tensor that is not as in this layout."""
+        """Raises LayoutMismatch: a tensor differs from this layout; the message names the first such tensor."""
         for index, (expected, got) in enumerate(zip_longest(self.tensors, found)):
             if expected != got:
                 nothing = "no further tensor"
                 raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
 
     def views(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors in a row, uint8 [nbytes], that is aligned to 64 bytes."""
+        """The tensors of a row, uint8 [nbytes] and aligned to 64 bytes."""
         return [
             row[at : at + spec.nbytes].view(spec.dtype).view(spec.shape)
             for at, spec in zip(self.offsets, self.tensors, strict=True)
         ]
 
     def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The extras in a row, uint8 [nbytes]."""
+        """The extras of a row, uint8 [nbytes]."""
         return {
             name: row[at : at + one.nbytes].view(one.dtype).reshape(one.shape)
             for (name, one), at in zip(self.extras.items(), self.extra_offsets.values(), strict=True)
@@ -126,14 +126,14 @@ class FlatModel:
     """A model whose parameters and buffers are views of one row on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
-    become contiguous. Buffers that are not persistent belong to the row too.
+    become contiguous. The row holds non-persistent buffers too.
 
     Attributes:
         row: uint8 [layout.nbytes] on the model's device.
         groups: the model's tensors, in the layout's order.
 
     Raises:
-        LayoutMismatch: the model's tensors are not those of the layout.
+        LayoutMismatch: the model's tensors differ from the layout.
         ValueError: see `unique_tensors`; or the tensors are on several devices.
     """
 
@@ -143,13 +143,13 @@ class FlatModel:
         self.bind()
 
     def bind(self) -> None:
-        """Moves the model's tensors, with the values they have now, into a new row; all of them or none."""
+        """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
         groups = unique_tensors(self._model)
         self.layout.check([group.spec for group in groups])
         devices = {group.tensors[0].device for group in groups}
         if len(devices) > 1:
             raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
-        # A row made in inference mode could not be written to outside of it.
+        # A row made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=next(iter(devices), None))
             views = self.layout.views(row)
@@ -163,7 +163,7 @@ class FlatModel:
         self._remember(views)
 
     def _remember(self, views: list[torch.Tensor]) -> None:
-        """What `moved` compares with: containers, what they contain, and the memory of each tensor."""
+        """Records the state that `moved` compares with: containers, their members, and each tensor's memory."""
         modules = list(self._model.modules())
         containers = [c for m in modules for c in (m._parameters, m._buffers, m._modules)]
         self._empty = [c for c in containers if not c]
@@ -176,10 +176,10 @@ class FlatModel:
         self._address = self.row.data_ptr()
 
     def moved(self) -> bool:
-        """Whether the model's tensors are anything else than the row's views, about 1 us a tensor.
+        """Whether the model has tensors other than the row's views; takes about 1 us per tensor.
 
-        Module.to, load_state_dict(assign=True), share_memory and assignments of parameters, buffers and submodules
-        all do that.
+        Causes: Module.to, load_state_dict(assign=True), share_memory, and assignments of parameters, buffers and
+        submodules.
         """
         return (
             any(self._empty)
@@ -190,17 +190,17 @@ class FlatModel:
         )
 
     def host_row(self) -> torch.Tensor:
-        """A new row in host memory, zeroed: pinned where that makes copies from and to the model quicker."""
+        """A new zeroed row in host memory, pinned if that speeds up copies between it and the model."""
         pin = self.row.device.type == "cuda"
         with torch.inference_mode(False):
             return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
 
 
 def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """A model's parameters and buffers, each memory once, in the order in which the modules name them.
+    """A model's parameters and buffers in module order; tensors of the same memory appear once.
 
     Raises:
-        ValueError: a tensor is not strided, has no memory yet, or shares only a part of its memory with another.
+        ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
     """
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -218,7 +218,7 @@ def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
-    """The Field of an extra that was declared as a Field or, for float64, by its shape."""
+    """The Field of an extra, declared as a Field or, for float64, by its shape."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
     return extra if isinstance(extra, Field) else Field(extra, "float64")
@@ -242,7 +242,6 @@ def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
 
 
 def copied_extras(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Scalars and copies."""
     return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}
 
 
@@ -255,14 +254,14 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same for tensors that are the same memory seen in the same way."""
+    """A key, equal for tensors that are the same view of the same memory."""
     if tensor.numel() == 0:
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _check_apart(groups: list[TensorGroup]) -> None:
-    """Moving tensors that share a part of their memory would part them: refused."""
+    """Raises ValueError: tensors share only part of their memory, which moving them would separate."""
     spans = []
     for group in groups:
         tensor = group.tensors[0]
@@ -276,7 +275,7 @@ def _check_apart(groups: list[TensorGroup]) -> None:
 
 
 def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Aligned offsets for things of the given sizes from `start` on, and where they end."""
+    """Aligned offsets for items of the given sizes from `start` on, and the end of the last."""
     offsets = []
     for size in sizes:
         offsets.append(start)

@@ -1,7 +1,7 @@
-"""The parameter store: a learner publishes its model's weights, actors copy the newest or read them in place.
+"""The parameter store: a learner publishes its weights; actors copy the newest, or read them in place.
 
-A store is one lane whose rows are whole models: a publish is one append, the slot that readers use is the newest
-row, and the version is the lane's committed count. Readers validate what they read, whatever the number of slots.
+A store is one lane whose rows are whole models: publishing appends a row, readers use the newest row, and the version
+is the lane's committed count. Readers validate every read, whatever the number of slots.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
-_MOST_VERSIONS = 2**61  # half of what a lane can count: as many again may follow
-_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that was overwritten meanwhile
+_MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
+_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher overwrites
 
 
 class ParameterStore(Shared):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
 
-    Make it with `create`, hand it (or its `handle`) to other processes, and use it there: passing a ParameterStore
-    to a process attaches to the same memory; after a fork, attach to the handle.
+    Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
+    same memory. After a fork, attach to the handle.
 
-    A row holds each parameter and buffer once (tied ones too; buffers that are not persistent as well) in its own
-    dtype, and the extras. With n slots a read is discarded when the n-th publish after the one that it reads begins.
+    A row holds each parameter and buffer once (also tied tensors and non-persistent buffers), in its own dtype, and
+    the extras. With n slots, a read is discarded if the n-th publish after the version read has begun.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
-        layout: where the tensors and extras lie in a row.
+        layout: the places of the tensors and extras in a row.
         begins_after: the version that the first publish follows; 0 unless the store continues another one.
     """
 
@@ -65,18 +65,18 @@ class ParameterStore(Shared):
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> ParameterStore:
-        """A new store with room for the model's weights; nothing is published yet, and the model stays as it is.
+        """A new store with room for the model's weights; it has no version yet, and the model is unchanged.
 
         Args:
-            model: says which tensors a row has; on any device.
-            mode: how many slots.
-            extras: further arrays that travel with the weights: a shape for float64, or a Field.
+            model: defines the tensors of a row; on any device.
+            mode: the number of slots.
+            extras: further arrays published with the weights: a shape for float64, or a Field.
             begins_after: the last version of the store that this one continues; the first publish has the next one.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file to hold the store instead.
+            path: an ordinary file for the store.
 
         Raises:
-            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the store.
         """
         if mode not in SLOTS:
             raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
@@ -95,19 +95,19 @@ class ParameterStore(Shared):
 
     @property
     def version(self) -> int:
-        """The newest one, published last; 0 when nothing was published to this store."""
+        """The newest published version; 0 before this store's first publish."""
         self._segment.check_open()
         committed = self._lanes.committed(0)
         return committed if committed > self.begins_after else 0
 
     def publisher(self, model: torch.nn.Module) -> Publisher:
-        """The publishing end, for this process alone until it closes it or dies.
+        """The publishing end, exclusively for this process until it closes it or dies.
 
         The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        successor's versions go on behind the last one.
+        successor's versions follow the last one.
 
         Raises:
-            LaneBusy: the store's publisher lives. LayoutMismatch: the model has other tensors than the store's.
+            LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
         """
         claimed = claim(self._segment, self._lanes, 0)
         try:
@@ -117,17 +117,17 @@ class ParameterStore(Shared):
             raise
 
     def subscriber(self, local_model: torch.nn.Module) -> Subscriber:
-        """A reading end, which keeps `local_model` up to date; any number may live at once, in any process.
+        """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
 
         The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same.
 
-        Raises: LayoutMismatch: the model has other tensors than the store's.
+        Raises: LayoutMismatch: the model has other tensors than the store.
         """
         self.check_open()
         return Subscriber(self, self._lanes, Event(self._segment.body), FlatModel(local_model, self.layout))
 
     def slot_tensor(self, slot: int) -> torch.Tensor:
-        """A slot's row in shared memory, uint8 [layout.nbytes]: the publisher's to write, and to read unvalidated."""
+        """A slot's row in shared memory, uint8 [layout.nbytes]; only the publisher writes; reads are unvalidated."""
         self.check_open()
         if not 0 <= slot < SLOTS[self.mode]:
             raise ValueError(f"slot: expected 0 to {SLOTS[self.mode] - 1}, got {slot!r}")
@@ -139,7 +139,7 @@ class ParameterStore(Shared):
 
 
 def _checked_version(version: Any) -> int:
-    """Raises ValueError: it is no version that a store can begin after."""
+    """Raises ValueError: the version is out of the range that a store can begin after."""
     whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
     if not whole or not 0 <= version <= _MOST_VERSIONS:
         raise ValueError(f"begins_after: expected an integer from 0 to {_MOST_VERSIONS}, got {version!r}")
@@ -147,10 +147,10 @@ def _checked_version(version: Any) -> int:
 
 
 class Publisher:
-    """The store's only writer. Use `ParameterStore.publisher`; a context manager. For one thread at a time.
+    """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
 
     Attributes:
-        version: of the last publish to the store, 0 when there was none.
+        version: of the store's last publish; 0 if there was none.
     """
 
     def __init__(self, store: ParameterStore, lanes: NativeLanes, flat: FlatModel, claimed: LaneClaim) -> None:
@@ -164,34 +164,34 @@ class Publisher:
         self._stage()
 
     def _stage(self) -> None:
-        """The row that appends take: the model's own memory on the CPU, else a row of host memory."""
+        """Sets the row that appends copy: on the CPU the model's own memory, otherwise a row of host memory."""
         row = self._flat.row
         self._host = self._flat.host_row() if row.device.type != "cpu" else None
         staged = (row if self._host is None else self._host).numpy()
         self._extras = self._flat.layout.extra_views(staged)
         self._put(self._given)
         self._append = self._lanes.appender(0, staged)
-        self._row = row  # last: an interrupt before this has the next publish stage it again
+        self._row = row  # last: if an interrupt comes earlier, the next publish stages again
 
     @one_thread
     def publish(self, /, **extras: Any) -> int:
-        """Publishes the model's weights as they are now, whole.
+        """Publishes the model's current weights as one unit.
 
-        On the CPU that is one copy and one atomic store; from an accelerator a copy to the host comes first, on the
-        current stream. What `.to(...)`, `load_state_dict(assign=True)` or assignments put in the place of the model's
-        tensors is taken in and published.
+        On the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes first, on the
+        current stream. Tensors that replaced the model's, by `.to(...)`, `load_state_dict(assign=True)` or assignment,
+        are moved into the row and published.
 
         Args:
             extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
 
-        Returns: the version: for the store's first, 1, or the one that follows `begins_after`.
+        Returns: the version: 1 for the store's first publish, or `begins_after` + 1.
 
         Raises:
-            LayoutMismatch: a tensor of the model was added or removed, or has another name, shape or dtype now.
+            LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.
             ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype.
             ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
             UsedByTwoThreads: another thread is publishing.
-            After an error nothing was published, and the extras are as before.
+            After an error, nothing was published and the extras are unchanged.
         """
         self._store.check_open()
         if self._claim is None:
@@ -210,7 +210,7 @@ class Publisher:
         return self.version
 
     def _take(self, extras: dict[str, Any]) -> None:
-        """Checks all of them, then puts all of them into the row."""
+        """Checks all extras, then writes all of them into the row."""
         fields = self._flat.layout.extras
         if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
             unknown = sorted(extras.keys() - fields.keys())
@@ -226,7 +226,7 @@ class Publisher:
             self._extras[name][...] = value
 
     def close(self) -> None:
-        """Gives the store up to a successor; the model stays usable."""
+        """Releases the store for a successor; the model stays usable."""
         if self._claim is not None:
             self._claim.release()
         self._claim = None
@@ -239,11 +239,11 @@ class Publisher:
 
 
 class InPlaceView:
-    """The newest weights where they lie in shared memory. Use `Subscriber.in_place`.
+    """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
 
     Attributes:
         version: of these weights.
-        tensors: by every name that the model has for them, for `torch.func.functional_call`. They are the publisher's
+        tensors: under all the model's names for them, for `torch.func.functional_call`. They are the publisher's
             memory: do not write to them (a BatchNorm in training mode would).
         extras: by name, floats and arrays, copied.
     """
@@ -258,21 +258,21 @@ class InPlaceView:
         self._final: bool | None = None
 
     def valid(self) -> bool:
-        """Whether everything read so far, extras too, was this version; after the block: when it ended."""
+        """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""
         return self._whole() if self._final is None else self._final
 
     def end(self) -> None:
-        """Settles the answer: what happens to the slot from now on does not matter."""
+        """Fixes the answer: later changes of the slot do not matter."""
         self._final = self.valid()
 
 
 class Subscriber:
-    """Keeps a local model up to date. Use `ParameterStore.subscriber`. For one thread at a time.
+    """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
 
     Attributes:
         version: of the local model's weights, 0 before the first pull.
-        extras: what was published with them: a float for shape () (what `item` gives for other dtypes), else an
-            array; empty before the first pull.
+        extras: published with these weights: a float for shape () (the result of `item` for other dtypes), otherwise
+            an array; empty before the first pull.
     """
 
     def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, flat: FlatModel) -> None:
@@ -290,17 +290,17 @@ class Subscriber:
 
     @one_thread
     def pull(self, timeout: float = 1.0) -> bool:
-        """Copies the newest weights into the local model, whole or not at all; False when there are none newer.
+        """Copies the newest weights into the local model, whole or not at all; False if none are newer.
 
         Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
 
         Args:
-            timeout: seconds to go on trying while the publisher overwrites what is being copied.
+            timeout: seconds to keep trying while the publisher overwrites the row being copied.
 
         Raises:
-            TimeoutError: it did so all the time. LayoutMismatch: a tensor of the local model was added or
-            removed, or has another name, shape or dtype now. UsedByTwoThreads: another thread is pulling. Each leaves
-            the model as it was.
+            TimeoutError: every attempt was overwritten. LayoutMismatch: a tensor of the local model was added or
+            removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. Each leaves the
+            model unchanged.
         """
         if self._store.version == self.version:
             return False
@@ -314,7 +314,7 @@ class Subscriber:
         return True
 
     def _copy_newest(self, timeout: float) -> int:
-        """Copies the newest row into the scratch row; its version."""
+        """Copies the newest row into the scratch row; returns its version."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (version := self._read_newest()) == -errno.ESTALE:
@@ -331,15 +331,15 @@ class Subscriber:
         return version
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """Sleeps until the store's version is above `newer_than`, at most `timeout` seconds; whether it is."""
+        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not."""
         store, deadline = self._store, monotonic() + timeout
         return sleep_until(lambda: max(0, newer_than + 1 - store.version), self._event, deadline, store.check_open)
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:
-        """The newest weights without a copy; ask `view.valid()` after reading, and discard the result if not.
+        """The newest weights without a copy; call `view.valid()` after reading, and discard the result if it is False.
 
-        Raises: NotEnoughData: nothing was published yet.
+        Raises: NotEnoughData: no version was published yet.
         """
         version = self._store.version
         if version == 0:
@@ -353,7 +353,7 @@ class Subscriber:
             view.end()
 
     def _slot(self, slot: int) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
-        """Views of a slot's tensors, by all their names, and extras."""
+        """Views of a slot's tensors, under all their names, and of its extras."""
         if slot not in self._slots:
             row = self._store.slot_tensor(slot)
             pairs = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
