@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window, check_count
+from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
@@ -55,7 +56,7 @@ class ReaderOptions:
         """Raises ValueError: a field, what was expected and what came."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
         for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.length is not None:
             if spec.next_obs:
                 raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")

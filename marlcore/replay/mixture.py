@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..errors import LayoutMismatch, NotEnoughData
 from ..memory import check_interruption, one_thread
-from ..transitions import Batch, BatchMemory, check_count, spec_difference
+from ..transitions import Batch, BatchMemory, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
 from .sampler import Sampler, SamplerStats, Sequence
@@ -63,8 +63,8 @@ class Mixture:
         sequence: Sequence | None = None,
     ) -> None:
         _check_replays(replays)
-        check_count("batch_size", batch_size)
-        check_count("min_size", min_size)
+        check_whole("batch_size", batch_size)
+        check_whole("min_size", min_size)
         self._fractions = _checked_fractions(fractions, len(replays))
         preferred: list[Any] = (
             list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
@@ -247,5 +247,5 @@ def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
 
 
 def _seeds(seed: int, replays: int) -> list[int]:
-    check_count("seed", seed, 0)
+    check_whole("seed", seed, 0)
     return [int(child.generate_state(1, np.uint64)[0]) for child in np.random.SeedSequence(seed).spawn(replays)]

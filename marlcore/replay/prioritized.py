@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import level_offsets, repair_range
 from ..spec import TransitionSpec
-from ..transitions import BatchMemory, Drawing, Lanes, RecordLayout, address_of, check_count
+from ..transitions import BatchMemory, Drawing, Lanes, RecordLayout, address_of
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
@@ -51,7 +51,7 @@ class Prioritized:
             if np.isinf(value):
                 raise ValueError(f"{name}: expected a finite number, got {value!r}")
         if self.beta_steps is not None:
-            check_count("beta_steps", self.beta_steps)
+            check_whole("beta_steps", self.beta_steps)
 
     def limit(self, leaves: int) -> float:
         """The highest priority for which the sum of so many masses is finite."""

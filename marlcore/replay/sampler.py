@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..errors import MarlcoreError, NotEnoughData
 from ..memory import one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, Lanes, Strategy, Window, check_count
+from ..transitions import Batch, BatchMemory, Drawing, Lanes, Strategy, Window
 from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
@@ -47,12 +47,12 @@ class Sequence:
     period: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("sequence.length", self.length)
-        check_count("sequence.burn_in", self.burn_in, 0)
+        check_whole("sequence.length", self.length)
+        check_whole("sequence.burn_in", self.burn_in, 0)
         if self.burn_in >= self.length:
             raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
         if self.period is not None:
-            check_count("sequence.period", self.period)
+            check_whole("sequence.period", self.period)
 
 
 @dataclass
@@ -109,13 +109,13 @@ class SamplerOptions:
 
     def check(self, lanes: Lanes) -> None:
         """Raises ValueError or TypeError: a field, what was expected and what came."""
-        check_count("batch_size", self.batch_size)
+        check_whole("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
         self.window.check_periods(lanes.spec, lanes.geometry.capacity)
         if self.seed is not None:
-            check_count("seed", self.seed, 0)
+            check_whole("seed", self.seed, 0)
         if self.min_size is not None:
-            check_count("min_size", self.min_size)
+            check_whole("min_size", self.min_size)
         if self.prioritized is not None:
             self.prioritized.check(lanes.spec)
 

@@ -8,7 +8,7 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import setter
-from .window import Drawing, Lanes, Strategy, Window, address_of, check_count
+from .window import Drawing, Lanes, Strategy, Window, address_of
 from .writer import Writer
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Window",
     "Writer",
     "address_of",
-    "check_count",
     "setter",
     "spec_difference",
 ]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..checks import check_whole
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry, NativeLanes, Segment
@@ -17,7 +18,7 @@ from ..spec import TransitionSpec
 from .batch import BatchLayout, BatchMemory
 from .layout import RecordLayout
 
-__all__ = ["Drawing", "Lanes", "Strategy", "Window", "address_of", "check_count"]
+__all__ = ["Drawing", "Lanes", "Strategy", "Window", "address_of"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Window:
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError: a field, what was expected and what came."""
         for name in ("stack", "n_step"):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma!r}")
         if self.pad not in ("repeat", "zero"):
@@ -84,12 +85,6 @@ class Window:
                 f"sequence: expected a lane of at least {least} rows, of which it always holds a whole window of "
                 f"{self.length} that begins once in {self.period} rows, got {lane_rows}"
             )
-
-
-def check_count(name: str, value: object, low: int = 1) -> None:
-    """Raises ValueError unless value is an integer of at least `low`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name}: expected an integer of at least {low}, got {value!r}")
 
 
 class Strategy(Protocol):
