@@ -1,7 +1,7 @@
-/* marlcore's C core: every declaration, read by the C compiler and by cffi alike.
+/* marlcore's C core: every declaration, for the C compiler and for cffi alike.
  *
  * The core knows nothing of Python and allocates nothing: it works on memory that the caller maps and owns.
- * Results are 0 or a count, or -errno; -EAGAIN (nothing there yet) and -ESTALE (lapped) are ordinary results.
+ * Results are 0 or a count, or -errno; -EAGAIN (no row yet) and -ESTALE (lapped) are ordinary results.
  *
  * A lane in shared memory:
  *
@@ -9,11 +9,11 @@
  *   +-----------+----------+---------+    +-------+-------+-----+---------------+
  *   | committed | reserved | padding |    | row 0 | row 1 | ... | row capacity-1|   row = ticket mod capacity
  *   +-----------+----------+---------+    +-------+-------+-----+---------------+
- *   written by the lane's writer alone    written by the lane's writer alone
+ *   written only by the lane's writer     written only by the lane's writer
  *
  *   event, one 128-byte line: readers wait for rows on one of the segment, writers for room on another
- *   +--------+-------+---------+   wanted: how much is to come before anybody is woken; waiters lower it to
- *   | wanted | event | padding |   what they want, writers by what they deliver; 0 when nobody waits
+ *   +--------+-------+---------+   wanted: how much must come before waiters are woken; waiters lower it to
+ *   | wanted | event | padding |   their amount, writers by the amount they deliver; 0 without waiters
  *   +--------+-------+---------+   event: the writer that brings wanted to 0 adds 1
  */
 #ifndef MC_API_H
@@ -27,12 +27,12 @@ enum { MC_LINE = 128, MC_MAX_COLUMNS = 16 };
 
 struct mc_column {
     uint8_t *base;   /* the lane's first row, 8-byte aligned */
-    uint64_t size;   /* bytes of a row that are copied */
+    uint64_t size;   /* bytes of a row to copy */
     uint64_t stride; /* bytes from row to row: size rounded up to 8 */
-    uint64_t every;  /* tickets that share a row: 1, or more for what is stored at intervals */
+    uint64_t every;  /* tickets that share a row: 1, or more for a column at intervals */
 };
 
-struct mc_lane {       /* private to a process: where the lane is mapped */
+struct mc_lane {       /* private to a process: the lane's mapping */
     uint64_t capacity; /* rows */
     uint8_t *counters;
     uint8_t *event;
@@ -40,39 +40,37 @@ struct mc_lane {       /* private to a process: where the lane is mapped */
     struct mc_column column[MC_MAX_COLUMNS];
 };
 
-/* The holder of the lane's lock. 0, or -EUCLEAN when the counters contradict one another. */
+/* The holder of the lane's lock. 0, or -EUCLEAN if the counters contradict each other. */
 int mc_lane_check(const struct mc_lane *lane);
-/* Any process. Rows committed since the lane was created, or -EUCLEAN. */
+/* Any process. Rows committed since the lane's creation, or -EUCLEAN. */
 int64_t mc_lane_committed(const struct mc_lane *lane);
-/* The holder of the lane's lock. Appends n rows; sources[k] holds column k's n rows, one after another
- * (row bytes apart by the column's size; by its stride for column 0). 0, -EINVAL, -EUCLEAN. */
+/* The holder of the lane's lock. Appends n rows; sources[k] holds column k's n rows consecutively
+ * (spaced by the column's size; by its stride for column 0). 0, -EINVAL, -EUCLEAN. */
 int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources);
-/* Any process. Copies n rows from ticket on into dests (a NULL dest is passed over). 0, -EAGAIN, -ESTALE. */
+/* Any process. Copies n rows from ticket on into dests (a NULL dest is skipped). 0, -EAGAIN, -ESTALE. */
 int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests);
-/* Any process. Copies column 0 of the newest row: its ticket + 1, 0 when there is none, -ESTALE when lapped.
- */
+/* Any process. Copies column 0 of the newest row: its ticket + 1, 0 for an empty lane, -ESTALE if lapped. */
 int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
 
-/* ---- lanes side by side: of one shape, named by their first; lane i's counters lie i lines behind its, and
- * in each column its rows i times a lane's rows ---- */
+/* ---- adjacent lanes: of one shape, identified by the first; lane i's counters are i lines after the
+ * first's, and in each column its rows are i lanes' rows after the first's ---- */
 
-/* Makes `lane` lane i. */
+/* Sets `lane` to lane i. */
 void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane);
-/* Any process. The tickets [lo, hi) that each of n lanes holds whole. 0, or -EUCLEAN. */
+/* Any process. The range [lo, hi) of whole tickets of each of n lanes. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
-/* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is whole still; counts those that are not.
- */
+/* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is still whole; the number lapped. */
 int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
                           uint8_t *ok);
 
-/* ---- transitions: what a replay lane's rows mean ---- */
+/* ---- transitions: the meaning of a replay lane's rows ---- */
 
 enum { MC_TERMINATED = 1, MC_TRUNCATED = 2, MC_BOUNDARY = 4 };
 
 struct mc_row {       /* the head of a record, which is column 0 */
     uint32_t ordinal; /* transitions written to the lane before this row, modulo 2^32 */
-    uint32_t place;   /* low 24 bits: rows of the same episode before this one, 0 begins an episode, and
-                         after 2^24 - 1 counting goes on at about half of it; high 8 bits: see the enum */
+    uint32_t place;   /* low 24 bits: earlier rows of the same episode; 0 begins an episode, and after
+                         2^24 - 1 the count continues at about half of it; high 8 bits: see the enum */
     uint32_t policy_version;
     float reward;
 };
@@ -80,9 +78,9 @@ struct mc_row {       /* the head of a record, which is column 0 */
 struct mc_writer {       /* private to one process */
     struct mc_lane lane; /* capacity 0 once closed */
     uint8_t *records;    /* the caller's staging: the transition's record, then the boundary row's */
-    const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.., of those at intervals too */
+    const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.., also those at intervals */
     const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
-    /* The lock that a writer of a shared lane takes for each append; offset 0: it has the lane to itself. */
+    /* A writer of a shared lane takes this lock for each append; offset 0: the lane has one writer. */
     int64_t lock_offset;
     int64_t lock_wait_ns;
     int lock_fd;
@@ -91,73 +89,71 @@ struct mc_writer {       /* private to one process */
     uint32_t age;
 };
 
-/* Whoever holds the lane: goes on where the last writer stopped; its rows begin a new episode. 0, -EUCLEAN.
- */
+/* The lane's holder: continues after the last writer; its rows begin a new episode. 0, -EUCLEAN. */
 int mc_writer_open(struct mc_writer *writer);
-/* The lane's writer. Appends the staged transition, and the boundary row when flags has MC_BOUNDARY.
- * The transition's ticket, -ESHUTDOWN when closed, -EDOM when the reward is not finite, -EUCLEAN; with a
- * shared lane also -EAGAIN when others held it for about lock_wait_ns, -EINTR. Every row of a shared lane
- * begins an episode. */
+/* The lane's writer. Appends the staged transition, and the boundary row if flags has MC_BOUNDARY.
+ * The transition's ticket, -ESHUTDOWN if closed, -EDOM if the reward is not finite, -EUCLEAN; for a shared
+ * lane also -EAGAIN if others held it for about lock_wait_ns, -EINTR. Every row of a shared lane begins an
+ * episode. */
 int64_t mc_writer_add(struct mc_writer *writer, int flags);
 /* The lane's writer. Appends n rows, all or none; ends holds n bytes terminated, n truncated, n boundary,
- * each 0 or 1. The first ticket, -EPROTO when a truncated row has no boundary row behind it though
- * boundaries is set, or as above. */
+ * each 0 or 1. The first ticket; -EPROTO if boundaries is set and a truncated row lacks its boundary row;
+ * or an error as above. */
 int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
                            const uint8_t *ends, int boundaries);
-/* Any process. Transitions that the lane holds, boundary rows not counted. -EUCLEAN, -ESTALE as below. */
+/* Any process. Transitions that the lane holds, without boundary rows. -EUCLEAN, -ESTALE as below. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
-/* Any process. The same of n lanes together. */
+/* Any process. The same for n lanes together. */
 int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n);
-/* Any process. Transitions ever written to n lanes, of which no append may fill a whole one; exact up to
- * 2^32 boundary rows a lane. -EUCLEAN, -ESTALE when a lane was lapped again and again meanwhile. */
+/* Any process. Transitions ever written to n lanes; no append may fill a whole lane. Exact up to 2^32
+ * boundary rows per lane. -EUCLEAN, -ESTALE if a lane was lapped at every attempt. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
 /* ---- events: waiting for a writer without spinning ---- */
 
-/* A waiter: announces that it wants so much to come, at least 1. Then see how much is missing still: when
- * less than was announced, announce again; when nothing, go on; else mc_event_wait with the value returned.
- */
+/* A waiter: announces its amount, at least 1. Then check how much is still missing: if less than announced,
+ * announce again; if nothing, continue; otherwise call mc_event_wait with the returned value. */
 uint32_t mc_event_prepare(uint8_t *event, uint32_t amount);
-/* A waiter: sleeps until the event moves on from seen or the time is up. 0, -ETIMEDOUT, -EINTR. */
+/* A waiter: sleeps until the event differs from seen, or the timeout. 0, -ETIMEDOUT, -EINTR. */
 int mc_event_wait(uint8_t *event, uint32_t seen, int64_t timeout_ns);
-/* A writer, after so much has come. Costs a system call only when it is the last of what a waiter wants. */
+/* A writer, after delivering an amount. Makes a system call only if it completes a waiter's amount. */
 void mc_event_notify(uint8_t *event, uint32_t amount);
 
 /* ---- words: one 64-bit word, one writer, any number of readers ---- */
 
 int64_t mc_word_load(const uint8_t *words, uint64_t i);
 void mc_word_store(uint8_t *words, uint64_t i, int64_t value);
-/* The word's one writer. Adds to it, modulo 2^64. */
+/* The word's only writer. Adds to it, modulo 2^64. */
 void mc_word_add(uint8_t *words, uint64_t i, int64_t more);
 /* The sum of n words, stride bytes apart, modulo 2^64. */
 int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride);
 
-/* ---- files: each open descriptor belongs to a struct that is there before it ---- */
+/* ---- files: each open descriptor belongs to a struct that exists before it ---- */
 
 struct mc_file {     /* private to a process; one thread opens and names it */
     int fd;          /* -1: none */
-    int owner;       /* the process whose close removes the name; 0: it stays */
-    uint64_t length; /* of name, with its 0 */
+    int owner;       /* the process whose close removes the name; 0: the name stays */
+    uint64_t length; /* of name, including its 0 */
     char name[];
 };
 
-/* Opens a file. 0, -errno; the descriptor is closed on exec. */
+/* Opens a file, close-on-exec. 0, -errno. */
 int mc_file_open(struct mc_file *file, const char *path, int flags, unsigned mode);
-/* Gives an open file without a name the one in file->name, which its close removes. 0, -errno. */
+/* Gives a nameless open file the name in file->name; its close removes the name. 0, -errno. */
 int mc_file_link(struct mc_file *file);
-/* Any thread. Closes it, and nothing when it is closed. 0, -errno when its name could not be removed. */
+/* Any thread. Closes the file, if open. 0, -errno if its name could not be removed. */
 int mc_file_close(struct mc_file *file);
-/* Allocates every byte of a file; never by writing to it. 0, -errno. */
+/* Allocates every byte of a file, without writing to it. 0, -errno. */
 int mc_file_allocate(int fd, int64_t nbytes);
 
 /* ---- locks: the kernel releases them when their holder dies ---- */
 
-/* Locks one byte of an open file description. 0, -EAGAIN when another holds it, -errno. */
+/* Locks one byte for an open file description. 0, -EAGAIN if another one holds it, -errno. */
 int mc_lock_try(int fd, int64_t offset, int exclusive);
-/* Locks it exclusively, after about timeout_ns at most. 0, -EAGAIN when the time is up, -EINTR, -errno. */
+/* Locks it exclusively, within about timeout_ns. 0, -EAGAIN at the timeout, -EINTR, -errno. */
 int mc_lock_wait(int fd, int64_t offset, int64_t timeout_ns);
 void mc_lock_drop(int fd, int64_t offset);
-/* 1 when another open file description has the byte locked, 0, -errno. */
+/* 1 if another open file description has locked the byte, otherwise 0; -errno. */
 int mc_lock_held(int fd, int64_t offset);
 
 #endif

@@ -1,4 +1,4 @@
-/* The only place where memory orders are written. Each acquire names the release that it pairs with. */
+/* The only place for memory orders. Each acquire names the release that it pairs with. */
 #ifndef MC_ATOMICS_H
 #define MC_ATOMICS_H
 
@@ -39,17 +39,17 @@ static inline uint64_t mc_load_reserved(const struct mc_counters *c) {
     return atomic_load_explicit(&((struct mc_counters *)c)->reserved, memory_order_relaxed);
 }
 
-/* Between reserving and writing rows: a reader that sees a new word sees the reservation.
+/* Between reserving and writing rows: a reader that reads a new word also reads the reservation.
  * Pairs with mc_fence_read. */
 static inline void mc_fence_write(void) { atomic_thread_fence(memory_order_release); }
-/* The same where the copy may use non-temporal stores, which a release fence does not order on x86. */
+/* The same if the copy may use non-temporal stores, which a release fence does not order on x86. */
 static inline void mc_fence_write_streaming(void) { atomic_thread_fence(memory_order_seq_cst); }
 /* Between copying rows out and reloading reserved. Pairs with mc_fence_write. */
 static inline void mc_fence_read(void) { atomic_thread_fence(memory_order_acquire); }
-/* Store, then load of another word, on both sides of a wait: pairs with itself. */
+/* Between a store and the load of another word, on both sides of a wait: pairs with itself. */
 static inline void mc_fence_event(void) { atomic_thread_fence(memory_order_seq_cst); }
 
-/* The words of a row: relaxed, so that a racing copy is a defined (and later rejected) mixture. */
+/* The words of a row: relaxed, so that a racing copy is a defined mixture, which validation rejects. */
 static inline void mc_store_row_word(mc_word *to, uint64_t value) {
     atomic_store_explicit(to, value, memory_order_relaxed);
 }
@@ -68,9 +68,9 @@ static inline uint32_t mc_load_half(mc_half *from) {
     return atomic_load_explicit(from, memory_order_relaxed);
 }
 static inline void mc_add_half(mc_half *to) { atomic_fetch_add_explicit(to, 1, memory_order_relaxed); }
-/* wanted: how much is to come before anybody is woken, 0 when nobody waits. The least of several wishes
- * stands. Stored in any case: the release keeps the load of the event before the announcement; pairs with
- * mc_deliver. */
+/* wanted: how much must come before the waiters are woken; 0 without waiters. Of several announcements the
+ * least counts. The store always happens: its release keeps the load of the event before the announcement;
+ * pairs with mc_deliver. */
 static inline void mc_announce(mc_half *wanted, uint32_t amount) {
     uint32_t before = atomic_load_explicit(wanted, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(wanted, &before,
@@ -78,8 +78,8 @@ static inline void mc_announce(mc_half *wanted, uint32_t amount) {
                                                   memory_order_release, memory_order_relaxed))
         ;
 }
-/* Whether that fulfils what is wanted, and nobody has done so before. The acquire pairs with mc_announce:
- * what moves the event after this is not what its announcer saw. */
+/* Whether this delivery completes the wanted amount, for the first time. The acquire pairs with mc_announce:
+ * a later change of the event differs from the value that the announcer read. */
 static inline int mc_deliver(mc_half *wanted, uint32_t amount) {
     uint32_t before = atomic_load_explicit(wanted, memory_order_relaxed);
     uint32_t after;
@@ -92,7 +92,7 @@ static inline int mc_deliver(mc_half *wanted, uint32_t amount) {
     return after == 0;
 }
 
-/* control words: the release pairs with the acquire below. */
+/* control words: this release pairs with the acquire below. */
 static inline void mc_store_word(mc_word *to, uint64_t value) {
     atomic_store_explicit(to, value, memory_order_release);
 }

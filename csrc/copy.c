@@ -1,16 +1,16 @@
-/* Copies between private memory and rows of a lane; racing copies are allowed, validation rejects them. */
+/* Copies between private memory and rows of a lane; racing copies are allowed; validation rejects them. */
 #include <string.h>
 
 #include "core.h"
 
-/* From here on the C library's copy is quicker than a loop over words. A build for a thread sanitizer, which
- * takes that copy for a race, sets this higher than any row. */
+/* From this size on, the C library's copy is faster than a loop over words. A build for a thread sanitizer,
+ * which reports that copy as a race, sets this above any row's size. */
 #ifndef MC_OPAQUE_BYTES
 #define MC_OPAQUE_BYTES 256
 #endif
 
-/* Called through a volatile pointer, the copy is opaque: the compiler can neither tear it apart into
- * repeated loads nor move it across the fences around it. */
+/* Called through a volatile pointer, the copy is opaque: the compiler can neither split it into repeated
+ * loads nor move it across the fences around it. */
 static void *(*volatile const mc_opaque_copy)(void *, const void *, size_t) = memcpy;
 
 void mc_copy_in(uint8_t *row, const void *source, uint64_t size) {

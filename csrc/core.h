@@ -1,4 +1,4 @@
-/* What the core's files share among themselves. */
+/* Declarations shared by the core's own files. */
 #ifndef MC_CORE_H
 #define MC_CORE_H
 
@@ -14,24 +14,24 @@ static_assert(offsetof(struct mc_row, place) == 4 && offsetof(struct mc_row, pol
               "the sampling kernels read these offsets");
 static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <= MC_LINE, "one line each");
 
-/* Counters never get near 2^63, where tickets would stop fitting the signed numbers of a batch. */
+/* Counters never approach 2^63, from which tickets would not fit the signed numbers of a batch. */
 #define MC_TICKET_LIMIT (UINT64_C(1) << 62)
 
-/* Copies of this many bytes and more may be made with non-temporal stores. */
+/* Copies of at least this many bytes may use non-temporal stores. */
 #define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
 
 static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
     return (struct mc_counters *)(void *)lane->counters;
 }
 
-/* Into and out of rows that the other side may be reading or writing at the same time. */
+/* Copies into and out of rows that the other side may be reading or writing at the same time. */
 void mc_copy_in(uint8_t *row, const void *source, uint64_t size);
 void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
 /* An append in three steps, for rows that come from several places. */
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);
 void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources);
-/* Between reserve and commit: the row of a column at intervals that a ticket of the append stands for. */
+/* Between reserve and commit: writes the row of a column at intervals that belongs to this ticket. */
 void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket, const void *source);
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n);
 

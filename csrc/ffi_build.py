@@ -1,4 +1,4 @@
-"""Builds marlcore._core: api.h is both the C header and what cffi reads, so the two cannot drift."""
+"""Builds marlcore._core; api.h is both the C header and cffi's input, so the two cannot drift."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,5 @@
-/* Files. An interrupted program unwinds between any two of its steps, so opening and owning a descriptor is
- * one call, and so is naming a file and owning its name; closing forgets the descriptor before it closes it.
- */
+/* Files. An interrupted program may unwind between any two of its steps. So one call opens and owns a
+ * descriptor, one call names a file and owns its name, and closing forgets the descriptor first. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +35,7 @@ static int mc_file_unlink(const struct mc_file *file, int fd) {
     return unlink(file->name) && errno != ENOENT ? -errno : 0;
 }
 
-/* What close says is not asked for: Linux closes the descriptor whatever it says of it. */
+/* The result of close is ignored: Linux closes the descriptor in any case. */
 int mc_file_close(struct mc_file *file) {
     int fd = __atomic_exchange_n(&file->fd, -1, __ATOMIC_ACQ_REL);
     if (fd < 0)

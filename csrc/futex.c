@@ -1,8 +1,8 @@
-/* Sleeping until writers have committed enough. A waiter announces how much it wants before each sleep; each
- * writer takes what it delivers off that, and the one that brings it to 0 pays the system call that wakes.
+/* Sleeping until writers have committed enough. A waiter announces its amount before each sleep. Each writer
+ * subtracts the amount it delivers, and the writer that brings it to 0 makes the waking system call.
  *
- * The announcement ends with that call, so that a waiter killed in its sleep costs the writers one, not one
- * at each commit. */
+ * That call ends the announcement, so a waiter killed in its sleep costs the writers one system call, not one
+ * per commit. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -17,7 +17,7 @@ static struct mc_event *mc_event_at(uint8_t *event) { return (struct mc_event *)
 
 uint32_t mc_event_prepare(uint8_t *event, uint32_t amount) {
     struct mc_event *e = mc_event_at(event);
-    /* In this order: a writer that fulfils the announcement moves the event on from what was seen. */
+    /* In this order: a writer that fulfils the announcement changes the event from the value seen. */
     uint32_t seen = mc_load_half(&e->event);
     mc_announce(&e->wanted, amount ? amount : 1);
     mc_fence_event(); /* announced before the caller checks its condition; pairs with mc_event_notify */

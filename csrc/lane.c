@@ -7,7 +7,7 @@ static int mc_counters_sane(uint64_t committed, uint64_t reserved, uint64_t capa
     return committed <= reserved && reserved - committed <= capacity && reserved < MC_TICKET_LIMIT;
 }
 
-/* Written this way round because reserved - capacity underflows on a young lane. */
+/* In this form because reserved - capacity underflows on a young lane. */
 static int mc_ticket_whole(uint64_t ticket, uint64_t capacity, uint64_t reserved) {
     return ticket + capacity >= reserved;
 }
@@ -32,8 +32,8 @@ int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
         return -EINVAL;
     if (!mc_counters_sane(c, r, lane->capacity) || c + n >= MC_TICKET_LIMIT)
         return -EUCLEAN;
-    /* A predecessor killed inside a longer append may have reserved more; lowering it would let a reader
-     * accept a row that the predecessor had begun to overwrite. */
+    /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
+     * reader accept a row that the predecessor had begun to overwrite. */
     if (r < c + n)
         mc_store_reserved(counters, c + n);
     for (uint64_t k = 0; k < lane->columns; k++)
@@ -141,7 +141,7 @@ int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_
         uint64_t r = mc_load_reserved(counters);
         if (c >= MC_TICKET_LIMIT || r >= MC_TICKET_LIMIT)
             return -EUCLEAN;
-        /* A writer that commits between the two loads leaves r well above c: what it overwrote is out. */
+        /* If a writer commits between the two loads, r is well above c: rows it overwrote are excluded. */
         uint64_t top = c > r ? c : r;
         uint64_t low = top > lanes->capacity ? top - lanes->capacity : 0;
         lo[i] = (int64_t)(low < c ? low : c);

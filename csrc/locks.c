@@ -1,5 +1,5 @@
 /* Locks on single bytes of a file, owned by the open file description: the kernel drops them with its last
- * descriptor, so a dead holder never keeps one and a stopped holder never loses one. */
+ * descriptor. So a dead holder never keeps a lock, and a stopped holder never loses one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ int mc_lock_try(int fd, int64_t offset, int exclusive) {
     return mc_lock_set(fd, offset, exclusive ? F_WRLCK : F_RDLCK);
 }
 
-/* Naps instead of F_OFD_SETLKW: that has no time limit, and a signal just before it would go unseen. */
+/* Naps instead of F_OFD_SETLKW, which has no time limit and would miss a signal just before it. */
 int mc_lock_wait(int fd, int64_t offset, int64_t timeout_ns) {
     int64_t nap = 1000;
     for (;;) {
@@ -40,9 +40,9 @@ int mc_lock_wait(int fd, int64_t offset, int64_t timeout_ns) {
     }
 }
 
-/* The kernel refuses this to a descriptor that is none, or when a file system's server is gone: never for
- * want of memory, since the lock is not part of a longer one. What it guarded is done, so there is nothing to
- * undo; a lock that stays ends with the holder's next turn, or with the holder. */
+/* Unlocking fails only for a bad descriptor or a file system whose server is gone, never for lack of memory,
+ * since the lock is not part of a longer one. The guarded work is done, so there is nothing to undo. A lock
+ * that stays ends with the holder's next turn, or with the holder. */
 void mc_lock_drop(int fd, int64_t offset) { (void)mc_lock_set(fd, offset, F_UNLCK); }
 
 int mc_lock_held(int fd, int64_t offset) {

@@ -1,4 +1,4 @@
-/* Transitions on a lane: the head of each record says where the row stands in its episode. */
+/* Transitions on a lane: the head of each record holds the row's place in its episode. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "core.h"
 
 enum { MC_AGE_LIMIT = 1 << 24, MC_FLAGS_SHIFT = 24 };
-enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane that is lapped meanwhile each time */
+enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane, if each attempt is lapped */
 
 static int mc_row_flags(const struct mc_row *row) { return (int)(row->place >> MC_FLAGS_SHIFT); }
 
@@ -32,7 +32,7 @@ int mc_writer_open(struct mc_writer *writer) {
     return 0;
 }
 
-/* About half of MC_AGE_LIMIT, such that ages keep their place between the intervals of columns. */
+/* About half of MC_AGE_LIMIT, and a multiple of the columns' intervals, so that ages keep their phase. */
 static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
     uint32_t every = 1;
     for (uint64_t k = 1; k < writer->lane.columns; k++)
@@ -41,8 +41,8 @@ static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
     return MC_AGE_LIMIT / 2 / every * every;
 }
 
-/* The lane is this writer's until mc_writer_leave. Whoever had a shared lane before may have been killed in
- * the middle of an append, so each turn begins where a successor would. */
+/* Takes the lane until mc_writer_leave. The previous writer of a shared lane may have been killed in the
+ * middle of an append, so each turn begins like a successor. */
 static int mc_writer_enter(struct mc_writer *writer) {
     if (writer->lane.capacity == 0)
         return -ESHUTDOWN;
@@ -62,7 +62,7 @@ static void mc_writer_leave(struct mc_writer *writer) {
         mc_lock_drop(writer->lock_fd, writer->lock_offset);
 }
 
-/* Writes the head of one record; the caller has put the reward there. */
+/* Writes the head of one record, in which the caller has put the reward. */
 static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags) {
     struct mc_row row;
     memcpy(&row, record, sizeof row);
@@ -72,13 +72,13 @@ static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags)
     memcpy(record, &row, sizeof row);
     writer->ordinal += !(flags & MC_BOUNDARY);
     if (writer->lock_offset)
-        return; /* rows of a shared lane follow nothing */
+        return; /* rows of a shared lane follow no other row */
     if (++writer->age == MC_AGE_LIMIT)
         writer->age -= mc_whole_intervals(writer);
 }
 
-/* Columns at intervals: what belongs to the row just headed, when it is due. An episode's first row has none:
- * the rest of its episode keeps the distance of `every` tickets, so that no two share a row. */
+/* Columns at intervals: writes the entry of the row just headed, if it is due. An episode's first row has
+ * none; the rest of the episode keeps a distance of `every` tickets, so that no two entries share a row. */
 static void mc_writer_put_intervals(struct mc_writer *writer, uint64_t ticket, uint32_t age,
                                     const void *const *sources, uint64_t nth) {
     for (uint64_t k = 1; k < writer->lane.columns; k++) {
@@ -128,7 +128,7 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
     return ticket;
 }
 
-/* Nothing may be written of rows that are not all in order. */
+/* Before any write: all rows must be valid. */
 static int mc_rows_check(const struct mc_writer *writer, uint64_t n, const uint8_t *records,
                          const uint8_t *ends, int boundaries) {
     const uint8_t *truncated = ends + n, *boundary = ends + 2 * n;
@@ -154,7 +154,7 @@ static int64_t mc_writer_put_rows(struct mc_writer *writer, uint64_t n, uint8_t 
     for (uint64_t i = 0; i < n; i++) {
         int flags = terminated[i] * MC_TERMINATED | truncated[i] * MC_TRUNCATED | boundary[i] * MC_BOUNDARY;
         mc_writer_head(writer, records + i * bytes, flags);
-        /* An ended row's boundary row, when it has one, closes the episode in its stead. */
+        /* If an ended row has a boundary row, that one closes the episode instead. */
         if (flags && !(i + 1 < n && boundary[i + 1]))
             writer->age = 0;
     }
@@ -204,7 +204,7 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
     return -ESTALE;
 }
 
-/* Boundary rows are what the newest row's ordinal is behind its ticket. */
+/* The boundary rows are the difference between the newest row's ticket and its ordinal. */
 static int64_t mc_lane_inserted(const struct mc_lane *lane) {
     for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
         struct mc_row newest;
@@ -225,7 +225,7 @@ static int64_t mc_lane_inserted(const struct mc_lane *lane) {
     return -ESTALE;
 }
 
-/* What `count` says of each of n lanes, summed up. */
+/* The sum of `count` over n lanes. */
 static int64_t mc_lanes_sum(const struct mc_lane *lanes, uint64_t n,
                             int64_t (*count)(const struct mc_lane *)) {
     int64_t sum = 0;

@@ -36,7 +36,7 @@ def _leave(signum: int, frame: object) -> None:
 # Until a run has something to clean up, Ctrl-C simply exits, without a traceback from an import.
 signal.signal(signal.SIGINT, _leave)
 
-# name: (module of cli, function from its arguments to the exit code, options, what it does)
+# name: (module of cli, function from its arguments to the exit code, options, summary)
 COMMANDS = {
     "train": (
         "train",
@@ -47,8 +47,8 @@ COMMANDS = {
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("bench", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
-    "warmup": ("warmup", "main", "", "compile the kernels now, and not when a first batch is drawn"),
-    "doctor": ("doctor", "main", "[--json]", "check this machine, and say what to do about each finding"),
+    "warmup": ("warmup", "main", "", "compile the kernels now, so that no first batch waits for them"),
+    "doctor": ("doctor", "main", "[--json]", "check this machine, with advice on each finding"),
 }
 
 
@@ -115,7 +115,7 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _how_to_resume(run_dir: str) -> str:
-    return f"; go on with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
+    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
 
 
 def _nobody_reads() -> bool:

@@ -72,8 +72,7 @@ class Algorithm(Protocol):
 
     Each agent has its own network: its learner trains it, and its actors act with copies that follow. So an algorithm
     keeps no state. Preferably write it as a frozen dataclass in a module: then `marlcore train --algo module:Class`
-    offers its fields as options, and `--resume` can import it again. examples/custom_algorithm.py is a complete one in
-    60 lines.
+    offers its fields as options, and `--resume` can import it again. Example: examples/custom_algorithm.py, 60 lines.
     """
 
     def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:

@@ -36,6 +36,6 @@ def resolve(label: str, reference: str) -> Any:
         return reduce(getattr, name.split("."), import_module(module))
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        missing = isinstance(error, (ImportError, AttributeError))  # whose text says everything
+        missing = isinstance(error, (ImportError, AttributeError))  # their text is complete
         message = f"{label}: expected something that can be imported, got {reference!r} ({reason})"
         raise ValueError(message) from (None if missing else error)

@@ -1,4 +1,4 @@
-"""Adam with the gradient's norm clipped, in six calls of torch whatever the number of tensors."""
+"""Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ClippedAdam"]
 class ClippedAdam(torch.optim.Adam):
     """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
 
-    For small networks the Python code of these two takes longer than the gradient itself. Here the gradients are views
-    of one vector, which is zeroed, measured and scaled whole, and the step is the fused kernel's alone. What
-    `state_dict` gives and `load_state_dict` takes is torch.optim.Adam's.
+    For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
+    of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. `state_dict`
+    and `load_state_dict` are compatible with torch.optim.Adam.
 
     Args:
-        parameters: float32, all on one device; their `grad` belongs to this object from now on.
+        parameters: float32, all on one device; this object owns their `grad` from now on.
         lr: the step size, above 0.
     """
 
@@ -44,12 +44,12 @@ class ClippedAdam(torch.optim.Adam):
         self._state_lists = [[self.state[tensor][name] for tensor in self._tensors] for name in names]
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Zeroes the gradients where they are; they stay views of one vector."""
+        """Zeroes the gradients in place; they stay views of one vector."""
         self._gradient.zero_()
 
     @torch.no_grad()
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients longer than `max_norm` down to it, take one step; returns the norm before, a scalar."""
+        """Scales a gradient longer than `max_norm` down to it and takes one step; returns the norm before, a scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
         steps, means, squares = self._state_lists
         torch._foreach_add_(steps, 1)
@@ -68,11 +68,11 @@ class ClippedAdam(torch.optim.Adam):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
-            grad_scale=(norm / max_norm).clamp(min=1.0),  # what the kernel divides gradients by
+            grad_scale=(norm / max_norm).clamp(min=1.0),  # the kernel divides gradients by this
         )
         return norm
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`, also from that of a torch.optim.Adam with the same parameters."""
+        """Restores a state of `state_dict`, or of a torch.optim.Adam with the same parameters."""
         super().load_state_dict(state_dict)
         self._remember_state()

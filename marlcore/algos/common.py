@@ -1,4 +1,4 @@
-"""What value-based algorithms share: torso and head, epsilon-greedy choice, a step with a target network."""
+"""The common parts of value-based algorithms: torso, head, epsilon-greedy actions, and a step with a target network."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "epsilon_greedy",
 ]
 
-IMAGE_SIDE = 32  # an observation with at least so many rows and columns is an image
+IMAGE_SIDE = 32  # least rows and columns of an image
 
 
 class Hyperparameters(Protocol):
-    """What the shared parts read; the algorithms' dataclasses document the fields."""
+    """The hyperparameters that the common parts read; the algorithms' dataclasses document them."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -48,7 +48,7 @@ class Hyperparameters(Protocol):
 
 
 def check_hyperparameters(given: Hyperparameters) -> None:
-    """Raise ValueError, naming the field, unless every shared hyperparameter is in its range."""
+    """Raise ValueError, naming the field, unless every common hyperparameter is in its range."""
     owner = type(given).__name__
     check_positive(
         owner,
@@ -80,10 +80,9 @@ def _is_image(height: int, width: int) -> bool:
 class Torso(nn.Module):
     """Observations [B, *shape], or [B, stack, *shape] when stack > 1, of a real dtype, to features [B, size].
 
-    An image is (H, W), (C, H, W) or (H, W, C) with H and W of at least 32: the frames of a stack become
-    channels, uint8 is divided by 255, and the two convolutions of Mnih et al. 2013 (arXiv:1312.5602,
-    section 4.1) come first. Anything else is flattened, its numbers taken as they are. Fully connected layers
-    of the sizes `hidden` follow.
+    An image is (H, W), (C, H, W) or (H, W, C) with H and W of at least 32. For images, the frames of a stack become
+    channels, uint8 is divided by 255, and the two convolutions of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)
+    come first. Other observations are flattened without scaling. Fully connected layers of the sizes `hidden` follow.
     """
 
     def __init__(self, observation: Field, stack: int, hidden: tuple[int, ...]) -> None:
@@ -119,10 +118,10 @@ class Torso(nn.Module):
 
 
 class Head(nn.Module):
-    """Features [..., inputs] to one value an action [..., actions], through a layer of `hidden` units.
+    """Features [..., inputs] to one value per action [..., actions], through a layer of `hidden` units.
 
-    With `dueling`, that layer feeds the state's value and the actions' advantages, whose mean is taken away
-    (Wang et al. 2016, arXiv:1511.06581, equation 9). Both share the layer, so that dueling costs little.
+    With `dueling`, that layer feeds the state's value and the actions' advantages, minus their mean (Wang et al. 2016,
+    arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
     """
 
     aggregate: torch.Tensor
@@ -132,7 +131,7 @@ class Head(nn.Module):
         self.dueling = dueling
         self.hidden = nn.Linear(inputs, hidden)
         self.output = nn.Linear(hidden, actions + dueling)
-        # Rows: each advantage less the mean, then the value for all; one product beats slices and means.
+        # Rows: each advantage minus the mean, then the value for all; one product is faster than slices and means.
         centred = torch.eye(actions) - 1 / actions
         self.register_buffer("aggregate", torch.cat([centred, torch.ones(1, actions)]), persistent=False)
 
@@ -142,7 +141,7 @@ class Head(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """Base of networks whose forward pass gives action values [B, actions]."""
+    """Base of networks whose forward pass returns action values [B, actions]."""
 
     def __init__(self, actions: int) -> None:
         super().__init__()
@@ -150,9 +149,9 @@ class QNetwork(nn.Module):
 
 
 def epsilon_greedy(network: QNetwork, obs: torch.Tensor, epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Actions [B]: each row's greedy one, or with probability `epsilon` any, all alike.
+    """Actions [B]: each row's greedy action, or with probability `epsilon` a uniformly random one.
 
-    The same numbers are drawn from `rng` whatever epsilon is; the network runs only if some row is greedy.
+    The draws from `rng` do not depend on epsilon; the network runs only if some row is greedy.
     """
     explores = rng.random(len(obs)) < epsilon
     choice = rng.integers(network.actions, size=len(obs))
@@ -164,7 +163,7 @@ def epsilon_greedy(network: QNetwork, obs: torch.Tensor, epsilon: float, rng: np
 
 
 class TargetTrainer:
-    """A network's optimizer, and the target network that follows it."""
+    """A network's optimizer and its target network."""
 
     def __init__(self, network: nn.Module, hyper: Hyperparameters) -> None:
         self.network = network
@@ -177,7 +176,7 @@ class TargetTrainer:
         self.updates = 0
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:
-        """One gradient step down `loss`, then the target's; returns the gradient's norm before clipping."""
+        """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
@@ -193,7 +192,7 @@ class TargetTrainer:
             torch._foreach_lerp_(self.followers, self.parameters, 1.0 if every else self.hyper.tau)
 
     def state_dict(self) -> dict[str, Any]:
-        """What training needs to go on, besides the network; live tensors, so save before the next update."""
+        """The state besides the network that resuming needs; live tensors, so save before the next update."""
         return {
             "target": self.target.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -201,7 +200,7 @@ class TargetTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`; the network's own weights are the caller's to restore."""
+        """Restore the state returned by `state_dict`; the caller restores the network's weights."""
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
@@ -209,7 +208,7 @@ class TargetTrainer:
 
 def _independent_copy(network: nn.Module) -> nn.Module:
     twin = copy.deepcopy(network).requires_grad_(False)
-    # A deep copy keeps what shared one storage together (a published network is views of one flat tensor).
+    # A deep copy preserves shared storage, and a published network is views of one flat tensor.
     for tensor in chain(twin.parameters(), twin.buffers()):
         tensor.data = tensor.data.clone()
     return twin

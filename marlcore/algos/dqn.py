@@ -31,17 +31,17 @@ class DQN:
     hidden: tuple[int, ...] = (128, 64)
     """Units in each fully connected layer, at least one layer; the last is the head's."""
     double: bool = True
-    """Choose the next action with the network, value it with the target network (van Hasselt et al. 2016)."""
+    """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
     dueling: bool = True
-    """Estimate the state's value and the actions' advantages apart (Wang et al. 2016)."""
+    """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
     tau: float = 0.02
-    """Share of the network in the target after each update, in (0, 1]; used when target_update_freq is 0."""
+    """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
     target_update_freq: int = 0
-    """Copy the network to the target once in so many updates; 0 moves it by tau at each."""
+    """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
     max_grad_norm: float = 10.0
-    """Longer gradients are scaled down to this norm; above 0."""
+    """Larger gradients are scaled down to this norm; above 0."""
     reward_scale: float = 0.1
-    """Rewards are multiplied by this, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
+    """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
@@ -59,7 +59,7 @@ class DQN:
         return epsilon_greedy(cast(QNetwork, network), obs, epsilon, rng)
 
     def make_trainer(self, network: torch.nn.Module) -> DQNTrainer:
-        """A trainer that updates `network` in place, on the device where it is."""
+        """A trainer that updates `network` in place, on its device."""
         return DQNTrainer(self, network)
 
 
@@ -86,8 +86,8 @@ class DQNTrainer(TargetTrainer):
     def update(self, batch: Any) -> dict[str, torch.Tensor]:
         """One step on a batch of B transitions.
 
-        The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training
-        algorithm for deep Q-networks"); a row counts in proportion to its weight.
+        The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
+        deep Q-networks"); each row is weighted by `weight`.
 
         Returns: detached scalars: the loss; q_mean, the mean value of the actions taken, in units of the
             reward; grad_norm, before clipping.
@@ -106,8 +106,8 @@ class DQNTrainer(TargetTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted value of the next observation, float32 [B].
 
-        Plain: the target network's maximum (Mnih et al. 2015, Algorithm 1). Double: the target network's
-        value of the action that the network prefers (van Hasselt et al. 2016, "Double DQN").
+        Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN").
         """
         values = self.target(batch.next_obs)
         chooser = self.network(batch.next_obs) if self.dqn.double else values

@@ -39,29 +39,29 @@ class IQN:
     learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
     hidden: tuple[int, ...] = (64, 64)
-    """Units in each fully connected layer, at least one; the last is the head's, behind the embedding."""
+    """Units in each fully connected layer, at least one; the last is the head's, after the embedding."""
     n_cos: int = 64
-    """Cosines that embed a fraction, at least 1 (Dabney et al. 2018, equation 4)."""
+    """Cosines in a fraction's embedding, at least 1 (Dabney et al. 2018, equation 4)."""
     n_tau: int = 8
-    """Fractions drawn a transition for the prediction, N in the paper, at least 1."""
+    """Fractions drawn per transition for the prediction, N in the paper, at least 1."""
     n_tau_prime: int = 8
-    """Fractions drawn a transition for the target, N' in the paper, at least 1."""
+    """Fractions drawn per transition for the target, N' in the paper, at least 1."""
     n_policy: int = 8
     """Evenly spaced fractions whose mean is an action's value, K in the paper, at least 1."""
     kappa: float = 1.0
     """Errors beyond this count linearly, above 0."""
     double: bool = True
-    """Choose the next action with the network and value it with the target network."""
+    """Choose the next action by the network, evaluate it by the target network."""
     dueling: bool = True
-    """Estimate the state's quantile and the actions' advantages over it apart."""
+    """Estimate the state's quantile and the actions' advantages over it separately."""
     tau: float = 0.02
-    """Share of the network in the target after each update, in (0, 1]; used when target_update_freq is 0."""
+    """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
     target_update_freq: int = 0
-    """Copy the network to the target once in so many updates; 0 moves it by tau at each."""
+    """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
     max_grad_norm: float = 10.0
-    """Longer gradients are scaled down to this norm; above 0."""
+    """Larger gradients are scaled down to this norm; above 0."""
     reward_scale: float = 0.1
-    """Rewards are multiplied by this, above 0; keep returns of a few times kappa."""
+    """Factor on rewards, above 0; keep returns at a few times kappa."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
@@ -82,7 +82,7 @@ class IQN:
         return epsilon_greedy(cast(QNetwork, network), obs, epsilon, rng)
 
     def make_trainer(self, network: torch.nn.Module) -> IQNTrainer:
-        """A trainer that updates `network` in place, on the device where it is."""
+        """A trainer that updates `network` in place, on its device."""
         return IQNTrainer(self, cast(IQNNetwork, network))
 
 
@@ -104,13 +104,13 @@ class IQNNetwork(QNetwork):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1].
 
-        The paper draws them at random (section 3); midpoints vary less, approximate the mean best (Dabney et
-        al. 2018, arXiv:1710.10044, Lemma 2), and acting needs no random numbers of its own.
+        The paper draws the fractions at random (section 3). Midpoints vary less, approximate the mean best (Dabney et
+        al. 2018, arXiv:1710.10044, Lemma 2), and need no random numbers to act.
         """
         return self.quantiles(obs, self.midpoints).mean(1)
 
     def quantiles(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
-        """The quantiles [B, N, actions] at the fractions [B, N], or [1, N] for the same ones in every row.
+        """The quantiles [B, N, actions] at the fractions [B, N], or [1, N] for the same fractions in every row.
 
         The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
         """
@@ -126,7 +126,7 @@ class IQNTrainer(TargetTrainer):
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
         super().__init__(network, hyper)
         self.iqn = hyper
-        # A generator of its own lets training go on exactly from `state_dict`; torch.manual_seed decides it.
+        # With its own generator, training resumes exactly from `state_dict`; torch.manual_seed determines the seed.
         seed = int(torch.randint(2**62, ()))
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -152,8 +152,7 @@ class IQNTrainer(TargetTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
-        Their action is the target network's best (Dabney et al. 2018, equation 2), or with `double` the
-        network's.
+        The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`.
         """
         target = cast(IQNNetwork, self.target)
         chooser = self.network if self.iqn.double else target
@@ -167,13 +166,13 @@ class IQNTrainer(TargetTrainer):
         return torch.rand(rows, count, device=self.device, generator=self.generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """As TargetTrainer's, with the state of the generator of fractions."""
+        """TargetTrainer's state, with the state of the generator of fractions."""
         return {**super().state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`; the network's own weights are the caller's to restore."""
+        """Restore the state returned by `state_dict`; the caller restores the network's weights."""
         super().load_state_dict(state)
-        self.generator.set_state(state["generator"].cpu())  # generators of every device want a CPU tensor
+        self.generator.set_state(state["generator"].cpu())  # generators of all devices take a CPU tensor
 
 
 def quantile_huber_loss(
@@ -181,8 +180,8 @@ def quantile_huber_loss(
 ) -> torch.Tensor:
     """Loss [B] of the quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
 
-    A pair's Huber loss counts tau times when the target lies above the prediction, 1 - tau times when below;
-    the loss is the sum over N of the mean over N' (Dabney et al. 2018, equation 3).
+    A pair's Huber loss is weighted by tau if the target lies above the prediction, by 1 - tau if below; the loss is the
+    sum over N of the mean over N' (Dabney et al. 2018, equation 3).
     """
     shape = (*predicted.shape, target.shape[1])
     prediction, sample = predicted[:, :, None].expand(shape), target[:, None, :].expand(shape)

@@ -1,4 +1,4 @@
-"""`marlcore bench`: what the core's calls take on this machine, each beside the bound that no library can beat."""
+"""`marlcore bench`: measures the core's calls on this machine, each beside a bound that no library can beat."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ from .options import parse
 
 __all__ = ["Measurement", "interleaved", "main"]
 
-ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice: most rounds have their processor for themselves
+ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice, so that most rounds run undisturbed
 BATCH, STACK = 256, 4
 VECTORS, FRAMES = 200_000, 10_000
 VECTOR, FRAME = Field((4,)), Field((84, 84), "uint8")
-RECORD = 48  # bytes of a transition of VECTOR, as a row of a replay holds it
+RECORD = 48  # bytes of a transition of VECTOR as a row of a replay
 FOOTER = """\
 ratio: us / bound us. The bound is the memory copy alone, without checks and
 without the hand-over to other processes: no library gets below 1. Those cost
 as much for few bytes as for many, so small calls have large ratios; compare
 them by us."""
-WIDTH = 120  # of a table that no terminal shows
+WIDTH = 120  # of a table outside a terminal
 
 Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Measure what the core's calls take on this machine, each beside a bound of the same bytes.
+    """Measure the core's calls on this machine, each beside a bound with the same bytes.
 
-    Medians of rounds in which a call and its bound take turns, so that what else runs weighs on both. The bounds: of
-    adding, pulling and publishing, a copy of the bytes; of sampling, copies of rows at random places, which cost cache
-    misses and not bytes. The ratio is the call's time over its bound's. It takes under half a minute.
+    The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. The
+    bound of adding, pulling and publishing is a copy of the bytes. The bound of sampling is a copy of rows at random
+    places, whose cost is cache misses rather than bytes. The ratio is the call's time over its bound's. It takes under
+    half a minute.
     """
 
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """One JSON object instead of a table."""
+    """Print one JSON object instead of a table."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,12 @@ def main(arguments: list[str]) -> int:
     console.print(FittedTable(headline, "call", titles, table))
     console.print(FOOTER, highlight=False)
     if load > 0.5 * cpus:
-        say(f"the machine was busy, with a load of {load:.1f} when this began: the times are longer than they need be")
+        say(f"the machine was busy, with a load of {load:.1f} at the start: the times are too long")
     return 0
 
 
 def interleaved(runs: dict[str, Run]) -> dict[str, float]:
-    """By name: the median seconds of a run; they take turns, round by round."""
+    """By name: the median seconds of a run; the runs alternate, round by round."""
     counts = {}
     for name, run in runs.items():
         _seconds(run, 16)
@@ -152,7 +153,7 @@ def _of_vectors() -> Iterator[Measurement]:
 
 
 def _of_frames() -> Iterator[Measurement]:
-    """Stacks of four frames, which a replay holds once each."""
+    """Stacks of four frames; a replay stores each frame once."""
     frame = np.ones(FRAME.shape, np.uint8)
     with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
         with replay.writer() as writer:
@@ -169,7 +170,7 @@ def _of_weights() -> Iterator[Measurement]:
     import torch
     from torch import nn
 
-    torch.set_num_threads(1)  # as in an actor, which has a core
+    torch.set_num_threads(1)  # as in an actor, which has one core
 
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
@@ -203,7 +204,7 @@ def _copies(nbytes: int) -> Run:
 
 
 def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
-    """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn beforehand."""
+    """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn in advance."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))

@@ -1,7 +1,7 @@
-"""`marlcore doctor`: what of this machine matters to marlcore, tried and not guessed, and what to do about it.
+"""`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function without required arguments that returns a Finding; its parameters stand in for the machine
-in tests. What a check needs that may be broken, such as the core, it imports itself.
+A check is a function without required arguments that returns a Finding; tests replace the machine by its parameters.
+A check itself imports the parts that may be broken, such as the core.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check came to.
+    """The result of a check.
 
     Attributes:
-        state: "ok"; "warning", works but may be slow or small; "problem", something of marlcore does not work.
-        found: what is there.
-        advice: what to do about it, in one line; "" where nothing needs to be done.
+        state: "ok"; "warning": it works, but may be slow or small; "problem": a part of marlcore does not work.
+        found: the facts.
+        advice: the fix, in one line; "" if there is nothing to fix.
     """
 
     state: State
@@ -57,7 +57,7 @@ class Finding:
 class DoctorOptions:
     """Check this machine: shared memory, memory limit, kernel, processors, threads, kernel cache, GPU.
 
-    The exit code is 1 where there is a problem, else 0.
+    The exit code is 1 if there is a problem, otherwise 0.
     """
 
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -65,7 +65,7 @@ class DoctorOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore doctor` with these arguments and prints the findings; 1 where one is a problem, else 0.
+    """Runs `marlcore doctor` with these arguments and prints the findings; 1 if one is a problem, otherwise 0.
 
     Raises: ValueError: an option is unknown, in one line.
     """
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
-    """By name: what each check found. One that fails is a finding itself."""
+    """By name: the finding of each check; a check that raises becomes a problem."""
     return {name: _attempt(check) for name, check in checks.items()}
 
 
@@ -89,7 +89,7 @@ def _attempt(check: Callable[[], Finding]) -> Finding:
         return check()
     except _FAILURES as error:
         text = f"could not be checked: {_one_line(error)}"
-        return Finding("problem", text, "mend what the findings above say, or this error")
+        return Finding("problem", text, "fix the problems above, then rerun")
 
 
 def _one_line(error: object) -> str:
@@ -114,7 +114,7 @@ def _draw(findings: Mapping[str, Finding]) -> None:
 
 
 def check_python(system: str = sys.platform, machine: str = platform.machine()) -> Finding:
-    """The interpreter and what it runs on."""
+    """The interpreter and its platform."""
     found = f"Python {platform.python_version()} on {system}, {machine}"
     if system != "linux" or machine not in MACHINES:
         return Finding("problem", found, f"use Linux on one of {', '.join(MACHINES)}")
@@ -135,7 +135,7 @@ def check_core(module: str = "marlcore.memory.native") -> Finding:
 
 
 def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -> Finding:
-    """Whether the packages that marlcore computes with can be imported."""
+    """Whether marlcore's numeric packages can be imported."""
     versions, failed = [], []
     for name in names:
         try:
@@ -155,7 +155,7 @@ def check_shared_memory(
     mounts: Path = Path("/proc/self/mountinfo"),
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
 ) -> Finding:
-    """Whether /dev/shm is memory, can be written, and has room for replays."""
+    """Whether /dev/shm is memory, is writable, and has room for replays."""
     if not directory.is_dir():
         return Finding("problem", f"{directory} is no directory", f"mount a tmpfs at {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -172,7 +172,7 @@ def check_shared_memory(
 
 
 def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.memory_limit) -> Finding:
-    """Whether the control group leaves room for replays: shared memory counts towards its limit."""
+    """Whether the control group leaves room for replays; shared memory counts towards its limit."""
     found = limit()
     if found is None:
         return Finding("ok", "no limit")
@@ -182,18 +182,18 @@ def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.m
 
 
 def check_orphans(directory: Path = SHM_DIR) -> Finding:
-    """What killed processes left in shared memory."""
+    """Segments that killed processes left in shared memory."""
     from ..memory import survey_segments
 
     orphans = [file.nbytes for file in survey_segments(directory) if not file.held]
     if not orphans:
-        return Finding("ok", "no segment that nobody holds")
-    found = f"segments that nobody holds: {len(orphans)}, {_size(sum(orphans))}"
+        return Finding("ok", "no orphaned segments")
+    found = f"orphaned segments: {len(orphans)}, {_size(sum(orphans))}"
     return Finding("warning", found, "marlcore gc")
 
 
 def _room_for_replays(free: int) -> tuple[State, str]:
-    """Whether the default replay of frames fits, and how much of it does: less than its warmup trains nothing."""
+    """Whether the default replay of frames fits, or at least its warm-up, without which training never starts."""
     from ..spec import Field, TransitionSpec
     from ..transitions import RecordLayout
 
@@ -207,7 +207,7 @@ def _room_for_replays(free: int) -> tuple[State, str]:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """The type of the file system that a directory is on."""
+    """The type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -232,19 +232,19 @@ def _size(nbytes: float) -> str:
 
 
 def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
-    """Whether the kernel does what is asked of it."""
+    """Whether the kernel has the feature."""
     feature = FEATURES[name]
     try:
         feature.attempt(directory)
     except (OSError, MarlcoreError) as error:
-        # Without a place to try it in, nothing was learned of the kernel.
-        advice = feature.advice if os.access(directory, os.W_OK | os.X_OK) else f"first mend {directory}"
+        # Without a directory to try it in, the attempt tells nothing about the kernel.
+        advice = feature.advice if os.access(directory, os.W_OK | os.X_OK) else f"first fix {directory}"
         return Finding("problem", f"{_one_line(error)}; needed: {feature.purpose}", advice)
     return Finding("ok", f"works: {feature.purpose}")
 
 
 def processors() -> float:
-    """The processors that this process may use, as its affinity and its control group allow."""
+    """The processors that this process may use, by its affinity and its control group."""
     return min(float(len(os.sched_getaffinity(0))), cgroup.cpu_quota() or float("inf"))
 
 
@@ -257,14 +257,14 @@ def check_processors(available: Callable[[], float] = processors) -> Finding:
     if count >= actors + learners:
         return Finding("ok", found)
     return Finding(
-        "warning", found, "give it more (affinity, docker's --cpus), or expect that workers wait for one another"
+        "warning", found, "give it more (affinity, docker's --cpus), or expect workers to wait for each other"
     )
 
 
 def check_threads(
     torch: Any = None, available: Callable[[], float] = processors, environment: Mapping[str, str] = os.environ
 ) -> Finding:
-    """Whether torch starts more threads than there are processors; `marlcore train` sets them itself."""
+    """Whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
     count = (torch or import_module("torch")).get_num_threads()
     limit = max(1, int(available()))
     found = f"torch uses {count} a process, OMP_NUM_THREADS is {environment.get('OMP_NUM_THREADS', 'not set')}"
@@ -276,10 +276,10 @@ def check_threads(
 
 
 def check_numba_cache(cache: Callable[[], Path] | None = None, environment: Mapping[str, str] = os.environ) -> Finding:
-    """Whether compiled kernels are kept from one start to the next."""
+    """Whether compiled kernels are kept between starts."""
     if environment.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return Finding(
-            "problem", "NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing", "unset NUMBA_DISABLE_JIT"
+            "problem", "NUMBA_DISABLE_JIT is set, but marlcore needs compiled kernels", "unset NUMBA_DISABLE_JIT"
         )
     advice = "set NUMBA_CACHE_DIR to a directory that can be written"
     try:
@@ -294,19 +294,19 @@ def check_numba_cache(cache: Callable[[], Path] | None = None, environment: Mapp
 
 
 def _numba_cache() -> Path:
-    """Where Numba decided to keep the kernels. Raises RuntimeError: nowhere."""
+    """Numba's directory for the kernels. Raises RuntimeError: there is none."""
     from ..kernels import jit
 
     path = jit.cache_directory()
     if path is None:
-        raise RuntimeError("no directory of Numba's can be written")
+        raise RuntimeError("none of Numba's directories can be written")
     return path.absolute()
 
 
 def check_gpu(torch: Any = None) -> Finding:
-    """The accelerators that torch can use; none is no fault."""
+    """The accelerators that torch can use; having none is fine."""
     torch = torch or import_module("torch")
-    with warnings.catch_warnings(record=True) as said:  # a driver that does not work is a warning of torch's
+    with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that does not work
         warnings.simplefilter("always")
         names = _gpus(torch)
     if names:
@@ -318,12 +318,12 @@ def check_gpu(torch: Any = None) -> Finding:
                 return Finding("problem", f"{device} ({names[device]}): {_one_line(error)}", advice)
         return Finding("ok", ", ".join(f"{device} {name}" for device, name in names.items()))
     if said:
-        return Finding("warning", _one_line(said[0].message), "mend the driver, or use the torch build for the CPU")
+        return Finding("warning", _one_line(said[0].message), "repair the driver, or use the torch build for the CPU")
     return Finding("ok", "none; learners train on the CPU")
 
 
 def _gpus(torch: ModuleType) -> dict[str, str]:
-    """By device: its name."""
+    """The GPUs: device name to model name."""
     if torch.cuda.is_available():
         return {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     return {"mps": "Metal"} if torch.backends.mps.is_available() else {}

@@ -1,4 +1,4 @@
-"""`marlcore gc`: removes segments that no living process holds, and says which ones it left to whom."""
+"""`marlcore gc`: removes segments that no living process holds, and lists the others with their holders."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["holders", "main"]
 
 @dataclass(frozen=True)
 class GcOptions:
-    """Remove segments in /dev/shm that no living process holds; the kernel's lock is the proof.
+    """Remove segments in /dev/shm that no living process holds, as proved by a kernel lock.
 
-    On a terminal it draws a table. Elsewhere it prints a line for each segment, and one for all, with tabs between:
-    "removed", "orphaned" (with --dry-run) or "kept"; bytes; seconds since it was last written to, as far as its file
-    system noted; name; the processes that hold it, with commas between, or "-". The last line is "total", the bytes
-    removed or orphaned, and the count of those segments.
+    On a terminal it draws a table. Elsewhere it prints one line per segment with tab-separated fields: "removed",
+    "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded; name; the
+    holders' process ids, separated by commas, or "-". The last line is "total", the bytes removed or orphaned, and the
+    number of those segments.
     """
 
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Only say what would be removed."""
+    """Only list the segments that would be removed."""
 
 
 def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
-    """Runs `marlcore gc` with these arguments and prints what it found in a directory; 0.
+    """Runs `marlcore gc` with these arguments on a directory, and prints the result; 0.
 
     Raises: ValueError: an option is unknown, in one line.
     """
@@ -53,7 +53,7 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """By (device, inode) of files in a directory: the processes that have them open, as far as /proc shows them."""
+    """By (device, inode) of a directory's files: the processes that have them open, as far as /proc shows them."""
     found: dict[tuple[int, int], list[int]] = {}
     if not inodes:
         return found
@@ -64,13 +64,13 @@ def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[
 
 
 def _open_files(pid: int, directory: Path) -> set[tuple[int, int]]:
-    """(device, inode) of the files in a directory that a process has open; none when it is not this user's."""
+    """(device, inode) of a directory's files that a process has open; none for another user's process."""
     found = set()
     descriptors = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # it ended, or is another user's
+    with contextlib.suppress(OSError):  # it ended, or belongs to another user
         for fd in os.listdir(descriptors):
             with contextlib.suppress(OSError):  # closed meanwhile
-                # By its link first: to ask for the status of another file could wait for another machine.
+                # The link first: stat of an unrelated file could block on a network file system.
                 if os.readlink(f"{descriptors}/{fd}").startswith(f"{directory}/"):
                     status = os.stat(f"{descriptors}/{fd}")
                     found.add((status.st_dev, status.st_ino))
@@ -79,7 +79,7 @@ def _open_files(pid: int, directory: Path) -> set[tuple[int, int]]:
 
 def _row(file: SegmentFile, verb: str, now: float, pids: list[int]) -> tuple[str, ...]:
     age = max(0, round(now - file.written))
-    name = ascii(file.name)[1:-1]  # a file may be named anything, line ends included
+    name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
     return "kept" if file.held else verb, str(file.nbytes), str(age), name, ",".join(map(str, pids)) or "-"
 
 

@@ -1,7 +1,7 @@
-"""What marlcore asks of the kernel, each with a small attempt: the kernel's version says little in a sandbox.
+"""The kernel features that marlcore needs, each tried: in a sandbox, the kernel's version says little.
 
-An attempt takes the directory of the segments, and raises OSError or MarlcoreError where the kernel does not do what
-is asked. The core is imported in the attempts that need it: it may be what is broken.
+An attempt gets the segments' directory, and raises OSError or MarlcoreError if the feature does not work. An attempt
+itself imports the parts of the core that it needs, since the core may be broken.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["FEATURES", "Feature"]
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that the kernel must do.
+    """A feature that the kernel must have.
 
     Attributes:
-        attempt: tries it in a directory. purpose: what marlcore uses it for. advice: what to do where it fails.
+        attempt: tries it in a directory. purpose: marlcore's use of it. advice: the fix if it fails.
     """
 
     attempt: Callable[[Path], None]
@@ -41,7 +41,7 @@ def try_naming(directory: Path) -> None:
     """linkat through /proc."""
     from ..memory import PREFIX
 
-    name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # a segment's, so that it is swept if this process is killed here
+    name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # so that a sweep removes it after a kill
     fd = _open_nameless(directory)
     try:
         at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -61,16 +61,16 @@ def try_allocation(directory: Path) -> None:
 
 
 def try_locks(directory: Path) -> None:
-    """Locks that belong to an open file description."""
+    """Locks owned by an open file description."""
     from ..memory import is_locked, try_lock
 
     with tempfile.TemporaryFile(dir=directory) as file:
         other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if not try_lock(other, 0, exclusive=True):
-                raise OSError("a lock that nobody holds cannot be taken")
+                raise OSError("a free lock cannot be taken")
             if not is_locked(file.fileno(), 0) or try_lock(file.fileno(), 0, exclusive=False):
-                raise OSError("a lock does not keep others out")
+                raise OSError("a lock does not exclude others")
         finally:
             os.close(other)
         if not try_lock(file.fileno(), 0, exclusive=True):
@@ -78,7 +78,7 @@ def try_locks(directory: Path) -> None:
 
 
 def try_waking(directory: Path, patience: float = 5.0) -> None:
-    """Sleeping and waking through two mappings of one file; waits for the wake `patience` seconds at most."""
+    """Sleeping and waking through two mappings of one file; waits at most `patience` seconds for the wake-up."""
     import numpy as np
 
     from ..memory import LINE, Event
@@ -91,12 +91,12 @@ def try_waking(directory: Path, patience: float = 5.0) -> None:
             slept = pool.submit(sleeper.wait, seen, 2 * patience)
             waker.notify()
             if wait([slept], timeout=patience).not_done:
-                raise OSError("one who sleeps is not woken through another mapping")
+                raise OSError("a sleeper is not woken through another mapping")
             slept.result()
 
 
 def try_pidfd(directory: Path) -> None:
-    """A descriptor that says when a process has ended."""
+    """A descriptor that becomes readable when a process ends."""
     if not hasattr(os, "pidfd_open"):
         raise OSError("this Python was built without os.pidfd_open")
     pidfd = os.pidfd_open(os.getpid())
@@ -104,7 +104,7 @@ def try_pidfd(directory: Path) -> None:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if poll.poll(0):
-            raise OSError("a living process is said to have ended")
+            raise OSError("a living process is reported as ended")
     finally:
         os.close(pidfd)
 
@@ -126,7 +126,7 @@ FEATURES = {
     "futex": Feature(try_waking, "readers sleep until a writer commits", "allow the system call futex in the sandbox"),
     "pidfd": Feature(
         try_pidfd,
-        "ends of workers are seen",
+        "the end of a worker is noticed",
         "use Linux 5.3 or newer, a Python built on it, and a sandbox that allows pidfd_open",
     ),
 }

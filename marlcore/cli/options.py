@@ -1,4 +1,4 @@
-"""The options of a command: the fields of a dataclass, whose docstrings are the help."""
+"""A command's options: the fields of a dataclass; their docstrings are the help."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse(
     """The options of `marlcore <command>`, as the dataclass `kind`.
 
     Args:
-        refuse: what to say of an option that the dataclass does not have; the nearest one is named after it.
+        refuse: makes the message for an unknown option; the nearest known option is appended.
 
     Raises: ValueError: an option is unknown or out of range, in one line. SystemExit: --help was shown.
     """
@@ -40,7 +40,7 @@ def parse(
 
 
 def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> str:
-    """A message about the first option of these arguments that nothing knows."""
+    """A message about the first unknown option of these arguments."""
     option = next((one.partition("=")[0] for one in arguments if one.startswith("-")), None)
     if option is None:
         return f"expected an option, got {arguments[0]!r};"
@@ -49,7 +49,7 @@ def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> 
 
 
 def _nearest(option: str, known: list[str]) -> str | None:
-    """The known option whose last part is most like that of `option`; of several, the one most like it as a whole."""
+    """The known option whose last part is most similar to `option`'s; among several, the most similar as a whole."""
 
     def last(name: str) -> str:
         return name.lstrip("-").rpartition(".")[2].replace("_", "-")
@@ -60,7 +60,7 @@ def _nearest(option: str, known: list[str]) -> str | None:
 
 
 def _names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Of the options that a dataclass and those in it give."""
+    """The option names of a dataclass and its nested dataclasses."""
     hints = get_type_hints(kind, include_extras=True)
     for one in dataclasses.fields(kind):
         part = one.default_factory
@@ -72,7 +72,7 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _first_message(box: str) -> str:
-    """The message of the box that the option parser draws around an error, as one line."""
+    """The message in the box that the option parser draws around an error, as one line."""
     lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     message = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""`marlcore top`: looks at a live run, without changing anything of it."""
+"""`marlcore top`: shows a live run without changing it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .options import parse
 
 __all__ = ["main"]
 
-COLUMNS = {  # of the table, the most important first: the key of a worker's figures, and how it is shown
+COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
     "state": "",
     "steps_per_s": ",.0f",
     "updates_per_s": ",.0f",
@@ -40,34 +40,34 @@ COLUMNS = {  # of the table, the most important first: the key of a worker's fig
     "waited_s": ",.1f",
     "pid": "d",
 }
-WIDTH = 200  # of a table that no terminal shows
+WIDTH = 200  # of a table outside a terminal
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 
 @dataclass(frozen=True)
 class TopOptions:
-    """Show a live run: each process's rates and restarts, and what its learners draw.
+    """Show a live run: each process's rates and restarts, and its learners' samples.
 
-    The replay ratio is transitions drawn for each one written. Policy lag is in versions of the weights, in the batch
-    of the learner's last report; lapped and redrawn rows and seconds waited count from the learner's start.
+    The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
+    batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start.
 
     A terminal too narrow for one table shows several, without the pids; --json has every figure.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
-    """Of which run; not needed where only one lives."""
+    """Directory of the run; may be omitted if only one run is live."""
     once: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show one table and end."""
+    """Show one table and exit."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """One line of JSON at a time instead of a table."""
+    """Print lines of JSON instead of tables."""
     interval: float = 1.0
-    """Seconds over which rates are taken, and from one table to the next; at least 0.05."""
+    """Seconds over which rates are measured, and between tables; at least 0.05."""
 
 
 def main(arguments: list[str]) -> int:
     """Runs `marlcore top` with these arguments until the run ends; 0.
 
-    Raises: ValueError: an option is out of range, or no run, or more than one, lives.
+    Raises: ValueError: an option is out of range, or not exactly one matching run is live.
     """
     options = parse(TopOptions, arguments, "top")
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Run:
-    """A live run as others see it; `close` lets go of it."""
+    """A live run, seen from another process; `close` releases it."""
 
     def __init__(self, control: Control) -> None:
         self.about = control.about
@@ -102,11 +102,11 @@ class Run:
 
     @property
     def alive(self) -> bool:
-        """Whether its parent lives and has not told everybody to stop."""
+        """Whether its parent lives and has not told all workers to stop."""
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
-        """Of the run and of each worker; rates since the last call."""
+        """The figures of the run and of each worker; rates are since the last call."""
         for metric in self._telemetry.tail():
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
         before, now = self._before, self._count()
@@ -149,7 +149,7 @@ class Run:
 
 
 def _state(pid: int, restarts: int, ready: int) -> str:
-    """Of a worker, from its words in the control block; a worker without a process is down if it ever had one."""
+    """A worker's state from its words in the control block; without a process it is down if it ever had one."""
     if not pid:
         return "down" if restarts or ready else "starting"
     return "running" if ready == restarts + 1 else "starting"
@@ -163,13 +163,13 @@ class _Count:
 
 
 def _find(run_dir: str) -> Run:
-    """The run of that directory, or the only one that lives. Raises ValueError: there is none, or there are more."""
+    """The run of that directory, or the only live one. Raises ValueError: there is none, or more than one."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     found: list[Run] = []
     for path in sorted(SHM_DIR.glob("marlcore-control-*")):
         try:
             run = Run(Control.watch(path))
-        except (MarlcoreError, TypeError, KeyError):  # gone, another user's, or no run's
+        except (MarlcoreError, TypeError, KeyError):  # gone, of another user, or not a run's
             continue
         if run.alive and wanted in ("", run.about["run_dir"]):
             found.append(run)
@@ -179,7 +179,7 @@ def _find(run_dir: str) -> Run:
         names = ", ".join(run.about["run_dir"] for run in found) or "none"
         for run in found:
             run.close()
-        raise ValueError(f"run_dir: expected one run that lives, got {names}")
+        raise ValueError(f"run_dir: expected one live run, got {names}")
     return found[0]
 
 

@@ -21,34 +21,34 @@ __all__ = ["train"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train every agent of an environment at once, each with a replay, weights and a learner of its own.
+    """Train every agent of an environment at once, each with its own replay, weights and learner.
 
-    `marlcore train --resume RUN [--total-steps N]` goes on with an earlier run instead, from its last checkpoints.
+    `marlcore train --resume RUN [--total-steps N]` continues an earlier run instead, from its last checkpoints.
     """
 
     env: str = "treasure_hunt"
     """treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel:<module> or <module>:<function>."""
     algo: str = "iqn"
-    """The learning algorithm: dqn, iqn or <module>:<class>; its own options are those that begin with --algorithm."""
+    """The learning algorithm: dqn, iqn or <module>:<class>; the options that begin with --algorithm are its own."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Go on with a run from its last checkpoints, with the settings that it had."""
+    """Continue a run from its last checkpoints, with its settings."""
 
     resume: str
     """The run's directory."""
     total_steps: int | None = None
-    """Steps of the whole run, those before included, if it is to be another number now."""
+    """A new number of steps for the whole run, earlier steps included."""
 
 
 def train(arguments: list[str]) -> int:
-    """Runs `marlcore train` with these arguments and prints what came of it; 0.
+    """Runs `marlcore train` with these arguments and prints the result; 0.
 
-    Raises: ValueError: an option is unknown or out of range, in one line; and what `system.train` raises.
+    Raises: ValueError: an option is unknown or out of range, in one line; otherwise see `training.train`.
     """
-    sys.path.append(os.getcwd())  # of modules that --env and --algo name; workers search where this process does
+    sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     resume = None
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
         given = parse(ResumeOptions, arguments, "train", "--resume takes only --total-steps, got {}".format)
@@ -67,7 +67,7 @@ def train(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> Any:
-    """TrainOptions with one more field, `algorithm`: the hyperparameters of the algorithm that --algo names."""
+    """TrainOptions with a further field `algorithm`: the hyperparameters of the algorithm of --algo."""
     named = re.search(r"--algo[ =](\S+)", " ".join(arguments))
     algorithm = named[1] if named else TrainOptions.algo
     hyperparameters: Any = algos.find(algorithm)

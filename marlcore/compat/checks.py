@@ -1,4 +1,4 @@
-"""Arguments that are numbers, checked."""
+"""Checks of numeric arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["number", "whole_number"]
 
 
 def whole_number(label: str, value: Any, least: int) -> int:
-    """`value` as an int; a float without a fraction is one. Raises ValueError: it is none, or less than `least`."""
+    """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
     try:
         found = int(value)
         whole = bool(found == value)
@@ -25,7 +25,7 @@ def whole_number(label: str, value: Any, least: int) -> int:
 
 
 def number(label: str, value: Any, most: float = math.inf) -> float:
-    """`value` as a float when it is a finite number from 0 to `most`. Raises ValueError: it is not."""
+    """`value` as a float. Raises ValueError: it is not a finite number from 0 to `most`."""
     if isinstance(value, (int, float, np.number)) and 0 <= value <= most and value < math.inf:
         return float(value)
     expected = "a finite number of at least 0" if most == math.inf else f"a number from 0 to {most}"

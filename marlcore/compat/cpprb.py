@@ -1,22 +1,22 @@
-"""cpprb's multi-process buffers on marlcore's shared memory: change the import, and nothing can hang.
+"""cpprb's multi-process buffers in marlcore's shared memory: change the import, and a dead process blocks no other.
 
     from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 
-Methods, results, shapes, dtypes and the uniform draws from NumPy's seed are those of cpprb 11, which is not needed.
-What differs:
+Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed.
+Differences:
 
-- A process killed inside `add` stops nobody: the right to write is a kernel lock that ends with its holder.
+- A process killed inside `add` blocks no other: the right to write is a kernel lock that ends with its holder.
 - A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
-- `sample` never returns a row that was not written whole, and raises ValueError on an empty buffer; so does the
-  prioritized one. `get_all_transitions` leaves out rows that are being overwritten.
-- `ctx` is checked and not used: no lock, event or manager is needed, and a manager that was not started stays so.
-  One that has shut down is a ProcessError, as in cpprb.
-  `backend` is checked and not used: both mean segments in /dev/shm, and running out of room is SharedMemoryFull instead
+- `sample` returns only rows that were written whole, and raises ValueError on an empty buffer, also the prioritized
+  one. `get_all_transitions` omits rows that are being overwritten.
+- `ctx` is checked but not used: no lock, event or manager is needed, and an unstarted manager stays unstarted. One
+  that has shut down is a ProcessError, as in cpprb.
+  `backend` is checked but not used: both mean segments in /dev/shm, and a full /dev/shm is SharedMemoryFull instead
   of a bus error.
-- An `add` that wraps around gives each step its own priority; cpprb gives those behind the wrap the first ones again.
-- An `add` raises TimeoutError when another process was stopped (not killed) inside its own for 10 seconds.
-- Negative priorities and those whose sum overflows are a ValueError. Unknown constructor arguments are a TypeError.
-- Several learners may sample at once. `close` gives the memory back before the last reference goes.
+- An `add` that wraps around gives each step its own priority; cpprb repeats the first ones after the wrap.
+- An `add` raises TimeoutError if another process stays stopped (not killed) inside its own for 10 seconds.
+- Negative priorities, or those whose sum overflows, are a ValueError. Unknown constructor arguments are a TypeError.
+- Several learners may sample at once. `close` releases the memory before the last reference ends.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _BACKENDS = ("sharedctypes", "SharedMemory")
 
 
 class MPReplayBuffer:
-    """A ring of transitions that any process may add to and sample from; pass it to a process as it is.
+    """A ring of transitions that any process may add to and sample from; pass the object itself to a process.
 
     Args:
         size: transitions held, at least 1.
         env_dict: each field's name, and a dict with its "shape" (default 1) and "dtype" (default `default_dtype`).
-        default_dtype: NumPy dtype of fields that name none; float32 when not given.
+        default_dtype: NumPy dtype of fields without their own; float32 by default.
         logger, ctx, backend: accepted for compatibility.
 
-    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
         multiprocessing.ProcessError: ctx is a manager that has shut down.
     """
 
@@ -73,7 +73,7 @@ class MPReplayBuffer:
         self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1), shared=True)
 
     def _own_fields(self) -> dict[str, Field]:
-        """Fields that rows have besides those of env_dict."""
+        """Fields of the rows besides those of env_dict."""
         return {}
 
     def add(self, /, **kwargs: ArrayLike) -> int:
@@ -86,25 +86,25 @@ class MPReplayBuffer:
 
         Raises:
             KeyError: a field is missing.
-            ValueError: a field has another width or number of steps, or the steps are more than the buffer holds.
+            ValueError: a field has another width or number of steps, or there are more steps than the buffer holds.
         """
         rows, steps = self._rows(kwargs)
         return self._append(rows, steps)
 
     def sample(self, batch_size: int) -> Rows:
-        """Transitions drawn uniformly, with repetition, from NumPy's global generator.
+        """Transitions drawn uniformly, with replacement, by NumPy's global generator.
 
         Returns: each field, [batch_size, *shape].
 
         Raises:
-            ValueError: the buffer is empty, or batch_size is no integer of at least 0.
+            ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
         found, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
         return {name: found[name][:, 0] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
-        """Every transition held whole, in the order of positions, or in a random order from NumPy's generator."""
+        """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
         window = self._ring.window()
         positions = np.arange(window.stored)
         if shuffle:
@@ -113,7 +113,7 @@ class MPReplayBuffer:
         return {name: found[name] if ok is None else found[name][ok] for name in self._fields}
 
     def _encode_sample(self, idx: Iterable[int]) -> Rows:
-        """The transitions at positions, as cpprb's: each field [n, *shape]; zeros where nothing is held.
+        """The transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
 
         Raises: IndexError: a position outside the buffer.
         """
@@ -125,9 +125,9 @@ class MPReplayBuffer:
         return self._ring.at(positions % size, *self._fields)
 
     def clear(self) -> None:
-        """Forgets every transition, for all processes; the next one is added at position 0.
+        """Deletes every transition, for all processes; the next one is added at position 0.
 
-        An `add` that runs in another process meanwhile is forgotten or kept as a whole.
+        A concurrent `add` of another process is deleted or kept as a whole.
         """
         self._ring.clear()
 
@@ -136,11 +136,11 @@ class MPReplayBuffer:
         return self._ring.window().stored
 
     def get_buffer_size(self) -> int:
-        """Transitions that there is room for."""
+        """The largest number of transitions."""
         return self._ring.capacity
 
     def get_next_index(self) -> int:
-        """The position that is written next."""
+        """The next position to be written."""
         return self._ring.window().head
 
     def on_episode_end(self) -> None:
@@ -151,7 +151,7 @@ class MPReplayBuffer:
         return False
 
     def close(self) -> None:
-        """Lets go of the memory; it also goes with the last reference to the buffer."""
+        """Releases the memory; the end of the buffer's last reference does so too."""
         self._ring.close()
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class MPReplayBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Tickets to sample, [count, 1]; none when every row is being overwritten."""
+        """Tickets to sample, [count, 1]; none if every row is being overwritten."""
         window = self._ring.window()
         _check_not_empty(window)
         if window.hi - window.lo == window.stored:
@@ -193,18 +193,18 @@ class MPReplayBuffer:
 
 
 class MPPrioritizedReplayBuffer(MPReplayBuffer):
-    """The same, sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+    """MPReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
 
-    The priorities belong to the learner, the process that samples: it reads those that `add` stored with the rows just
-    before it samples or updates.
+    The priorities belong to the learner, the process that samples: before each sample or update, it reads those that
+    `add` stored with the rows.
 
     Args:
-        size, env_dict: as for MPReplayBuffer.
+        size, env_dict: see MPReplayBuffer.
         alpha: exponent of the priorities, at least 0.
-        eps: what is added to each priority, at least 0.
+        eps: added to each priority, at least 0.
         kwargs: further arguments of MPReplayBuffer.
 
-    Raises: as MPReplayBuffer.
+    Raises: see MPReplayBuffer.
     """
 
     def __init__(
@@ -229,17 +229,17 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return {**self.__dict__, "_learner": None}
 
     def _own_fields(self) -> dict[str, Field]:
-        return {"priorities": Field((), "float32")}  # NaN where add was given none
+        return {"priorities": Field((), "float32")}  # NaN if add got none
 
     def add(self, /, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
 
         Args:
-            priorities: one of each step, at least 0 and so small that the sum of all (priority + eps) ** alpha is
-                finite; the greatest priority until then when not given.
-            kwargs: as for MPReplayBuffer.
+            priorities: one per step, at least 0, and with a finite sum of all (priority + eps) ** alpha; by default
+                the greatest priority so far.
+            kwargs: see MPReplayBuffer.
 
-        Returns, raises: as MPReplayBuffer; ValueError also for priorities of another number or out of range.
+        Returns, raises: see MPReplayBuffer; ValueError also for a wrong number of priorities or one out of range.
         """
         rows, steps = self._rows(kwargs)
         if priorities is None:
@@ -249,7 +249,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return self._append(rows, steps)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
-        """Transitions drawn in proportion to their priorities, with repetition, from NumPy's global generator.
+        """Transitions drawn in proportion to their priorities, with replacement, by NumPy's global generator.
 
         Args:
             batch_size: rows.
@@ -258,7 +258,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Returns: each field, [batch_size, *shape]; "weights" float32, "indexes" uint64, each [batch_size]. A weight is
             (p / least p of all stored) ** -beta.
 
-        Raises: as MPReplayBuffer; ValueError also when no transition has a priority above 0.
+        Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
         number("beta", beta)
@@ -274,14 +274,14 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return sample
 
     def update_priorities(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
-        """New priorities for positions that `sample` gave; those overwritten or added since then are passed over.
+        """Sets new priorities for positions from `sample`; it skips those overwritten or added since then.
 
         Args:
-            indexes: positions, [n] or any shape of as many. priorities: one of each, in the range of `add`'s.
+            indexes: positions, [n] or any shape with n elements. priorities: one per index, in the range of `add`'s.
 
         Raises:
-            TypeError: indexes are no integers, or priorities are None.
-            ValueError: as many priorities as indexes were expected, or one is out of range.
+            TypeError: indexes are not integers, or priorities are None.
+            ValueError: the numbers of priorities and indexes differ, or one is out of range.
         """
         if indexes is None or priorities is None:
             raise TypeError(f"indexes, priorities: expected arrays, got {came(indexes)} and {came(priorities)}")
@@ -299,7 +299,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
     def get_max_priority(self) -> float:
         """The greatest priority since the buffer was cleared, at least 1.
 
-        Outside the learner's process: of the rows held and of what the learner said at its last update.
+        Outside the learner's process: the greatest of the rows held and of the learner's last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.marks.load(MARK)))
@@ -314,7 +314,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return np.zeros((0, 1), np.int64)
 
     def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
-        """As float32 [count]."""
+        """The checked priorities as float32 [count]."""
         with np.errstate(over="ignore"):
             array = np.ravel(np.asarray(priorities, np.float32))
         if len(array) != count:
@@ -325,7 +325,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return array
 
     def _caught_up(self) -> RingPriorities:
-        """The learner's priorities, with those of every row committed until now."""
+        """The learner's priorities, updated with every row committed so far."""
         window = self._ring.window()
         learner = self._learner
         if learner is None or learner.window.base != window.base:
@@ -340,7 +340,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
 
 
 def _check_manager(ctx: Any) -> None:
-    known: Any = managers  # whose types leave the state out
+    known: Any = managers  # its type stubs lack the state
     if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
         raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
 

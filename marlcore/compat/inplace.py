@@ -1,4 +1,4 @@
-"""A replay read where its rows lie, by the process that writes them all and so knows that none changes meanwhile."""
+"""A replay read in place, by the one process that writes all its rows and so knows that none changes meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ assert _HEAD.itemsize == HEAD_BYTES
 
 
 class InPlace(ReplayBuffer):
-    """A replay with read-only views of its columns, [lanes, rows, *shape]; a ticket lies at row ticket mod rows."""
+    """A replay with read-only views of its columns, [lanes, rows, *shape]; a ticket is at row ticket mod rows."""
 
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
@@ -29,7 +29,7 @@ class InPlace(ReplayBuffer):
         self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
 
     def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Copies of the tickets [lo, hi) that each lane holds: int64 [lanes] each."""
+        """Copies of the bounds [lo, hi) of each lane's tickets: int64 [lanes] each."""
         self.check_open()
         self._read_edges()
         return self._edges[0].copy(), self._edges[1].copy()
@@ -39,19 +39,19 @@ class InPlace(ReplayBuffer):
         return {place.name: self.column(place) for place in self._layout.of_role(role)}
 
     def column(self, place: Place) -> NDArray[Any]:
-        """One field."""
+        """A view of one field, [lanes, rows, *shape]."""
         return self._view(place.column, place.offset, place.field.numpy, place.field.shape)
 
     def rewards(self) -> NDArray[np.float32]:
-        """float32 [lanes, rows]."""
+        """A view of the rewards, float32 [lanes, rows]."""
         return self._view(0, 0, _HEAD, ())["reward"]
 
     def flags(self) -> NDArray[np.uint32]:
-        """A copy of how rows end: TERMINATED, TRUNCATED, BOUNDARY; uint32 [lanes, rows]."""
+        """A copy of the rows' flags TERMINATED, TRUNCATED, BOUNDARY; uint32 [lanes, rows]."""
         return self._view(0, 0, _HEAD, ())["place"] >> np.uint32(_FLAGS_SHIFT)
 
     def lanes_writer(self) -> LanesWriter:
-        """The writing end of all lanes, for this process alone. Raises LaneBusy: a writer of one of them lives."""
+        """The writing end of all lanes, for this process alone. Raises LaneBusy: a lane has a living writer."""
         with contextlib.ExitStack() as undo:
             claims = []
             for lane in range(self.lanes):

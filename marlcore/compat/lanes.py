@@ -1,4 +1,4 @@
-"""The writing end of all lanes of a replay at once: a step of each is staged by one copy a field, and then appended."""
+"""A writer of all lanes of a replay at once: it stages a step of each lane by one copy per field, then appends them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["LanesWriter"]
 
 
 class LanesWriter:
-    """Appends a step of each lane at a time; the newest one stays staged. One thread at a time adds.
+    """Appends one step to each lane at a time; the newest step stays staged. Only one thread at a time may add.
 
     Args:
-        lanes, layout, claims: of the replay, and the rights to write to its lanes, in their order.
+        lanes, layout, claims: of the replay, and the rights to write to its lanes, in lane order.
 
     Attributes:
         step: views of the newest step, [lanes, *shape]; zeros before the first.
@@ -31,7 +31,7 @@ class LanesWriter:
         self._claims = claims
         self._forked = False
         self._inside: dict[int, None] = {}  # see guard.py
-        records = np.zeros((len(claims), 2, layout.record_bytes), np.uint8)  # of rows, and of the boundary rows behind
+        records = np.zeros((len(claims), 2, layout.record_bytes), np.uint8)  # of rows and of their boundary rows
         frames = frames_of(layout, len(claims)), frames_of(layout, len(claims))
         self._natives = [NativeWriter(lanes, lane, pair) for lane, pair in enumerate(records)]
         self._keep = [
@@ -59,12 +59,12 @@ class LanesWriter:
 
     @one_thread
     def add(self, rows: Sequence[NDArray[Any]], ends: bytes) -> list[int]:
-        """Appends a step of each lane; their tickets.
+        """Appends one step to each lane; returns their tickets.
 
         Args:
-            rows: arrays [lanes, *shape] in the spec's shapes and dtypes: the observation's fields by name, those of the
+            rows: arrays [lanes, *shape] of the spec's shapes and dtypes: the observation's fields by name, those of the
                 next observation, the action and the reward, which is finite.
-            ends: of each lane TERMINATED | BOUNDARY, TRUNCATED | BOUNDARY, or 0 where the episode goes on.
+            ends: for each lane TERMINATED | BOUNDARY, TRUNCATED | BOUNDARY, or 0 if the episode continues.
 
         Raises: ClosedError: the replay was closed. StaleHandle: in a forked child. UsedByTwoThreads: see guard.py.
         """
@@ -79,7 +79,7 @@ class LanesWriter:
         return tickets
 
     def gaps(self, obs: Sequence[NDArray[Any]]) -> list[int]:
-        """Lanes where the episode goes on and observations are not the newest step's next ones, bit by bit.
+        """Lanes whose episode continues but whose observations differ, bitwise, from the newest step's next ones.
 
         Args:
             obs: arrays [lanes, *shape]: the observation's fields by name.
@@ -96,7 +96,7 @@ class LanesWriter:
 
     @one_thread
     def add_cut_off(self, lane: int) -> int:
-        """Appends a lane's newest step once more, as an episode of its own that was cut off; its ticket."""
+        """Appends a lane's newest step again, as a truncated episode of its own; returns its ticket."""
         native = self._natives[lane]
         native.new_episode()
         ticket: int = native.add_row(native.raw, TRUNCATED | BOUNDARY)
@@ -105,18 +105,18 @@ class LanesWriter:
         return ticket
 
     def restore(self, step: Step) -> None:
-        """Stages what `step` was in another process, whose lanes these hold: no observation follows it."""
+        """Stages a `step` of another process, whose rows these lanes hold; no observation follows it."""
         for staged, saved in zip(self.step, step, strict=True):
             put(staged, saved)
 
     def close(self) -> None:
-        """Gives the lanes back; harmless when repeated."""
+        """Releases the lanes; repeated calls are harmless."""
         for native, claim in zip(self._natives, self._claims, strict=True):
             native.close()
             claim.release()
 
     def forked(self) -> None:
-        """In a forked child: the lanes are the parent's."""
+        """In a forked child: the lanes remain the parent's."""
         for native in self._natives:
             native.close()
         self._forked = True

@@ -1,4 +1,4 @@
-"""Reading what numpy.savez wrote."""
+"""Reading files of numpy.savez."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["read_npz"]
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name. Raises: ValueError: it is another file. OSError: it cannot be read."""
+    """The arrays of an .npz file by name. Raises: ValueError: another kind of file. OSError: it cannot be read."""
     try:
         return _read(path)
     except (ValueError, EOFError, BadZipFile, zlib.error) as error:
@@ -25,8 +25,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name. Raises what NumPy does for another file; ValueError: it is one array."""
-    with path.open("rb") as file:  # NumPy leaves one open that it cannot read
+    """The arrays of an .npz file by name. Raises NumPy's errors for other files; ValueError: it holds one array."""
+    with path.open("rb") as file:  # NumPy leaves a file open that it cannot read
         found = np.load(file)
         if not isinstance(found, NpzFile):
             raise ValueError(f"it holds one array of shape {found.shape}")

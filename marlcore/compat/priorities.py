@@ -1,4 +1,4 @@
-"""The priorities of a ring's rows, as the learner that samples it keeps them: cpprb's rules."""
+"""The priorities of a ring's rows by cpprb's rules, kept by the learner that samples it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["RingPriorities", "greatest_priority"]
 
 
 class RingPriorities:
-    """The priorities of the rows of one ring, by position, since it was cleared."""
+    """The priorities of one ring's rows by position, since it was cleared."""
 
     def __init__(self, window: Window, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._tree = _Tree(window.capacity)
-        self.window = Window(window.base, window.base, window.base, window.capacity)  # rows known
-        self._sampled = window.base  # rows from here on came after the last sample
-        self._lapped = np.zeros(0, np.int64)  # positions of which it had a row that was overwritten before it ended
+        self.window = Window(window.base, window.base, window.base, window.capacity)  # the known rows
+        self._sampled = window.base  # rows from this ticket on came after the last sample
+        self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """New rows in the order of their tickets; a priority of NaN stands for the greatest one until then."""
+        """Adds new rows in ticket order; a priority of NaN means the greatest priority so far."""
         given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
         leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
-        # What was overwritten meanwhile is not drawn.
+        # Rows overwritten meanwhile are not drawn.
         self._tree.put(positions, np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
-        """Positions of the rows that were drawn last; until the next sample, updates are for rows known now."""
+        """Positions of the rows drawn last; until the next sample, updates apply only to rows known now."""
         self._sampled = self.window.hi
         positions = self.window.positions(tickets)
         gone = tickets < self.window.hi - self.window.stored
@@ -43,7 +43,7 @@ class RingPriorities:
         return positions
 
     def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
-        """New priorities of positions below stored; the last one counts where a position is repeated."""
+        """Sets priorities of positions below stored; for a repeated position, the last one counts."""
         tickets = self.window.tickets(positions)
         current = (tickets >= self.window.lo) & (tickets < self._sampled)
         if len(self._lapped):
@@ -58,7 +58,7 @@ class RingPriorities:
         return self._tree.total > 0
 
     def draw(self, count: int) -> Ints:
-        """Tickets in proportion to their priorities."""
+        """Draws tickets in proportion to their priorities."""
         return self.window.tickets(self._tree.draw(count))
 
     def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
@@ -71,7 +71,7 @@ class RingPriorities:
         return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
 
     def unpacked_greatest(self, word: int) -> float:
-        """What `packed_greatest` of the ring's learner said; 0 when it was of another base."""
+        """The greatest priority in a word of `packed_greatest`; 0 if it belongs to another base."""
         if word >> 32 != self.window.base & 0x7FFFFFFF:
             return 0.0
         return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))
@@ -82,7 +82,7 @@ class RingPriorities:
 
 
 class _Tree:
-    """The priorities' sums, and their minima over those that are not zero."""
+    """A sum tree of the priorities, and a tree of the minima of the nonzero ones."""
 
     def __init__(self, size: int) -> None:
         self._offsets = level_offsets(size)
@@ -96,7 +96,7 @@ class _Tree:
 
     @property
     def least(self) -> float:
-        """The least leaf that is not zero."""
+        """The least nonzero leaf."""
         return float(self._minima[-1])
 
     def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
@@ -106,7 +106,7 @@ class _Tree:
         repair(self._minima, self._offsets, positions.copy(), len(positions), True)
 
     def draw(self, count: int) -> Ints:
-        """Leaves in proportion to their values, by numbers from NumPy's global generator."""
+        """Draws leaves in proportion to their values, with NumPy's global generator."""
         points = np.random.random_sample(count) * self.total
         order = np.argsort(points)
         ascending = np.empty(count, np.int64)
@@ -117,7 +117,7 @@ class _Tree:
 
 
 def greatest_priority(size: int, alpha: float, eps: float) -> float:
-    """The greatest float32 of which the sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
-    mass = sys.float_info.max / (2 * size)  # twice, since the sums are rounded
+    """The greatest float32 whose sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
+    mass = sys.float_info.max / (2 * size)  # factor 2, since the sums are rounded
     most: float = mass ** (1 / max(alpha, 1.0)) - eps
     return min(most, float(np.finfo(np.float32).max))

@@ -1,7 +1,7 @@
-"""A ring of rows with freely named fields that an object carries into every process: what the compat buffers share.
+"""The common ring of the compat buffers: rows of arbitrary named fields in an object that any process can use.
 
-The rows lie in one shared lane of a ReplayBuffer. A ring is cleared by raising its base: rows of tickets below the base
-no longer count. Positions in the ring are counted from the base, so that a cleared ring fills from position 0 again.
+The rows lie in one shared lane of a ReplayBuffer. Clearing the ring raises its base: rows with tickets below the base
+no longer count. Positions count from the base, so a cleared ring fills from position 0 again.
 
     tickets    0 ... base ........ lo ......... hi       position of ticket t = (t - base) mod capacity
                 cleared | overwritten | held   |
@@ -26,11 +26,12 @@ from .rows import RowWriter
 
 __all__ = ["MARK", "Ints", "Ring", "Rows", "Window"]
 
-BASE, MARK = range(2)  # words: the base, of whoever holds the marks' lock; one of the buffer's own, of its learner
+# Words: the base, written by the holder of the marks' lock; a word of the buffer, written by its learner
+BASE, MARK = range(2)
 WORDS = LINE // 8
 ROUNDS = 1000
 NAP_S = 0.001
-PATIENCE_S = 10.0  # for a writer that was stopped inside an add; one that was killed holds up nobody
+PATIENCE_S = 10.0  # for a writer stopped inside an add; a killed one does not block
 
 Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
@@ -46,24 +47,24 @@ class Window(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Positions that were written since the ring was cleared."""
+        """Positions written since the ring was cleared."""
         return min(self.hi - self.base, self.capacity)
 
     @property
     def head(self) -> int:
-        """The position that is written next."""
+        """The next position to be written."""
         return (self.hi - self.base) % self.capacity
 
     def tickets(self, positions: Ints) -> Ints:
         """The newest ticket at each position, from 0 to stored - 1."""
         head = self.head
         found: Ints = positions + (self.hi - head)
-        if self.stored == self.capacity:  # from the head on, those of the lap before
+        if self.stored == self.capacity:  # from the head on, tickets of the lap before
             found -= self.capacity * (positions >= head)
         return found
 
     def positions(self, tickets: Ints) -> Ints:
-        """Where tickets lie in the ring."""
+        """The positions of tickets in the ring."""
         found: Ints = (tickets - self.base) % self.capacity
         return found
 
@@ -76,19 +77,19 @@ class _Lane(InPlace):
         self._lo, self._hi = (edge.data for edge in self._edges)
         self._body = segment.body
         self._places = {place.name: place for place in self._layout.of_role("extra")}
-        self.stored_as: Mapping[str, str] = {name: name for name in self._places}  # by the names that callers use
+        self.stored_as: Mapping[str, str] = {name: name for name in self._places}  # by the callers' names
         self._copies: dict[tuple[str, ...], _Copy] = {}
 
     def edges(self) -> tuple[int, int]:
-        """The tickets [lo, hi) that the lane holds."""
+        """The lane's tickets [lo, hi)."""
         self.check_open()
         self._read_edges()
         return self._lo[0], self._hi[0]
 
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies of the named fields of tickets, int64 [n] below hi, and whether each was whole: bool [n].
+        """Copies of the named fields for tickets, int64 [n] below hi, and whether each was whole: bool [n].
 
-        None stands for all of them.
+        None means that all were whole.
         """
         self.check_open()
         copy = self._copies.get(names)
@@ -113,12 +114,12 @@ class _Lane(InPlace):
         return _Copy(count, nbytes, np.array(table, np.int64), carved, tickets, ok, validate)
 
     def named(self, name: str) -> NDArray[Any]:
-        """The named field of every row where it lies, [capacity, *shape]; for a process that alone writes there."""
+        """The named field of every row in place, [capacity, *shape]; only for the one process that writes them."""
         found: NDArray[Any] = self.column(self._places[self.stored_as[name]])[0]
         return found
 
     def row_writer(self, shared: bool) -> RowWriter:
-        """The writing end, for this process alone or shared with others. Raises LaneBusy: another has it."""
+        """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
         claimed = claim(self._segment, self._lanes, 0, shared)
         return RowWriter(self._lanes, self._layout, claimed, self.stored_as, shared, PATIENCE_S)
 
@@ -129,12 +130,12 @@ class _Lane(InPlace):
 
 
 class _Copy(NamedTuple):
-    """How some fields of so many rows are copied: arrays whose addresses were taken once."""
+    """The plan of a copy of some fields of `rows` rows, with arrays whose addresses were taken once."""
 
     rows: int
     nbytes: int
     table: Ints  # of kernels.columns.gather
-    carved: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]  # name, shape, dtype and offset of what was copied
+    carved: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]  # name, shape, dtype and offset of each copied field
     tickets: Ints
     ok: NDArray[np.uint8]
     validate: Callable[[int], int]
@@ -157,9 +158,9 @@ class _Marks(Shared):
         return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS))
 
     def lock(self) -> File:
-        """An open file that holds the right to write the words until it is closed or its process dies.
+        """An open file that holds the right to write the words, until it is closed or its process dies.
 
-        Raises: LaneBusy: a process that was stopped holds it.
+        Raises: LaneBusy: a stopped process holds it.
         """
         for _ in range(ROUNDS):
             held = self._segment.lock(writer_lock(0))
@@ -170,17 +171,17 @@ class _Marks(Shared):
 
 
 class Ring:
-    """Rows of named fields in shared memory, for every process that has the object, whatever started it.
+    """Rows of named fields in shared memory, for every process that has the object, however it was started.
 
-    Not for several threads at once.
+    One thread at a time may use it.
 
     Args:
         fields: the fields of a row; any names.
         capacity: rows.
-        shared: any number of processes append, each in its turn, which costs two system calls an append. Otherwise
-            the first one to append keeps the right to, until it releases or closes the ring or ends.
+        shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
+            the first one to append keeps the right, until it releases or closes the ring or ends.
 
-    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: there is no room.
+    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring.
     """
 
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
@@ -226,7 +227,7 @@ class Ring:
 
     @property
     def load_base(self) -> Callable[[], int]:
-        """A call that says from which ticket on rows count."""
+        """A callable that loads the base, the first ticket that counts."""
         return self.marks.load_base
 
     @property
@@ -235,20 +236,20 @@ class Ring:
         return self.marks.base_word
 
     def window(self) -> Window:
-        """What the ring holds now."""
+        """The ring's current window."""
         rows, marks = self._attach()
         base = marks.load_base()
         while True:
             lo, hi = rows.edges()
             before, base = base, marks.load_base()
-            if base == before:  # otherwise hi may count rows that came after a clear of another process
+            if base == before:  # otherwise hi may include rows added after another process's clear
                 return Window(max(lo, base), hi, base, self.capacity)
 
     @property
     def writer(self) -> RowWriter:
         """This process's writing end.
 
-        Raises: LaneBusy: another process keeps the right to append.
+        Raises: LaneBusy: another process holds the right to append.
         """
         if self._writer is None:
             try:
@@ -258,15 +259,17 @@ class Ring:
         return self._writer
 
     def release(self) -> None:
-        """Lets another process append; harmless when repeated."""
+        """Lets another process append; repeated calls are harmless."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape]; the first one's ticket. NumPy converts the dtypes.
+        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket.
 
-        Raises: TimeoutError: another process was stopped inside an add; LaneBusy: as `writer`. Nothing was added.
+        NumPy converts the dtypes.
+
+        Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
         """
         writer = self.writer
         for name, view in (writer.row if count == 1 else writer.batch(count)).items():
@@ -274,14 +277,14 @@ class Ring:
         return writer.append() if count == 1 else writer.append_batch()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies of the named fields, or all, of tickets, int64 [n] below hi, and whether each was whole: bool [n].
+        """Copies of the named fields, or all, for tickets, int64 [n] below hi, and whether each was whole: bool [n].
 
-        None stands for all of them.
+        None means that all were whole.
         """
         return self.rows.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
-        """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros where nothing is held."""
+        """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros at empty positions."""
         window = self.window()
         held = positions < window.stored
         rows, ok = self.gather(window.tickets(positions[held]), *names)
@@ -294,20 +297,20 @@ class Ring:
         return found
 
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
-        """Copies of groups of rows that were all whole; a group that a writer overwrote meanwhile is drawn again.
+        """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
         Args:
-            groups: how many.
-            draw: called with a number of groups, gives their tickets, [number, rows of a group], or none at all when
-                there is nothing to draw at the moment.
-            names: the fields to copy; all when none is named.
+            groups: the number of groups.
+            draw: called with a number of groups; returns their tickets, [number, rows per group], or none if nothing
+                can be drawn at the moment.
+            names: the fields to copy; by default all.
 
         Returns: each field [groups, rows of a group, *shape], and the tickets [groups, rows of a group].
 
         Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
         found: Rows = {}
-        todo: Ints | None = None  # groups that were overwritten; at first all
+        todo: Ints | None = None  # the overwritten groups; at first None for all
         for _ in range(ROUNDS):
             missing = groups if todo is None else len(todo)
             fresh = draw(missing)
@@ -329,16 +332,16 @@ class Ring:
         raise MarlcoreError(f"{self.rows!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:
-        """Where a ticket lies in the ring."""
+        """The position of a ticket in the ring."""
         return (ticket - self.marks.load_base()) % self.capacity
 
     def clear(self) -> None:
-        """Forgets every row committed until now. An add of another process at the same time lands on either side."""
+        """Deletes every row committed so far; a concurrent add of another process may fall on either side."""
         with self.marks.lock():
             self.marks.store(BASE, self.rows.edges()[1])
 
     def close(self) -> None:
-        """Lets go of the memory; what its creator closes disappears."""
+        """Releases the memory; if the creator closes it, the memory disappears."""
         if self._writer is not None:
             self._writer.close()
         if self._attached is not None:

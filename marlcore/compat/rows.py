@@ -1,4 +1,4 @@
-"""The writing end of a ring: rows are staged in arrays whose addresses are taken once, and appended by one call."""
+"""The writing end of a ring: rows are staged in arrays whose addresses are taken once, then appended by one call."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ Views = dict[str, NDArray[Any]]
 
 
 def frames_of(layout: RecordLayout, count: int) -> list[NDArray[Any]]:
-    """Staging of `count` rows for the large fields, of which each has a column of its own."""
+    """Staging for `count` rows of the large fields, each of which has its own column."""
     large = [place.field for place in layout.places if place.column]
     return [np.zeros((count, *field.shape), field.numpy) for field in large]
 
 
 def view_of(place: Place, records: NDArray[np.uint8], frames: list[NDArray[Any]]) -> NDArray[Any]:
-    """Where a field of rows is staged, [count, *shape]: in their records, uint8 [count, record bytes], or frames."""
+    """The staging of a field, [count, *shape]: in the records, uint8 [count, record bytes], or in the frames."""
     return frames[place.column - 1] if place.column else place.views(records)
 
 
 class RowWriter:
-    """Appends rows of named fields to the one lane of a replay, of which they are the extras.
+    """Appends rows of named fields to the one lane of a replay, as its extras.
 
     Args:
         lanes, layout, claim: of that replay, and the right to write to its lane.
-        names: what the caller calls each extra.
-        shared: other writers have the lane too: each append takes its turn.
-        patience_s: seconds that an append waits for its turn at most.
+        names: the caller's name of each field, and the extra's name.
+        shared: other processes write to the lane too: each append takes a lock.
+        patience_s: longest wait of an append for the lock, in seconds.
 
     Attributes:
-        row: where the next row is staged: a view [1, *shape] of each field. What is put there stays.
+        row: the staging of the next row: a view [1, *shape] of each field, whose values persist.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RowWriter:
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row`; its ticket.
+        """Appends `row`; returns its ticket.
 
         Raises: TimeoutError: another writer was stopped inside an append. ClosedError: this one was closed.
         """
@@ -74,7 +74,7 @@ class RowWriter:
         return ticket if ticket >= 0 else self._again(ticket, self._add_row)
 
     def batch(self, count: int) -> Views:
-        """Views of where `count` rows are staged, [count, *shape] each, for `append_batch`."""
+        """Views of the staging of `count` rows, [count, *shape] each, for `append_batch`."""
         if self._batch is None or self._batch.count != count:
             records, frames = np.zeros((count, self._layout.record_bytes), np.uint8), frames_of(self._layout, count)
             ends = np.zeros((3, count), np.uint8)
@@ -83,14 +83,14 @@ class RowWriter:
         return self._batch.views
 
     def append_batch(self) -> int:
-        """Appends the rows of the last `batch`, all or none; the first one's ticket. Raises: as `append`."""
+        """Appends the rows of the last `batch`, all or none; returns the first ticket. Raises: see `append`."""
         batch = self._batch
         assert batch is not None
         ticket = batch.append()
         return ticket if ticket >= 0 else self._again(ticket, batch.append)
 
     def close(self) -> None:
-        """Gives the lane back; harmless when repeated."""
+        """Releases the lane; repeated calls are harmless."""
         self._native.close()
         self._claim.release()
 
@@ -99,7 +99,7 @@ class RowWriter:
         return {name: view_of(extras[stored_as], records, frames) for name, stored_as in self._names.items()}
 
     def _again(self, code: int, append: Callable[[], int]) -> int:
-        """The ticket in the end, when other writers were busy in the lane; signals are seen in between."""
+        """Repeats an append while other writers hold the lane, and handles signals in between; returns the ticket."""
         began = time.monotonic()
         while code in (-errno.EAGAIN, -errno.EINTR):
             if time.monotonic() >= began + self._patience_s:
@@ -113,8 +113,6 @@ class RowWriter:
 
 
 class _Batch:
-    """Staged rows."""
-
     def __init__(self, count: int, views: Views, frames: list[NDArray[Any]], adder: Callable[..., int]) -> None:
         self.count = count
         self.views = views

@@ -1,4 +1,4 @@
-"""A replay as bytes, for pickles and state dicts that hold transitions instead of sharing them."""
+"""A replay as bytes, for pickles and state dicts that contain transitions instead of sharing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", bound=ReplayBuffer)
 
 
 def to_bytes(replay: ReplayBuffer) -> bytes:
-    """What `ReplayBuffer.save` writes. Raises SharedMemoryFull: the directory for temporary files has no room."""
+    """The content of a `ReplayBuffer.save` file. Raises SharedMemoryFull: the temporary directory has no room."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
         replay.save(path)
@@ -22,12 +22,12 @@ def to_bytes(replay: ReplayBuffer) -> bytes:
 
 
 def from_bytes(saved: bytes | memoryview, name: str, cls: type[R]) -> R:
-    """A new replay of a class with what `to_bytes` gave.
+    """A new replay of class `cls` from the bytes of `to_bytes`.
 
-    Raises: as ReplayBuffer.load; OSError when the directory for temporary files has no room.
+    Raises: see ReplayBuffer.load; OSError: the temporary directory has no room.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
-        path.touch(mode=0o600)  # nobody else may read what is attached to
+        path.touch(mode=0o600)  # `attach` refuses files that others can read
         path.write_bytes(saved)
         return cast(R, cls.load(path, name=name))

@@ -1,15 +1,15 @@
-"""A replay in shared memory with the interface of sorrel's Buffer: filled by an actor process, sampled by a learner.
+"""A replay in shared memory with the interface of sorrel's Buffer: an actor process fills it, a learner samples it.
 
     from marlcore.compat.sorrel import Buffer
 
-What differs from sorrel.buffers.Buffer (sorrel itself is not needed):
+Differences from sorrel.buffers.Buffer (sorrel itself is not needed):
 
 - Passing the buffer to a process, forked or spawned, shares its rows instead of copying them.
-- A sampled window never crosses the write head of a full ring; the draws of those that would are made again. All other
-  draws are those that sorrel makes from the same NumPy seed.
-- `states`, `actions`, `rewards`, `dones`, `extra_data` are read-only copies: nothing but `add` writes to the ring.
-- `add_empty` stores rows of zeros, where sorrel leaves what the ring held before; with one frame it does nothing.
-- Extra fields are those that the constructor names; one that is not given to `add` is zero.
+- A sampled window never crosses the write head of a full ring; such a window is drawn again. All other draws equal
+  sorrel's from the same NumPy seed.
+- `states`, `actions`, `rewards`, `dones`, `extra_data` are read-only copies: only `add` writes to the ring.
+- `add_empty` stores rows of zeros, where sorrel leaves the ring's old content; with one frame it does nothing.
+- The constructor names the extra fields; one that is not given to `add` is zero.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _SAVED = {"states", "n_frames", "idx", *(f"{name}s" for name in _ONE)}
 class Buffer:
     """Transitions of one agent, in the order of its steps, in shared memory.
 
-    An episode ends where `done` is true. The interface has no truncation: an episode that was cut off must be marked
-    as done too, or windows go on into the next one. One process adds: the first to do so, until it calls `release`,
-    closes the buffer or ends. Any number sample.
+    An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
+    windows continue into the next one. One process adds: the first to do so, until it calls `release`, closes the
+    buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further int64 fields: a tuple is the field's shape, anything else stands for a scalar.
+        extra_fields: further int64 fields: a tuple is the field's shape; any other value means a scalar.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
 
-    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for it.
+    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
@@ -93,13 +93,13 @@ class Buffer:
         """Adds one step.
 
         Args:
-            obs: the observation acted on, obs_shape; leading axes of one are dropped.
-            action: an integer. reward: what it earned. done: whether the episode ended with it.
-            kwargs: the extra fields; those left out are zero.
+            obs: the observation before the action, obs_shape; leading axes of length one are dropped.
+            action: an integer. reward: of the action. done: whether the episode ended with it.
+            kwargs: the extra fields; missing ones are zero.
 
         Raises:
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
-            LaneBusy: another process adds to this buffer, and did not `release` it.
+            LaneBusy: another process adds to this buffer and has not released it.
         """
         tail = self._tail
         if tail is None or not tail.is_current():
@@ -115,7 +115,7 @@ class Buffer:
             tail.put(name, values.get(name, self._nothing[name]))
 
     def add_empty(self) -> None:
-        """Adds n_frames - 1 rows of zeros, which keep one game's frames out of the next one's states."""
+        """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
         if self.n_frames > 1:
             counts = np.zeros(self.n_frames - 1, np.int64)
             counts[0] = 1
@@ -124,7 +124,7 @@ class Buffer:
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
 
-        Raises: ValueError: its observations have another shape, or it has an extra field that this one has not.
+        Raises: ValueError: its observations have another shape, or it has an extra field that this one lacks.
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
@@ -139,8 +139,8 @@ class Buffer:
     def sample(self, batch_size: int) -> Batch:
         """Windows of n_frames steps and the observation after them, each drawn at most once.
 
-        Draws from NumPy's global generator. When so many windows cross the write head that not enough others are
-        left, the ones drawn in their place may repeat.
+        Draws from NumPy's global generator. If the windows across the write head leave too few others, their
+        replacements may repeat.
 
         Returns: states and next_states float32 [batch_size, n_frames * obs], actions int64, rewards, dones float32 and
             valid float64, each [batch_size, 1]; valid is 0 where an episode ended among the first n_frames - 1 steps.
@@ -174,15 +174,15 @@ class Buffer:
         )
 
     def clear(self) -> None:
-        """Forgets every row, for all processes."""
+        """Deletes every row, for all processes."""
         self._ring.clear()
 
     def getidx(self) -> int:
-        """The position that is written next."""
+        """The next position to be written."""
         return self.idx
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
-        """The (action, reward, done) of `offset` rows before the newest one; None when there is no such row."""
+        """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
         tail, window = self._current_tail(), self._window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
@@ -199,7 +199,7 @@ class Buffer:
     def current_state(self) -> NDArray[np.float32]:
         """The last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
 
-        Where fewer were added since the ring was cleared, zeros stand in their places.
+        If fewer were added since the ring was cleared, zeros take their places.
         """
         tail = self._tail
         if tail is not None and tail.is_current():
@@ -216,17 +216,17 @@ class Buffer:
 
     @property
     def idx(self) -> int:
-        """The position that is written next."""
+        """The next position to be written."""
         return self._window().head
 
     @property
     def size(self) -> int:
-        """Rows held, as sorrel counts them: `add_empty` counts as one."""
+        """Rows held, in sorrel's count: `add_empty` counts as one."""
         return self._size(self._window())
 
     @property
     def states(self) -> NDArray[np.float32]:
-        """A copy of all observations by position: float32 [capacity, *obs_shape], zeros where nothing is held."""
+        """A copy of all observations by position: float32 [capacity, *obs_shape], zeros at empty positions."""
         return self._snapshot()["obs"]
 
     @property
@@ -251,7 +251,7 @@ class Buffer:
         return MappingProxyType({name: found[name] for name in self._extra_fields})
 
     def save(self, output_file: str | Path) -> None:
-        """Writes the rows to a compressed .npz file, which sorrel's Buffer.load reads too."""
+        """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
         found = self._snapshot()
         columns: dict[str, Any] = {f"{name}s": found[name] for name in _ONE}
         columns.update((name, found[name]) for name in self._extra_fields)
@@ -259,9 +259,9 @@ class Buffer:
 
     @classmethod
     def load(cls, input_file: str | Path) -> Buffer:
-        """A full buffer with the rows of a file that `save` or sorrel wrote, each at its position.
+        """A full buffer with the rows of a file of `save` or of sorrel, each at its position.
 
-        Raises: ValueError: it is another file. OSError: it cannot be read.
+        Raises: ValueError: it is another kind of file. OSError: it cannot be read.
         """
         columns = read_npz(Path(input_file))
         if not {*columns} >= _SAVED:
@@ -272,23 +272,23 @@ class Buffer:
         shapes = {name: array.shape[1:] for name, array in columns.items()}
         buffer = cls(capacity, rows["obs"].shape[1:], n_frames, **shapes)
         buffer._add_columns(rows, 0, capacity)
-        if idx:  # the rows before the write head again, which moves it there
+        if idx:  # adds the rows before the write head again, to move it there
             buffer._add_columns(rows, 0, idx)
         buffer.release()
         return buffer
 
     def release(self) -> None:
-        """Lets another process add to the buffer; harmless when repeated, and in a process that never added."""
+        """Lets another process add to the buffer; harmless if repeated, or in a process that never added."""
         self._tail = None
         self._ring.release()
 
     def close(self) -> None:
-        """Lets go of the memory; it also goes with the last reference to the buffer."""
+        """Releases the memory; the end of the buffer's last reference does so too."""
         self._tail = None
         self._ring.close()
 
     def forked(self) -> None:
-        """In a forked child: its parent is the one that adds."""
+        """In a forked child: the parent remains the process that adds."""
         self._tail = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,7 +325,7 @@ class Buffer:
         self._append(rows, np.ones(last - first, np.int64))
 
     def _current_tail(self) -> Tail | None:
-        """What this process knows of the ring, when it is the one that adds."""
+        """This process's view of the ring, if it is the process that adds."""
         return self._tail if self._tail is not None and self._tail.is_current() else None
 
     def _window(self) -> Window:
@@ -342,14 +342,14 @@ class Buffer:
         return min(int(newest["count"][0]), window.stored) if ok is None else window.stored
 
     def _crosses(self, window: Window, starts: Ints) -> NDArray[np.bool_]:
-        """Whether the windows that begin at these positions cross the write head, or go on to where nothing is held."""
+        """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
         if window.stored < self.capacity:
             return starts + self.n_frames >= window.stored
-        before_head = (window.head - 1 - starts).view(np.uint64)  # from the head on these are huge
+        before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
 
     def _starts(self, window: Window, population: int, count: int) -> Ints:
-        """Positions of whole windows, drawn as sorrel does where that is possible."""
+        """Positions of whole windows; the same draws as sorrel's where possible."""
         starts: Ints = np.random.choice(population, count, replace=False)
         if window.stored == self.capacity or population + self.n_frames > window.stored:
             bad = self._crosses(window, starts).nonzero()[0]
@@ -358,7 +358,7 @@ class Buffer:
         return starts
 
     def _whole(self, seen: Window, population: int, count: int) -> Rows:
-        """Windows that no writer overwrote while they were copied, [count, n_frames + 1, *shape] of each field."""
+        """Windows that no writer overwrote during the copy, [count, n_frames + 1, *shape] of each field."""
         drawn: list[Ints] = []
 
         def draw(missing: int) -> Ints:
@@ -373,7 +373,7 @@ class Buffer:
         return self._ring.whole(count, draw, "obs", *_ONE)[0]
 
     def _others(self, window: Window, population: int, count: int, taken: Ints) -> Ints:
-        """Starts of windows that are held, with those already taken only where there are not enough others.
+        """Starts of held windows; repeats those already taken only if there are too few others.
 
         Raises: NotEnoughData: there is no such window.
         """
@@ -386,11 +386,11 @@ class Buffer:
         places = (others if enough else free).nonzero()[0]
         picks = np.random.randint(0, len(places), count)
         if enough and len({*picks.tolist()}) < count:
-            picks = np.random.choice(len(places), count, replace=False)  # it permutes all of them: slow
+            picks = np.random.choice(len(places), count, replace=False)  # slow: it permutes all of them
         return places[picks]
 
     def _snapshot(self) -> dict[str, NDArray[Any]]:
-        """Read-only copies of all fields by position; zeros where nothing is held."""
+        """Read-only copies of all fields by position; zeros at empty positions."""
         found = self._ring.at(np.arange(self.capacity))
         for array in found.values():
             array.flags.writeable = False

@@ -1,8 +1,8 @@
-"""Stable-Baselines3's replay buffer over marlcore's lanes: each frame is stored once, truncation bootstraps rightly.
+"""Stable-Baselines3's replay buffer on marlcore's lanes: frames are stored once, truncation bootstraps correctly.
 
     model = DQN("MlpPolicy", env, replay_buffer_class=marlcore.compat.stable_baselines3.ReplayBuffer)
 
-For dict observations the class is DictReplayBuffer. Other processes read the same memory through `buffer.replay`.
+For dict observations, use DictReplayBuffer. Other processes read the same memory through `buffer.replay`.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ _OPENED = (
     "_check_action",
     "_check_reward",
     "_check_done",
-)  # by _open
+)  # set by _open
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
-    """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, one lane an environment.
+    """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, with one lane per environment.
 
-    Draws as its model does: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps - 1
-    steps before the newest one of an episode that goes on are drawn once the rows that complete their returns were
-    added; the model cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
+    It draws like SB3's buffer: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps -
+    1 steps before the newest one of an unfinished episode are drawn once the rows that complete their returns are
+    added; SB3's buffer cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
     observation of an episode takes one of them. `observations`, `actions` and the other arrays are read-only copies.
     HerReplayBuffer, which writes to them, and `prioritized=` are refused.
 
     Args:
-        buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as the model's.
-        optimize_memory_usage: taken and not needed: frames are stored once in any case.
-        n_steps, gamma: n-step returns, as NStepReplayBuffer makes them; `discounts` is 0 where `dones` is 1.
-        seed: of the draws; drawn from NumPy's global generator when not given, which `model.seed` seeds.
+        buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as in SB3.
+        optimize_memory_usage: accepted but not needed: frames are always stored once.
+        n_steps, gamma: n-step returns like NStepReplayBuffer's; `discounts` is 0 where `dones` is 1.
+        seed: of the draws; by default drawn from NumPy's global generator, which `model.seed` seeds.
 
-    Raises: ValueError, TypeError: a space or an option that cannot be stored, n_steps below 1, gamma outside [0, 1].
-        SharedMemoryFull: no room for it.
+    Raises: ValueError, TypeError: a space or an option is unsupported, n_steps is below 1 or gamma outside [0, 1].
+        SharedMemoryFull: no room for the buffer.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     ) -> None:
         for name in others:
             raise TypeError(f"{name}: {_REFUSED.get(name, 'expected no such argument')}")
-        # The constructor of the model's base: its own would allocate the arrays that the lanes stand for.
+        # BaseBuffer's constructor, since ReplayBuffer's would allocate the arrays that the lanes replace.
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.pos: int = 0
         self.buffer_size: int = max(buffer_size // n_envs, 1)
@@ -116,11 +116,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return f"<{type(self).__name__} buffer_size={self.buffer_size} n_envs={self.n_envs} in {self.replay!r}>"
 
     def _empty(self) -> InPlace:
-        rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and what follows it
+        rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and its successor
         return cast(InPlace, InPlace.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME))
 
     def _open(self, replay: InPlace, newest: Step | None = None, tickets: NDArray[np.int64] | None = None) -> None:
-        """This process's ends of a replay's lanes; `newest` is the last step in them, `tickets` those by position."""
+        """Opens this process's ends of a replay's lanes; `newest` is its last step, `tickets` the steps by position."""
         if tickets is None:
             tickets = np.full((self.buffer_size, self.n_envs), -1, np.int64)
         self.replay = replay
@@ -137,17 +137,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._check_done = rows_check("done", _FLAG, self.n_envs)
 
     def reset(self) -> None:
-        """Forgets every transition."""
+        """Deletes every transition."""
         super().reset()
         self.close()
         self._open(self._empty())
 
     def close(self) -> None:
-        """Gives the shared memory back; it goes by itself when the buffer does."""
+        """Releases the shared memory; the end of the buffer does so too."""
         self.replay.close()
 
     def size(self) -> int:
-        """Steps held of each environment; of their mean where episodes' last observations take unequal room."""
+        """Steps held of each environment; their mean if the last observations of episodes take unequal room."""
         held: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
         return held
 
@@ -155,16 +155,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def observations(self) -> Any:
         """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of them.
 
-        Zeros stand where nothing was added, in this array and in the others, and where the rows of a full buffer gave
-        way to the last observations of episodes.
+        This array and the others have zeros at empty positions, and where a full buffer's rows gave way to the last
+        observations of episodes.
         """
         return self._read_only(self._positions.observations())
 
     @property
     def next_observations(self) -> Any:
-        """A read-only copy by position of what followed `observations`: where done, an episode's last one."""
+        """A read-only copy by position of each next observation; where done, the episode's last one."""
         found = self._positions.observations(later=1)
-        if self._newest is not None:  # whose next observations are not in the lanes yet
+        if self._newest is not None:  # its next observations are not in the lanes yet
             waiting, position = ~self._newest.ended, (self.pos - 1) % self.buffer_size
             put_at(found, (position, waiting), pick(self._newest.next_obs, waiting))
         return self._read_only(found)
@@ -181,21 +181,21 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def dones(self) -> NDArray[np.float32]:
-        """A copy by position of where episodes ended, also where they broke off: float32 [buffer_size, n_envs].
+        """A copy by position of the ends of episodes, truncations included: float32 [buffer_size, n_envs].
 
-        Read-only, except with optimize_memory_usage: there the algorithms mark a last episode as cut off, of which
-        `add` notices by itself that it was.
+        Read-only, except with optimize_memory_usage: then the algorithms mark a last episode as truncated here, which
+        `add` detects by itself.
         """
         found = self._positions.ends(cut_off_alone=False)
         return found if self.optimize_memory_usage else frozen(found)
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
-        """A read-only copy by position of where episodes were cut off: float32 [buffer_size, n_envs]."""
+        """A read-only copy by position of the truncations: float32 [buffer_size, n_envs]."""
         return frozen(self._positions.ends(cut_off_alone=True))
 
     def _read_only(self, obs: Any) -> Any:
-        """Observations under the names of the observation space."""
+        """Read-only observations under the names of the observation space."""
         for array in obs.values() if isinstance(obs, dict) else (obs,):
             frozen(array)
         return self._spaced(obs)
@@ -209,14 +209,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Appends a transition of each environment.
+        """Appends one transition per environment.
 
         Args:
             obs, action, reward, done: [n_envs, *shape].
-            next_obs: like obs; where done, the episode's last observation and not the next episode's first.
-            infos: of each environment; its "TimeLimit.truncated" says that done is a truncation.
+            next_obs: like obs; where done, the episode's last observation, not the next episode's first.
+            infos: one per environment; its "TimeLimit.truncated" marks done as a truncation.
 
-        Raises: ValueError, TypeError: naming the field, what was expected and what came; nothing was added.
+        Raises: ValueError, TypeError: the message names the field and both values; nothing was added.
         """
         ends = self._ends(done, infos)
         rewards = self._check_reward(reward)
@@ -234,7 +234,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.pos = 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch, as the model's: normalized by `env` when there is one, on the buffer's device.
+        """A batch as from SB3's buffer, on the buffer's device; normalized by `env` if given.
 
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
@@ -243,9 +243,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(self._draw(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """The steps at positions of `observations`, an environment drawn for each, for subclasses that choose them.
+        """The steps at positions of `observations`, each of a random environment; for subclasses that choose positions.
 
-        Raises: NotEnoughData: nothing was added yet. ValueError: no row is held at a position; and as `sample`.
+        Raises: NotEnoughData: nothing was added yet. ValueError: a position holds no row; otherwise see `sample`.
         """
         self._check_scales(env)
         if self._newest is None:
@@ -272,7 +272,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything, the replay's save included: a pickle holds the transitions and shares nothing."""
+        """Everything, including a save of the replay: a pickle contains the transitions and shares nothing."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
         return {**state, "_saved": to_bytes(self.replay), "_tickets": self._positions.tickets}
 
@@ -282,7 +282,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(from_bytes(saved, _NAME, InPlace), newest, tickets)
 
     def _ends(self, done: Any, infos: Any) -> bytes:
-        """How each environment's step ends, as LanesWriter.add takes it."""
+        """The end flags of each environment's step, for LanesWriter.add."""
         ended = self._check_done(flags(done)).tolist()
         timeouts = self.handle_timeout_termination
         if timeouts and len(infos) != self.n_envs:
@@ -295,16 +295,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return bytes(ends)
 
     def _bridge_gaps(self, obs: list[NDArray[Any]]) -> None:
-        """Keeps the newest steps sampleable where `obs` does not follow: learn() begun anew, or a buffer loaded.
+        """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
 
-        Such a step is written again as a truncated one, which stores the observation after it; the first copy is not
-        drawn any more, since its lane goes on with another episode.
+        Such a step is written again as a truncated one, with its next observation. The first copy is never drawn, since
+        its lane continues with another episode.
         """
         for i in self._lanes.gaps(obs):
             self._positions.tickets[self.pos - 1, i] = self._lanes.add_cut_off(i)
 
     def _draw(self, batch_size: int) -> Transitions | Batch:
-        """Rows of the lanes, where a step is found once its next is there; and of the newest steps by their share."""
+        """Draws rows of the lanes, which hold each step with a successor, and the newest steps in proportion."""
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)
@@ -314,7 +314,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return self._of_newest(waiting, batch_size)
         try:
             batch = self._sampler(batch_size).sample()
-        except NotEnoughData:  # n steps are not held yet, or a lane is too short to hold any
+        except NotEnoughData:  # the lanes hold too few steps for n_step, or are too short
             if not len(waiting):
                 raise
             return self._of_newest(waiting, batch_size)
@@ -346,7 +346,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         column: torch.Tensor = self.to_torch(numbers.reshape(-1, 1), copy=False)
         return column
 
-    # What differs for dict observations
+    # Overridden for dict observations
 
     _samples_class: Callable[..., Any] = ReplayBufferSamples
 
@@ -354,7 +354,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return _field(self.obs_shape, self.observation_space)
 
     def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
-        """A call that gives an observation's fields by name as arrays in the spec's shapes and dtypes."""
+        """A callable that returns an observation's fields by name as arrays of the spec's shapes and dtypes."""
         check = rows_check(label, self._spec.obs_fields[""], self.n_envs)
         return lambda obs: [check(obs)]
 
@@ -372,7 +372,7 @@ class DictReplayBuffer(ReplayBuffer):
     _samples_class = DictReplayBufferSamples
 
     def _obs_fields(self) -> dict[str, Field]:
-        # Keys may be any text and a Field's name is an identifier.
+        # Keys may be any text, but a Field's name is an identifier.
         self._names = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
         return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._names.items()}
 

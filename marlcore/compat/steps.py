@@ -1,4 +1,4 @@
-"""Steps of several environments at once, as Stable-Baselines3 hands them over, and where they lie in lanes."""
+"""Steps of several environments at once, in the form of Stable-Baselines3, and their positions in lanes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step(NamedTuple):
     next_obs: Any
     action: NDArray[Any]
     reward: NDArray[np.float32]
-    ends: NDArray[np.uint8]  # as LanesWriter.add takes them
+    ends: NDArray[np.uint8]  # flags for LanesWriter.add
 
     @property
     def terminated(self) -> NDArray[np.bool_]:
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Transitions:
-    """What a sample is made of: B transitions."""
+    """B transitions of a sample."""
 
     obs: Any
     next_obs: Any
@@ -53,11 +53,11 @@ class Transitions:
 
 
 class Positions:
-    """The steps in the lanes of a replay by their positions in a buffer, which counts without boundary rows.
+    """The steps in a replay's lanes by their positions in a buffer, which does not count boundary rows.
 
     Args:
-        replay: a lane for each environment, all written by this process.
-        tickets: int64 [buffer_size, n_envs], of the step at each position; -1 where there is none.
+        replay: has one lane per environment; this process writes them all.
+        tickets: int64 [buffer_size, n_envs], of the step at each position; -1 at empty positions.
     """
 
     def __init__(self, replay: InPlace, tickets: NDArray[np.int64]) -> None:
@@ -65,7 +65,7 @@ class Positions:
         self.tickets = tickets
 
     def observations(self, later: int = 0) -> Any:
-        """Those of the steps, or of the rows after them: [buffer_size, n_envs, *shape], a dict for dict ones."""
+        """Observations of the steps, or of the rows after them: [buffer_size, n_envs, *shape], or a dict of them."""
         return only({name: self._copied(column, later) for name, column in self._replay.columns("obs").items()})
 
     def actions(self) -> NDArray[Any]:
@@ -75,7 +75,7 @@ class Positions:
         return self._copied(self._replay.rewards())
 
     def ends(self, cut_off_alone: bool) -> NDArray[np.float32]:
-        """1 where an episode ended, or where it was cut off."""
+        """1 where an episode ended, or only where it was truncated."""
         flags = TRUNCATED if cut_off_alone else TERMINATED | TRUNCATED
         ended: NDArray[np.bool_] = (self._copied(self._replay.flags()) & flags) != 0
         return ended.astype(np.float32)
@@ -83,11 +83,11 @@ class Positions:
     def transitions(
         self, ahead: NDArray[np.int64], envs: NDArray[np.int64], position: int, newest: Step, gamma: float
     ) -> Transitions:
-        """Transitions over the steps at positions `ahead` [B, n_steps], of which a return takes those up to its end.
+        """Transitions over the steps at positions `ahead` [B, n_steps]; each return uses them up to its end.
 
-        A return ends with its episode, and with the newest step, which is at `position`.
+        A return ends with its episode, or with the newest step, at `position`.
 
-        Raises: ValueError: no row is held at a first position.
+        Raises: ValueError: a first position holds no row.
         """
         lo, hi = self._replay.windows()
         tickets, lanes = self.tickets[ahead, envs[:, None]], envs[:, None]
@@ -130,7 +130,7 @@ class Positions:
 
 
 def only(obs: dict[str, Any]) -> Any:
-    """Fields of an observation by name as users have them: the array alone where it is no dict of fields."""
+    """An observation's fields by name in the user's form: the array itself if there is only one unnamed field."""
     return obs[""] if obs.keys() == {""} else obs
 
 
@@ -148,7 +148,7 @@ def put(rows: Any, first: Any) -> None:
 
 
 def put_at(rows: Any, where: Any, values: Any) -> None:
-    """Replaces the rows that an index names."""
+    """Replaces the rows at an index."""
     if isinstance(rows, dict):
         for name, one in rows.items():
             one[where] = values[name]
@@ -157,9 +157,9 @@ def put_at(rows: Any, where: Any, values: Any) -> None:
 
 
 def rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
-    """A call that gives a value as an array [rows, *shape] of the field's dtype: the value itself when it is one.
+    """A callable that returns a value as an array [rows, *shape] of the field's dtype: the value itself if it is one.
 
-    Scalars of discrete spaces may come without an axis of their own.
+    Scalars of discrete spaces may lack their own axis.
     """
     dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
     shape, size = whole.shape, math.prod(whole.shape)
@@ -171,7 +171,7 @@ def rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[A
         if array.shape == shape:
             if array.dtype == dtype:
                 return array
-            if array.dtype.kind == dtype.kind == "f":  # what as_field comes to as well
+            if array.dtype.kind == dtype.kind == "f":  # as_field gives the same
                 return array.astype(dtype)
         return as_field(label, whole, array)
 
@@ -179,7 +179,7 @@ def rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[A
 
 
 def flags(done: Any) -> Any:
-    """`done` as booleans where it is given as numbers 0 and 1."""
+    """`done` as booleans if it consists of the numbers 0 and 1."""
     array = done if done.__class__ is np.ndarray else np.asarray(done)
     if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
         return done

@@ -1,4 +1,4 @@
-"""The ring of a sorrel buffer as the one process sees it that appends to it, which needs no look at what others do."""
+"""The ring of a sorrel buffer for the one process that appends to it; it need not check for other writers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NUMBERS = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "l", "L",
 
 
 class Tail:
-    """Appends rows to a ring and reads the newest ones where they lie: nobody else overwrites them meanwhile.
+    """Appends rows to a ring and reads the newest ones in place: no other process overwrites them.
 
-    Good until the ring is cleared: see `is_current`.
+    Valid until the ring is cleared: see `is_current`.
 
     Args:
-        ring: with the fields obs, action, reward, done and count, and others.
+        ring: has at least the fields obs, action, reward, done and count.
 
     Attributes:
-        count: the newest row's; 0 when there is none.
+        count: the newest row's count; 0 without rows.
 
-    Raises: LaneBusy: another process keeps the right to append.
+    Raises: LaneBusy: another process holds the right to append.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -51,20 +51,20 @@ class Tail:
         self.count = newest_count(ring)
 
     def is_current(self) -> bool:
-        """Whether the ring was not cleared since."""
+        """Whether the ring has not been cleared since."""
         return bool(self._base_word[0] == self._base)
 
     def window(self) -> Window:
-        """What the ring holds."""
+        """The window of rows that the ring holds."""
         oldest = max(self._first, self._next - self._capacity)
         return Window(oldest, self._next, self._base, self._capacity)
 
     def put(self, name: str, value: Any) -> None:
-        """Stages a field of the next row. Raises: ValueError, TypeError: as `add`."""
+        """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
         self._puts[name](value)
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
-        """Appends a row; leading axes of one of the observation are dropped.
+        """Appends a row; leading axes of length one of the observation are dropped.
 
         Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
         """
@@ -76,7 +76,7 @@ class Tail:
             self._action[0] = action
             self._reward[0] = reward
             self._done[0] = done
-        except (TypeError, ValueError):  # of another kind, which NumPy may convert
+        except (TypeError, ValueError):  # values of another kind, which NumPy may convert
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
         count = self._count[0] = self.count + 1
@@ -84,7 +84,7 @@ class Tail:
         self.count = count
 
     def observations(self, count: int) -> NDArray[np.float32] | None:
-        """A copy of the last `count`, oldest first; None when they are not all there."""
+        """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
         first = self._next - count
         if first < self._first:
             return None
@@ -95,7 +95,7 @@ class Tail:
         return np.concatenate([self._observations[begin:], self._observations[: end - self._capacity]])
 
     def take(self, name: str, positions: Any) -> NDArray[Any]:
-        """Copies of obs, action, reward or done at positions that are held whole, [*positions.shape, *shape]."""
+        """Copies of obs, action, reward or done at positions held whole, [*positions.shape, *shape]."""
         if self._shift:
             positions = (positions + self._shift) % self._capacity
         found: NDArray[Any] = self._columns[name][positions]
@@ -103,7 +103,7 @@ class Tail:
 
 
 def newest_count(ring: Ring) -> int:
-    """The count of a ring's newest row; 0 when it has none."""
+    """The count of a ring's newest row; 0 without rows."""
     window = ring.window()
     if window.hi == window.base:
         return 0

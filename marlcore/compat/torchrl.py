@@ -1,9 +1,9 @@
-"""TorchRL's replay buffer over marlcore's lanes: processes write to it side by side, without its locks.
+"""TorchRL's replay buffer on marlcore's lanes: several processes write to it at once, without TorchRL's locks.
 
     buffer = marlcore.compat.torchrl.TensorDictReplayBuffer(100_000, batch_size=256)
 
-stands for `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)`. Pass it to other processes,
-forked or spawned, as it is: each one that extends it writes to a lane of its own.
+replaces `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)`. Pass the object itself to other
+processes, forked or spawned: each process that extends it writes to its own lane.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ __all__ = ["TensorDictReplayBuffer"]
 Key = str | tuple[str, ...]
 
 _NAME = "torchrl"  # of the replays
-_INDEX = "index"  # TorchRL puts it into what was added and what was drawn
+_INDEX = "index"  # TorchRL adds it to added and to drawn rows
 
 
 class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     """TorchRL's TensorDictReplayBuffer, uniform, with its rows in lanes of shared memory.
 
-    Rows are TensorDicts with the same leaves, of NumPy's dtypes; transforms, batch_size, prefetch and pickling are
-    TorchRL's; its locks and its prefetching threads do not outlive a fork, so fork before the first prefetched sample.
-    The newest `max_size` rows are held, `max_size // lanes` of each lane, and each is equally likely.
-    `index` names a row for good (ticket * lanes + lane) and is no slot: rows can be drawn and not be indexed.
+    Rows are TensorDicts with the same leaves, of NumPy's dtypes. Transforms, batch_size, prefetch and pickling are
+    TorchRL's. Its locks and prefetching threads do not survive a fork, so fork before the first prefetched sample. The
+    buffer holds the newest `max_size` rows, `max_size // lanes` of each lane, all equally likely. `index` names a row
+    permanently (ticket * lanes + lane); it is not a slot: rows can be drawn but not indexed.
 
     Args:
         max_size: rows held in all lanes together.
-        lanes: processes that may write at once.
-        example: one row, or rows with a leading axis as `extend` takes them; allocates the memory at once, which a
-            buffer needs before it is passed to other processes. Otherwise the first row that is added does.
-        options: TorchRL's, but for storage, sampler and writer.
+        lanes: the largest number of processes that write at once.
+        example: one row, or rows with a leading axis as for `extend`; allocates the memory at once, which is required
+            before the buffer is passed to other processes. By default the first added row allocates it.
+        options: TorchRL's, except storage, sampler and writer.
 
-    Raises: as ReplayBuffer.create. LaneBusy when more processes add rows than there are lanes.
+    Raises: see ReplayBuffer.create. LaneBusy: more processes add rows than there are lanes.
     """
 
     def __init__(self, max_size: int, *, lanes: int = 1, example: TensorDictBase | None = None, **options: Any) -> None:
@@ -65,28 +65,28 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
         super().__init__(storage=storage, sampler=_LaneSampler(), writer=_LaneWriter(), **options)
 
     def close(self) -> None:
-        """Gives the shared memory back; it goes by itself when the buffer does."""
+        """Releases the shared memory; the end of the buffer does so too."""
         self._storage.close()
 
 
-class _LaneStorage(_Storage):  # its base's counters are not used; compilable ones take no semaphores
+class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones take no semaphores
     def __init__(self, max_size: int, lanes: int) -> None:
         super().__init__(max_size, compilable=True)
         self.lanes = lanes
-        self.keys: dict[str, Key] = {}  # a leaf's field in the spec, and its key
+        self.keys: dict[str, Key] = {}  # a leaf's field name in the spec: its key
         self._handle: SegmentHandle | None = None
         self._open(None)
         invalidate_after_fork(self)
 
     def _open(self, replay: Replay | None) -> None:
-        """This process's ends of a replay."""
+        """Opens this process's ends of a replay."""
         self._replay = replay
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None
         self._samplers: dict[int, Sampler] = {}
 
     def _hold(self, replay: Replay | None) -> None:
-        """Takes a replay in place of the one before, whose memory goes back."""
+        """Replaces the replay, and releases the previous one's memory."""
         if self._replay is not None:
             self._replay.close()
         self._handle = None if replay is None else replay.handle
@@ -98,7 +98,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
 
     @property
     def replay(self) -> Replay | None:
-        """The memory of the rows; None as long as there is none."""
+        """The replay that holds the rows; None before it is allocated."""
         if self._replay is None and self._handle is not None:
             self._replay = Replay.attach(self._handle)
         return self._replay
@@ -110,7 +110,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self._hold(Replay.create(spec_of(fields), self.max_size, self.lanes, name=_NAME))
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
-        """Adds rows to this process's lane: all that fit it at once, or none of those; their indices."""
+        """Adds rows to this process's lane, in parts of at most a lane, each all or none; returns their indices."""
         if self.replay is None:
             self.allocate(rows)
         assert self.replay is not None
@@ -129,7 +129,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         return torch.cat(tickets) * self.lanes + writer.lane
 
     def _own_lane(self) -> Writer:
-        """The lane that this process writes to: the first that nobody living holds."""
+        """The writer of this process's lane: the first lane without a living writer."""
         if self._writer is None:
             assert self.replay is not None
             for lane in range(self.lanes):
@@ -143,7 +143,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         return self._writer
 
     def draw(self, batch_size: int, generator: torch.Generator | None) -> torch.Tensor:
-        """Draws a batch, which `get` hands over for the indices that this returns."""
+        """Draws a batch and returns its indices; the next `get` with these indices returns the batch."""
         if self.replay is None:
             raise NotEnoughData("sample: expected at least one row, got an empty buffer")
         if batch_size not in self._samplers:
@@ -185,13 +185,13 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, copied, as `ReplayBuffer.save` does it."""
+        """A copy of the rows, in the form of `ReplayBuffer.save`."""
         if self.replay is None:
             return {}
         return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the rows of a state in place of those held, which stay when it does not fit."""
+        """Replaces the rows by those of a state; if the state does not fit, the old rows stay."""
         self._check_alone()
         if not state_dict:
             self.close()
@@ -222,7 +222,7 @@ class _LaneStorage(_Storage):  # its base's counters are not used; compilable on
         self.load_state_dict(torch.load(Path(path) / "lanes.pt", weights_only=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: it attaches to the same memory, and writes to another lane."""
+        """For another process, which attaches to the same memory and writes to another lane."""
         if self.replay is None:
             raise TypeError("a buffer without memory cannot be passed on: give it an `example`, or add a row before")
         return {**super().__getstate__(), "drawn": None, "_writer": None, "_samplers": {}}
@@ -254,7 +254,7 @@ class _LaneWriter(_Writer):
         self._write_count = state_dict["write_count"]
 
     def dumps(self, path: str | Path) -> None:
-        """The storage's file holds all."""
+        """The storage's file holds everything."""
 
     def loads(self, path: str | Path) -> None:
         self._write_count = len(self._storage)
@@ -265,19 +265,19 @@ class _LaneSampler(_Sampler):
         return storage.draw(batch_size, self._rng), {}
 
     def _empty(self) -> None:
-        """Nothing is held here."""
+        """The sampler holds no state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is held here."""
+        """The sampler holds no state."""
 
     def dumps(self, path: str | Path) -> None:
-        """Nothing is held here."""
+        """The sampler holds no state."""
 
     def loads(self, path: str | Path) -> None:
-        """Nothing is held here."""
+        """The sampler holds no state."""
 
 
 def _as_it_is(data: Any) -> Any:

@@ -29,8 +29,8 @@ def make(name: str, /, **options: Any) -> Environment:
         options: arguments of `TreasureHunt`, `gymnasium.make`, `env`, `parallel_env` or the function.
 
     Raises:
-            ValueError: the name is unknown, or marlcore does not support the environment's spaces.
-            ImportError: the environment's package is not installed.
+        ValueError: the name is unknown, or marlcore does not support the environment's spaces.
+        ImportError: the environment's package is not installed.
     """
     kind, _, rest = name.partition(":")
     if name == "treasure_hunt":

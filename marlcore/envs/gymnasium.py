@@ -1,4 +1,4 @@
-"""Gymnasium environments: one agent. The only module that imports Gymnasium."""
+"""Gymnasium environments, with one agent; only this module imports Gymnasium."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"marlcore.envs: {error}; try: pip install marlcore[envs]") from None
 
-# By what an environment's id begins with: the package that registers it when it is imported.
+# Prefix of an environment's id: the package that registers the id when imported.
 PACKAGES = {
     "ALE": "ale-py",
     "BabyAI": "minigrid",
@@ -32,13 +32,13 @@ __all__ = ["GymnasiumEnvironment", "action_range", "is_registered", "make_gymnas
 class GymnasiumEnvironment:
     """A Gymnasium environment as an `Environment` with one agent, "agent_0".
 
-    Action 0 is the first of the action space, whatever number it starts from. Observations are copies.
+    Action 0 is the first of the action space, whatever its start. Observations are copies.
 
     Args:
         env: a `gymnasium.Env` with a Box observation space and a Discrete action space.
 
     Raises:
-        ValueError: a space of another kind.
+        ValueError: a space is of another kind.
     """
 
     def __init__(self, env: Any) -> None:
@@ -84,13 +84,13 @@ def make_gymnasium(id: str, /, **options: Any) -> GymnasiumEnvironment:
     """The registered environment `id`, such as CartPole-v1 or ALE/Pong-v5, made with `options`.
 
     Raises:
-        ValueError: no environment is registered under this id, or its spaces are not supported.
+        ValueError: the id is not registered, or marlcore does not support the environment's spaces.
         ImportError: a package that it needs is not installed.
     """
     _import_what_registers(id)
     try:
         env = gymnasium.make(id, **options)
-    except gymnasium.error.DependencyNotInstalled as error:  # the id is right, and the message says what to install
+    except gymnasium.error.DependencyNotInstalled as error:  # the id is right; the message names the missing package
         raise ImportError(f"environment: 'gymnasium:{id}': {error}") from None
     except gymnasium.error.Error as error:
         expected = "gymnasium:<id> such as gymnasium:CartPole-v1, or gymnasium:<package that registers it>:<id>"
@@ -99,12 +99,12 @@ def make_gymnasium(id: str, /, **options: Any) -> GymnasiumEnvironment:
 
 
 def is_registered(id: str) -> bool:
-    """Whether Gymnasium knows an environment under this id by now."""
+    """Whether the id is currently registered with Gymnasium."""
     return id in gymnasium.registry
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package that registers `id`, where its name follows from the id; some do so only when imported.
+    """Imports the package that registers `id`, if its name follows from the id; some register only when imported.
 
     Raises ImportError: a package of the table above is not installed.
     """
@@ -120,14 +120,14 @@ def _import_what_registers(id: str) -> None:
 
 
 def observation_field(agent: str, space: Any) -> Field:
-    """The shape and dtype of a Box, or a ValueError naming the agent."""
+    """The shape and dtype of a Box. Raises ValueError, naming the agent: it is another kind of space."""
     if not isinstance(space, gymnasium.spaces.Box):
         raise ValueError(f"observation space of {agent}: expected a Box, got {space}")
     return Field(space.shape, space.dtype.name)
 
 
 def action_range(agent: str, space: Any) -> tuple[int, int]:
-    """(number of actions, the first one) of a Discrete, or a ValueError naming the agent."""
+    """(number of actions, first action) of a Discrete. Raises ValueError, naming the agent: another kind of space."""
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise ValueError(
             f"action space of {agent}: expected a Discrete, got {space}; DQN and IQN need discrete actions"

@@ -1,6 +1,6 @@
-"""PettingZoo environments, of both kinds, and the only module that imports them.
+"""PettingZoo environments of both kinds; only this module imports PettingZoo.
 
-Infos are not read: an action mask in them is ignored, and so an environment must put up with every action.
+It ignores infos and the action masks in them, so an environment must accept every action.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["AECEnvironment", "ParallelEnvironment", "make_pettingzoo"]
 
 
 class _PettingZooEnvironment:
-    """What the two kinds have in common: the agents and their spaces, checked once."""
+    """The common part of both kinds: the agents and their spaces, checked once."""
 
     def __init__(self, env: Any, kind: Any) -> None:
         if not isinstance(env, kind):
@@ -53,13 +53,13 @@ class _PettingZooEnvironment:
 class AECEnvironment(_PettingZooEnvironment):
     """A PettingZoo AEC environment as an `Environment`.
 
-    Action 0 is the first of an agent's action space, whatever number it starts from. Observations are copies.
+    Action 0 is the first of an agent's action space, whatever its start. Observations are copies.
 
     Args:
         env: a `pettingzoo.AECEnv` with `possible_agents`, Box observation and Discrete action spaces.
 
     Raises:
-        ValueError: a space of another kind, or agents that are not known beforehand.
+        ValueError: a space is of another kind, or the agents are not known in advance.
     """
 
     def __init__(self, env: Any) -> None:
@@ -77,7 +77,7 @@ class AECEnvironment(_PettingZooEnvironment):
         return np.array(obs, self.observations[agent].dtype), float(reward), bool(terminated), bool(truncated)
 
     def step(self, action: int | None) -> None:
-        """`agent` acts; None from an agent whose episode has ended."""
+        """Perform an action of `agent`; None for an agent whose episode has ended."""
         if self.agent is None:
             raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
         env, agent = self._env, self.agent
@@ -91,18 +91,17 @@ class AECEnvironment(_PettingZooEnvironment):
 
 
 class ParallelEnvironment(_PettingZooEnvironment):
-    """A PettingZoo Parallel environment as an `Environment`: the agents act in turns, the world in rounds.
+    """A PettingZoo Parallel environment as an `Environment`: the agents act in turns, the environment in rounds.
 
-    A round begins with the last turns of agents whose episode ended in the previous one. Then each live agent
-    acts once, in the order of `env.agents`; the actions wait until all are there, and then the environment
-    steps. Action 0 is the first of an agent's action space, whatever number it starts from. Observations are
-    copies.
+    A round begins with the last turns of agents whose episode ended in the previous round. Then each live agent acts
+    once, in the order of `env.agents`; when all actions are collected, the environment steps. Action 0 is the first of
+    an agent's action space, whatever its start. Observations are copies.
 
     Args:
         env: a `pettingzoo.ParallelEnv` with `possible_agents`, Box observation and Discrete action spaces.
 
     Raises:
-        ValueError: a space of another kind, or agents that are not known beforehand.
+        ValueError: a space is of another kind, or the agents are not known in advance.
     """
 
     def __init__(self, env: Any) -> None:
@@ -128,7 +127,7 @@ class ParallelEnvironment(_PettingZooEnvironment):
         )
 
     def step(self, action: int | None) -> None:
-        """`agent` acts; None from an agent whose episode has ended."""
+        """Perform an action of `agent`; None for an agent whose episode has ended."""
         if self.agent is None:
             raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
         check_action(self.agent, action, self._ended(self.agent))
@@ -155,7 +154,7 @@ class ParallelEnvironment(_PettingZooEnvironment):
 
 
 def check_action(agent: str, action: int | None, ended: bool) -> None:
-    """A ValueError unless the action is None exactly when the agent's episode has ended."""
+    """Raises ValueError unless the action is None exactly when the agent's episode has ended."""
     if ended != (action is None):
         expected = "None" if ended else "an action"
         raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
@@ -168,14 +167,14 @@ KINDS: dict[str, tuple[type[AECEnvironment] | type[ParallelEnvironment], str]] =
 
 
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> AECEnvironment | ParallelEnvironment:
-    """The environment that a module's `env(**options)` or `parallel_env(**options)` makes.
+    """The environment made by a module's `env(**options)` or `parallel_env(**options)`.
 
     Args:
         kind: "pettingzoo" for `env`, "pettingzoo-parallel" for `parallel_env`.
         module: such as mpe2.simple_spread_v3; sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5.
 
     Raises:
-        ValueError: there is no such module or function, or the environment's spaces are not supported.
+        ValueError: no such module or function exists, or marlcore does not support the environment's spaces.
     """
     adapter, function = KINDS[kind]
     for path in (module, f"pettingzoo.{module}"):
@@ -192,11 +191,11 @@ def _import_if_there(path: str) -> ModuleType | None:
         return None
     try:
         with warnings.catch_warnings():
-            # PettingZoo 1.27 deprecates its modules in favour of its registry, which other packages,
-            # and PettingZoo before it, don't have: modules are the names that work everywhere.
+            # PettingZoo 1.27 deprecates its modules in favour of its registry. Other packages and older versions
+            # of PettingZoo lack the registry, but modules work everywhere.
             warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
             return import_module(path)
     except ModuleNotFoundError as error:
         if f"{path}.".startswith(f"{error.name}."):
             return None
-        raise  # the module is there; what it needs is not
+        raise  # the module exists, but one of its imports does not

@@ -1,4 +1,4 @@
-"""A gridworld in which several agents look for gems and food, and had better walk around bones."""
+"""A gridworld in which several agents collect gems and food and should avoid bones."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ..spec import Field
 __all__ = ["TreasureHunt"]
 
 EMPTY, WALL, AGENT, GEM, FOOD, BONE = range(6)
-REWARDS = {EMPTY: 0.0, GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # what an agent earns by walking onto a cell
+REWARDS = {EMPTY: 0.0, GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
 PLANES = np.array([WALL, AGENT, GEM, FOOD, BONE], np.uint8).reshape(-1, 1, 1)
 
 
 class TreasureHunt:
-    """Agents walk on a square of `size` x `size` cells with walls around, and see `view` cells each way.
+    """Agents walk on a square of `size` x `size` cells with walls around, and see `view` cells in each direction.
 
-    A turn: first every entity that was picked up comes back with probability `respawn` on a random empty
-    cell; then agent_0, agent_1, ... act one after another, and each action takes effect at once. The actions
-    are 0 up, 1 down, 2 left, 3 right. An agent that would enter a wall or another agent stays where it is;
-    one that enters the cell of an entity picks it up: a gem is worth 10, food 5 and a bone -10.
+    At the start of a turn, each collected entity returns to a random empty cell with probability `respawn`. Then
+    agent_0, agent_1, ... act one after another; each action takes effect at once. The actions are 0 up, 1 down, 2 left,
+    3 right. An agent that would enter a wall or another agent stays in place. An agent that enters an entity's cell
+    collects it: a gem is worth 10, food 5 and a bone -10.
 
-    An observation is float32 [5, 2 * view + 1, 2 * view + 1] around the agent, rows from top to bottom, 1.0
-    where the cell holds, by plane: a wall, an agent (itself included), a gem, food, a bone; else 0.0. Nothing
+    An observation is float32 [5, 2 * view + 1, 2 * view + 1] around the agent, rows from top to bottom. It is 1.0 where
+    the cell holds, by plane, a wall, an agent (itself included), a gem, food, a bone; otherwise 0.0. No event
     terminates an episode; it is truncated for every agent after `horizon` turns.
 
     Args:
-        agents: how many agents; at least 1.
-        size: cells along a side, walls not counted; agents and entities leave at least one cell empty.
+        agents: the number of agents; at least 1.
+        size: cells along a side, without walls; agents and entities leave at least one cell empty.
         view: cells seen in each direction; at least 1.
         horizon: turns in an episode; at least 1.
-        gems, food, bones: how many of each there are when none is waiting to come back.
-        respawn: probability a turn, for each entity that was picked up, in [0, 1].
+        gems, food, bones: the number of each, including collected ones that may return.
+        respawn: probability per turn of each collected entity's return, in [0, 1].
 
     Raises:
         ValueError: an argument is out of range.
@@ -77,7 +77,7 @@ class TreasureHunt:
         self._build_ground(size, view)
 
     def _build_ground(self, size: int, view: int) -> None:
-        """One byte a cell, row by row; the walls are as thick as the view, so that every window fits in."""
+        """One byte per cell, row by row; the walls are as thick as the view, so that every window fits."""
         side = size + 2 * view
         ground = np.full((side, side), WALL, np.uint8)
         ground[view:-view, view:-view] = EMPTY
@@ -89,11 +89,11 @@ class TreasureHunt:
         self._corner = view * side + view  # from the upper left cell of a window to its centre
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode with everything on random cells; without a seed the generator goes on."""
+        """Begin an episode with everything on random cells; without a seed the generator continues."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         self._cells[:] = self._bare
-        self._waiting: list[int] = []  # entities that were picked up and have not come back
+        self._waiting: list[int] = []  # collected entities that have not returned
         for entity in self._entities:
             self._place(entity)
         self._positions = [self._place(AGENT) for _ in self.agents]
@@ -103,14 +103,14 @@ class TreasureHunt:
         self.agent = self.agents[0]
 
     def last(self) -> tuple[NDArray[np.float32], float, bool, bool]:
-        """(observation, what the agent's previous action earned, False, whether the time is over)."""
+        """(observation, reward of the agent's previous action, False, whether the time is over)."""
         corner = self._positions[self._index] - self._corner
         window = np.ndarray(self._window, np.uint8, self._cells, corner, self._strides)
         obs = (window == PLANES).astype(np.float32)
         return obs, self._earned[self._index], False, self._turn == self._horizon
 
     def step(self, action: int | None) -> None:
-        """Move the agent whose turn it is; when the time is over, None takes it out."""
+        """Move the agent whose turn it is; when the time is over, None removes it."""
         if self.agent is None:
             raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
         if self._turn == self._horizon:
@@ -123,10 +123,10 @@ class TreasureHunt:
         self._pass_turn()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """The environment holds no resources."""
 
     def _move(self, offset: int) -> float:
-        """Move the agent by `offset` cells where it can go; what that earned."""
+        """Move the agent by `offset` cells if possible; returns its reward."""
         origin = self._positions[self._index]
         target = origin + offset
         found = self._cells[target]
@@ -149,7 +149,7 @@ class TreasureHunt:
         self.agent = self.agents[self._index] if self._turn <= self._horizon else None
 
     def _bring_back(self) -> None:
-        """The entities' part of a turn."""
+        """Returns collected entities to the ground, at random."""
         waiting, self._waiting = self._waiting, []
         for entity in waiting:
             if self._rng.random() < self._respawn:
@@ -158,8 +158,8 @@ class TreasureHunt:
                 self._waiting.append(entity)
 
     def _place(self, what: int) -> int:
-        """Put `what` on a random empty cell, and say on which."""
-        while True:  # ends, since the constructor made sure that there is an empty cell
+        """Put `what` on a random empty cell; returns the cell."""
+        while True:  # ends, since the constructor ensures an empty cell
             cell = self._inside[int(self._rng.random() * len(self._inside))]
             if self._cells[cell] == EMPTY:
                 self._cells[cell] = what

@@ -26,7 +26,7 @@ class LaneGeometry:
         event line | room line | counters of lane 0 | counters of lane 1 | ... | slots | column 0 | column 1 | ...
 
     where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
-    line; writers wait for readers on the room line. One reader writes each slot, a line of its own.
+    line; writers wait for readers on the room line. Each slot is a line that one reader writes.
 
     Attributes:
         lanes: the number of lanes.

@@ -87,12 +87,12 @@ class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
     Args:
-            memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
-            count: adjacent lanes.
-            capacity: rows of each lane.
-            event: offset of the event line in `memory`.
-            counters: offset of the first lane's counters.
-            columns: (offset, size, stride, tickets per row) of each column of the first lane.
+        memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
+        count: adjacent lanes.
+        capacity: rows of each lane.
+        event: offset of the event line in `memory`.
+        counters: offset of the first lane's counters.
+        columns: (offset, size, stride, tickets per row) of each column of the first lane.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class Event:
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
-        """Announces a waiter for `amount` units; check again what is missing after this and before `wait`."""
+        """Announces a waiter for `amount` units; check the missing amount again between this and `wait`."""
         return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING)))
 
     def wait(self, seen: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The segments of this user: listing them, whether processes hold them, and removing those that none holds.
+"""The segments of this user: listing them with their holders, and removing those that no process holds.
 
 Each process that maps a segment holds a shared kernel lock on byte 0 of its file. A process that removes a segment
 must first obtain the exclusive lock, which proves that no process has it mapped.

@@ -19,7 +19,7 @@ from .worker import Failure, WorkerProcess, wait_any
 __all__ = ["RestartPolicy", "Supervisor"]
 
 LONGEST_BACKOFF_S = 30.0
-START_S = 120.0  # least timeout of a start: importing, compiling, getting the first weights
+START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
 LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from .forkserver import KILL_S, ForkServer, leave, read_status, readable
 __all__ = ["Failure", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
 
 STATUS_S = 1.0  # for a dead process's exit status to arrive
-MESSAGE_LIMIT = 12_000  # a message of so many bytes enters a pipe whole or not at all; the log has the whole traceback
+MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback
 
 log = logging.getLogger(__name__)
 

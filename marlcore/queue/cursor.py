@@ -170,7 +170,7 @@ class QueueGate:
     def _missing(self, rows: int) -> int:
         """Rows that the reader must release before `rows` rows fit; if they fit now, reserves the room.
 
-        Raises: ValueError: the reader could not always make room for so many rows. SegmentCorrupt.
+        Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         """
         longest = self._lines.longest()
         released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)

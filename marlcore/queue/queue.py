@@ -127,8 +127,8 @@ class TrajectoryQueue(TransitionLanes):
         """The reading end, for this process alone until it closes it or dies; a successor continues at the cursor.
 
         A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
-        in length as the lanes' content allows. A lane without a writer contributes nothing, so a batch may wait for it
-        while other lanes are full.
+        in length as the lanes' content allows. A lane without a writer contributes nothing, so a batch may wait for
+        further lanes while some are full.
 
         A transition is delivered once its n steps are written. A successor with a longer stack may find frames of the
         first transitions overwritten; those are dropped. Skipped rows between two deliverable ones keep their room

@@ -209,7 +209,7 @@ class _Bell:
 
 
 class _Work:
-    """The state shared by the thread and its consumer, who takes no lock: an interrupt could leave it held.
+    """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
 
     Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
     sampler while it is `_drawing`; the consumer owns it while it is `_wanted` and the thread is not drawing. Each side
@@ -338,7 +338,7 @@ class _Work:
             raise kind(why)
 
     def _raise_if_over(self) -> None:
-        """Raises the error that ended drawing: the first time itself, with the thread's traceback, then ClosedError."""
+        """Raises the error that ended drawing, with the thread's traceback; every later call raises ClosedError."""
         self.check_open()
         error = self._error
         if error is not None:

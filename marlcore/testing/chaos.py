@@ -1,8 +1,8 @@
-"""Kills a real run's processes at random and says what became of it: `python -m marlcore.testing.chaos --seconds 60`.
+"""Kills a real run's processes at random and reports the damage: `python -m marlcore.testing.chaos --seconds 60`.
 
-The run is one of `checked.py`, whose every row and every weight says whether it is whole. Actors, learners, the parent
-and the process that workers are forked from are ended by SIGKILL, or stopped for a while by SIGSTOP, some for longer
-than their time-outs; the run of a killed parent is resumed.
+The run uses `checked.py`, so that every row and every weight can be checked. SIGKILL ends actors, learners, the parent
+and the fork server; SIGSTOP stops them for a while, sometimes for longer than their timeouts. A run whose parent was
+killed is resumed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .victim import Lost, Victim, parent_of
 
 __all__ = ["Report", "main", "wreak"]
 
-TIMEOUT_S = 10.0  # of silent workers
-RUN = "run-to-be-struck"  # this module as the run itself: the folder and the process that strikes follow
+TIMEOUT_S = 10.0  # the supervisor's timeout for workers
+RUN = "run-to-be-struck"  # first argument of this module as the run; the directory and the striking process's id follow
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class ChaosOptions:
     """Kill and stop the processes of a real run at random, and check every row and every weight that is read."""
 
     seconds: float = 60.0
-    """How long."""
+    """Duration of the run."""
     seed: int = 0
-    """Of what is done, when and to whom."""
+    """Seed of all actions, their times and their targets."""
     pause: float = 2.0
-    """Seconds between two blows, on average."""
+    """Mean seconds between two actions."""
 
 
 @dataclass
 class Report:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
-        blows: by what was done, how often.
-        restarts: of workers and, by resuming, of the run.
-        rows: that learners drew and checked. faults: torn or mixed ones, and weights; a line each.
+        blows: the number of each action taken against the run.
+        restarts: of workers, and of the run by resuming.
+        rows: drawn and checked by learners. faults: one line for each torn or mixed row, or torn weights.
         hung: recoveries that took longer than five minutes.
-        lost: steps that were taken again because their parent was killed before it had noted them.
-        leaked: segments that were left at the end.
+        lost: steps repeated because the parent was killed before it saved them.
+        leaked: segments left at the end.
         recoveries: seconds from each death to the successor's first round.
     """
 
@@ -86,9 +86,9 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs it with these arguments and prints the report.
+    """Runs the test with these arguments and prints the report.
 
-    Returns: 0 when nothing was torn, hung or left behind, 1 otherwise, 2 for bad input.
+    Returns: 0 if no row was torn, no recovery hung and no segment was left; otherwise 1; 2 for bad input.
     """
     try:
         options = parse(ChaosOptions, arguments, "chaos")
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
 
 
 def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
-    """A run with blows for so many seconds; what became of it."""
+    """Strikes a run for `seconds` seconds; returns the report."""
     before = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
@@ -133,7 +133,7 @@ class _Chaos:
         self.victim = Victim(command, folder / "log")
 
     def run(self, seconds: float, pause: float) -> None:
-        """Blow upon blow, and in the end Ctrl-C, which must end the run well. Raises: Lost."""
+        """Strikes until the time is up, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
         self.victim.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -143,7 +143,7 @@ class _Chaos:
             self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def strike(self) -> None:
-        """One blow to anyone, and what it takes until the run goes on."""
+        """Strikes one process, and waits for the run's recovery."""
         blow = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
         whom = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
         if whom == "worker":
@@ -160,7 +160,7 @@ class _Chaos:
         victim, began = self.victim, time.monotonic()
         pid, attempt = victim.pid(name), victim.attempt(name)
         if victim.pid(name) != pid or not victim.signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
-            return  # it is being replaced just now
+            return  # it is just being replaced
         self.report.blows[f"{name.partition('-')[0]} {blow}"] += 1
         if blow == "stop":
             time.sleep(self.dice.random())
@@ -186,7 +186,7 @@ class _Chaos:
         self._recovered(began)
 
     def _kill_server(self) -> None:
-        """All workers die with it."""
+        """Kills the fork server, and with it all workers."""
         victim, began = self.victim, time.monotonic()
         attempts = {name: victim.attempt(name) for name in victim.workers}
         if not victim.signal(self._server(), signal.SIGKILL):
@@ -196,7 +196,7 @@ class _Chaos:
         self._recovered(began)
 
     def _server(self) -> int:
-        """The process that workers are forked from; 0 while there is none."""
+        """The fork server's process id; 0 while there is none."""
         for name in self.victim.workers:
             with suppress(OSError):
                 return parent_of(self.victim.pid(name))
@@ -208,7 +208,7 @@ class _Chaos:
 
 
 def _run(folder: Path, parent: int) -> None:
-    """The run that is struck: in a process of its own, until it is stopped, or whoever strikes it is gone."""
+    """The struck run, in its own process; it ends when it is stopped or the striking process dies."""
     end_with_parent(parent)
     config = Config(
         total_steps=10**12,
@@ -217,7 +217,7 @@ def _run(folder: Path, parent: int) -> None:
         learner=LearnerConfig(
             batch_size=256, n_step=1, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"
         ),
-        updates_per_step=None,  # free, and the replays small, so that writers lap samplers
+        updates_per_step=None,  # free running and small replays, so that writers lap samplers
         replay=ReplayConfig(capacity=2000),
         supervision=SupervisionConfig(
             max_restarts=10**6, backoff=0.0, actor_timeout=TIMEOUT_S, learner_timeout=TIMEOUT_S

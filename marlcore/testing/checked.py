@@ -1,8 +1,8 @@
-"""A run whose every row and every weight says whether it is whole: an environment and an algorithm to be killed in.
+"""An environment and an algorithm whose every row and weight can be checked, for runs with killed processes.
 
-An observation is a row that its episode and step name, see rows.py; the reward follows from them too.
-The network's weights are all the same number, one more with each update. Whatever does not fit is written down, one
-line a fault, in the file `faults` of the directory that the algorithm is given; `rows` says how many were looked at.
+An observation is the row that belongs to its episode and step (rows.py); the reward follows from both too. The network's
+weights are all the same number, which grows by one with each update. Each fault found is a line in the file `faults` of
+the algorithm's directory; the file `rows` counts the rows checked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .rows import filled, torn
 
 __all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
 
-LONGEST = 40  # steps of an episode
+LONGEST = 40  # most steps of an episode
 WEIGHTS = 50_000
 KEYS = 2**31
 AGENTS = ("agent_0", "agent_1")
 
 
 def read_faults(folder: Path) -> list[str]:
-    """The faults that were noted."""
+    """The recorded faults."""
     return _lines(folder / "faults")
 
 
 def read_rows(folder: Path) -> int:
-    """Rows that learners have checked."""
+    """The number of rows that learners checked."""
     return sum(map(int, _lines(folder / "rows")))
 
 
@@ -43,13 +43,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _note(path: Path, line: str) -> None:
-    """Appends a line, whole or not at all: a process that is killed takes nothing back that it noted before."""
+    """Appends a line, whole or not at all: killing the process loses no earlier line."""
     with path.open("a") as file:
         file.write(line + "\n")
 
 
 class CheckedEnvironment:
-    """Two agents act by turns; episodes end in either way after a random number of steps."""
+    """Two agents act in turns; episodes terminate or are truncated after a random number of steps."""
 
     agents = AGENTS
     observations: Mapping[str, Field] = dict.fromkeys(AGENTS, Field((4,), "int64"))
@@ -95,12 +95,12 @@ def observation_of(key: int, step: int) -> NDArray[np.int64]:
 
 
 def reward_of(key: Any, step: Any) -> Any:
-    """For the action at a step."""
+    """The reward of the action at a step."""
     return (key + 7 * step) % 1000
 
 
 class _Network(torch.nn.Module):
-    """Many weights, which are all the same number wherever they are whole."""
+    """Many weights; all are the same number if none is torn."""
 
     weights: torch.Tensor
 
@@ -111,10 +111,10 @@ class _Network(torch.nn.Module):
 
 @dataclass(frozen=True)
 class CheckedAlgorithm:
-    """Learns nothing; looks at whatever actors pull and learners draw.
+    """Learns nothing; checks the weights that actors pull and the rows that learners draw.
 
     Attributes:
-        folder: where faults are noted, and rows counted.
+        folder: the directory of the files `faults` and `rows`.
     """
 
     folder: str
@@ -147,7 +147,7 @@ def _whole(observations: torch.Tensor) -> torch.Tensor:
 
 
 class _Checker:
-    """A trainer that looks at each row of its batches and adds one to all weights."""
+    """A trainer that checks each row of its batches and adds one to all weights."""
 
     def __init__(self, network: _Network, folder: Path) -> None:
         self._weights = network.weights

@@ -1,4 +1,4 @@
-"""A real run in processes of its own, to be watched, stopped and killed from outside."""
+"""A real run in separate processes, for tests that watch, stop and kill it from outside."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..processes import BEATS, PID, READY, RESTARTS, Control
 
 __all__ = ["Lost", "Victim", "living", "parent_of"]
 
-HUNG_S = 300.0  # without which something will not happen any more; what starts is given 120 by its supervisor
+HUNG_S = 300.0  # after which the run counts as hung; a supervisor gives a start 120
 LOOK_S = 0.02
 
 
 class Lost(Exception):
-    """The run did not do in time what it had to do, or ended instead."""
+    """The run hung or ended unexpectedly."""
 
 
 class Victim:
-    """A run.
+    """A run in its own process group.
 
     Args:
-        command: starts it, in a process group of its own; after its parent was killed, again.
-        log: where its output goes.
+        command: starts the run, and restarts it after its parent was killed.
+        log: the file for its output.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -39,7 +39,7 @@ class Victim:
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
-        self._others = {*SHM_DIR.glob("marlcore-control-*")}  # to look into one is to hold it
+        self._others = {*SHM_DIR.glob("marlcore-control-*")}  # opening one would hold it
         with self._log.open("ab") as log:
             self._parent = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
@@ -49,7 +49,7 @@ class Victim:
         for path in {*SHM_DIR.glob("marlcore-control-*")} - self._others:
             try:
                 control = Control.watch(path)
-            except MarlcoreError:  # gone meanwhile
+            except MarlcoreError:  # removed meanwhile
                 continue
             if control.about.get("pid") == self.parent.pid:
                 self._control = control
@@ -59,36 +59,36 @@ class Victim:
 
     @property
     def parent(self) -> subprocess.Popen[bytes]:
-        """The process that trains, and watches the others."""
+        """The run's parent process, which supervises the workers."""
         assert self._parent is not None
         return self._parent
 
     @property
     def control(self) -> Control:
-        """Its control block."""
+        """The run's control block."""
         assert self._control is not None
         return self._control
 
     @property
     def workers(self) -> list[str]:
-        """By name."""
+        """The workers' names."""
         return list(self.control.workers)
 
     def pid(self, name: str) -> int:
-        """Of a worker's process; 0 while it has none."""
+        """A worker's process id; 0 while it has no process."""
         return self.control.notes[name].load(PID)
 
     def attempt(self, name: str) -> int:
-        """How many processes a worker has had."""
+        """The number of processes that a worker has had."""
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Whether a later process than the `attempt`th does the worker's work, and has done a round."""
+        """Whether a process later than the `attempt`th has made a round of the worker's work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 
     def signal(self, pid: int, signum: int) -> bool:
-        """Whether the process was there; one that has its number by now, but is none of the run's, is left alone."""
+        """Signals a process of the run; False if it is gone. A reused process id of another group gets no signal."""
         if not pid:
             return False
         try:
@@ -106,7 +106,7 @@ class Victim:
         return True
 
     def wait(self, done: Callable[[], bool], alone: bool = False) -> None:
-        """Waits for it; `alone` when the run's parent is to end, and not to be reaped. Raises: Lost."""
+        """Waits until `done`; `alone` allows the parent to end, and leaves it unreaped. Raises: Lost."""
         end = time.monotonic() + HUNG_S
         while not done():
             if not alone and self.parent.poll() is not None:
@@ -116,34 +116,34 @@ class Victim:
             time.sleep(LOOK_S)
 
     def kill(self) -> None:
-        """Kills its parent, and waits until all its processes are gone. Raises: Lost."""
+        """Kills the parent, and waits until all processes of the run are gone. Raises: Lost."""
         self.parent.kill()
-        # Not reaped yet, so that its group is still nobody else's.
+        # The parent is not reaped yet, so its group id cannot be reused.
         self.wait(lambda: not living(self.parent.pid), alone=True)
         self.parent.wait()
         self._let_go()
 
     def interrupt(self) -> int:
-        """Ends it as Ctrl-C does; its exit code. Raises: Lost."""
+        """Ends the run as Ctrl-C does; returns its exit code. Raises: Lost."""
         self.parent.send_signal(signal.SIGINT)
         self.wait(lambda: not living(self.parent.pid), alone=True)
         return self.parent.wait()
 
     def close(self) -> None:
-        """Ends all that is left of it."""
+        """Kills all remaining processes."""
         self._let_go()
-        if self._parent is not None and self._parent.returncode is None:  # not reaped, so that the group is its still
+        if self._parent is not None and self._parent.returncode is None:  # not reaped, so the group id is still its own
             os.killpg(self._parent.pid, signal.SIGKILL)
             self._parent.wait()
 
     def _let_go(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control = None  # whoever has a view of a segment holds it
+        self._control = None  # a remaining view would hold the segment
 
 
 def living(group: int) -> list[int]:
-    """The processes of a group, but for those that ended and wait for somebody to take note."""
+    """The living processes of a group, without zombies."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -156,5 +156,5 @@ def living(group: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """A process's parent. Raises OSError: there is no such process."""
+    """A process's parent. Raises OSError: the process does not exist."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,7 +1,7 @@
-"""The actor's loop: observe, act, remember; never wait for anyone.
+"""The actor's loop: observe, act, write the transition; it never waits for the learner.
 
-An actor steps several environment copies in turn, so that one call of an agent's network chooses the actions of all
-copies where it is that agent's turn.
+An actor steps several environment copies in turn: one call of an agent's network chooses the actions of all copies in
+which that agent acts next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_PULL_S = 0.1
 
 
 class Subscriber(Protocol):
-    """Where an agent's newest weights come from; see `params.py`."""
+    """A source of an agent's newest weights; see weights/store.py."""
 
     version: int
     extras: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Subscriber(Protocol):
 
 
 class RowWriter(Protocol):
-    """Where transitions go; see `writer.py`."""
+    """A destination of transitions; see transitions/writer.py."""
 
     policy_version: int
 
@@ -46,7 +46,7 @@ class RowWriter(Protocol):
 
 
 class Policy:
-    """One agent's network, kept up with what its learner publishes."""
+    """One agent's network, kept up to date with its learner's publications."""
 
     def __init__(
         self,
@@ -64,24 +64,24 @@ class Policy:
 
     @property
     def version(self) -> int:
-        """Of the weights that act, 0 before the first pull."""
+        """The version of the acting weights, 0 before the first pull."""
         return self._subscriber.version
 
     def pull(self) -> bool:
-        """Takes over newer weights, if there are any; tries for long only while there are no older ones."""
+        """Takes newer weights, if any; it waits for them only while it has none."""
         try:
             return self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimeoutError:
-            return False  # they are being overwritten right now, or their learner died in it: the next pull has them
+            return False  # their learner is overwriting them, or died doing so: the next pull gets them
 
     def act(self, obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Actions [B] for observations [B, ...]."""
+        """Chooses actions [B] for observations [B, ...]."""
         tensor = torch.from_numpy(obs).to(self._device)
         return self._algorithm.act(self._network, tensor, float(self._subscriber.extras["epsilon"]), self._rng)
 
 
 class _Player:
-    """One agent in one environment copy: its stack of frames, and the transition that is not complete yet."""
+    """One agent in one environment copy: its frame stack, and its incomplete transition."""
 
     def __init__(self, writer: RowWriter, stack: int, pad: Literal["repeat", "zero"]) -> None:
         self.writer = writer
@@ -94,7 +94,7 @@ class _Player:
         self.episode_length = 0
 
     def begin(self) -> bool:
-        """A new episode; whether a transition of the last one was lost because its outcome never came."""
+        """Begins an episode; returns whether a transition of the last one is lost, because its outcome never came."""
         lost = self._obs is not None
         if lost:
             self.writer.new_episode()
@@ -103,7 +103,7 @@ class _Player:
         return lost
 
     def observe(self, obs: NDArray[Any], reward: float, terminated: bool, truncated: bool) -> None:
-        """What followed the last action: completes its transition."""
+        """Completes the last action's transition with its outcome."""
         if self._obs is None:
             return
         final_obs = obs if truncated else None
@@ -113,7 +113,7 @@ class _Player:
         self.episode_length += 1
 
     def stacked(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The observation as the network takes it."""
+        """The network's input for an observation."""
         if self._stack == 1:
             return obs
         if self._frames is None:
@@ -127,7 +127,7 @@ class _Player:
 
 
 class _Copy:
-    """An environment copy, whose own failures are told apart from those of the actor."""
+    """An environment copy; it marks the environment's errors, to distinguish them from the actor's."""
 
     def __init__(self, env: Environment, index: int) -> None:
         self._env = env
@@ -147,14 +147,14 @@ class _Copy:
         self._run(self._env.step, action)
 
     def check(self, agent: str, obs: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed: the observation is not what the environment says it to be."""
+        """Raises EnvironmentFailed: the observation does not match the environment's declared Field."""
         try:
             as_field("obs", self._env.observations[agent], obs)
         except (ValueError, TypeError) as error:
             raise self.failed(agent, error) from error
 
     def failed(self, agent: str, error: Exception) -> EnvironmentFailed:
-        """The failure that the values of an agent were refused."""
+        """The error for an agent's values that the replay refused."""
         return EnvironmentFailed(f"environment copy {self._index}, {agent}: {error}")
 
     def _run(self, method: Callable[..., T], *args: Any) -> T:
@@ -165,21 +165,21 @@ class _Copy:
 
 
 class Actor:
-    """Steps environment copies and writes what happens into each agent's replay.
+    """Steps environment copies and writes the transitions into each agent's replay.
 
     Args:
         envs: the copies.
-        policies: by agent, each with the weights that act first.
+        policies: by agent, each with its first weights.
         writers: by agent, one for each copy.
-        stack, pad: how observations are stacked; as the learners' samplers do it.
+        stack, pad: the stacking of observations; the same as in the learners' samplers.
         sync_interval: rounds between pulls.
         seed: of the environments.
-        report: called with (agent, name, value) at each agent's end of an episode.
+        report: called with (agent, name, value) at the end of an agent's episode.
 
     Attributes:
-        episodes: that ended.
+        episodes: the number of episodes ended.
 
-    Raises: EnvironmentFailed, here and from `step`: an environment raised, or returned what the replay refuses.
+    Raises: EnvironmentFailed, here and from `step`: an environment raised, or returned values that the replay refuses.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Actor:
             env.reset(int(child.generate_state(1)[0]))
 
     def step(self) -> int:
-        """A round: one action in each environment copy; the actions taken."""
+        """Takes one action in each environment copy; returns the number of actions."""
         if self._rounds % self._sync_interval == 0:
             self._pull()
         self._rounds += 1
@@ -223,7 +223,7 @@ class Actor:
         return len(self._envs)
 
     def _choose(self, agent: str, members: list[tuple[int, NDArray[Any]]]) -> list[int]:
-        """Actions of an agent, one for each (copy, observation)."""
+        """Chooses an agent's actions, one for each (copy, observation)."""
         try:
             stacked = np.stack([self._players[copy][agent].stacked(obs) for copy, obs in members])
             actions: list[int] = self._policies[agent].act(stacked).tolist()
@@ -234,7 +234,7 @@ class Actor:
             raise
 
     def _next_turn(self, copy: int) -> tuple[str, NDArray[Any]]:
-        """Brings a copy to the next turn of an agent that lives, through ends and beginnings of episodes."""
+        """Advances a copy to the next turn of a live agent, across ends and starts of episodes."""
         env, players = self._envs[copy], self._players[copy]
         while True:
             agent = env.agent

@@ -37,9 +37,9 @@ class ActorConfig:
     envs: int = 4
     """Environment copies that each actor steps in turn, choosing their actions in one batch."""
     sync_interval: int = 50
-    """Rounds (one action in each copy) between looks for newer weights."""
+    """Rounds (one action in each copy) between checks for newer weights."""
     device: str = "cpu"
-    """Where actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best there is."""
+    """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "envs", "sync_interval"):
@@ -57,19 +57,19 @@ class LearnerConfig:
     gamma: float = 0.99
     """Discount of one step."""
     warmup: int = 500
-    """Transitions that an agent must have before its training starts."""
+    """Transitions that an agent's replay must hold before training starts."""
     publish_interval: int = 10
     """Updates between publications of the weights."""
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
-    """Slots of shared memory that hold weights: 1, 2 or 3. More take memory, fewer make actors copy again."""
+    """Slots of shared memory for weights: 1, 2 or 3. More slots take memory; fewer make actors repeat copies."""
     log_interval: int = 200
     """Updates between reports of loss, epsilon, policy lag and rate."""
     checkpoint_interval: int = 10_000
-    """Updates between checkpoints; one more is written at the end."""
+    """Updates between checkpoints; the learner writes another one at the end."""
     device: str = "auto"
-    """Where learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
+    """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
-    """With "auto" and several GPUs: deal the agents out to them in turn."""
+    """With "auto" and several GPUs: assign the agents to them in turn."""
     threads: int = 1
     """CPU threads of each learner and actor."""
 
@@ -89,13 +89,13 @@ class ReplayConfig:
     """Each agent's replay buffer."""
 
     capacity: int = 100_000
-    """Rows that an agent's replay holds, over all environment copies."""
+    """Rows of an agent's replay, over all environment copies."""
     stack: int = 1
-    """Frames that make up an observation."""
+    """Frames in an observation."""
     pad: Literal["repeat", "zero"] = "repeat"
-    """What stands before an episode's first frame in a stack."""
+    """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
-    """Save each replay with its learner's checkpoints, so that a run that is resumed begins with what it held."""
+    """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
 
     def __post_init__(self) -> None:
         _require(self, "capacity", 1)
@@ -106,16 +106,16 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class ExplorationConfig:
-    """Epsilon, the share of random actions: the learner decays it and it travels with the weights."""
+    """Epsilon, the probability of a random action; the learner decays it and publishes it with the weights."""
 
     epsilon_start: float = 1.0
-    """At the first update."""
+    """Epsilon at the first update."""
     epsilon_min: float = 0.02
-    """Never below this."""
+    """Lower limit of epsilon."""
     epsilon_decay: float = 0.05
-    """Share taken off at each decay."""
+    """Fraction of epsilon removed at each decay."""
     epsilon_decay_freq: int = 100
-    """Updates from decay to decay."""
+    """Updates between decays."""
 
     def __post_init__(self) -> None:
         for name in ("epsilon_start", "epsilon_min", "epsilon_decay"):
@@ -125,20 +125,20 @@ class ExplorationConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """What happens to workers that die, fail or hang; in async mode."""
+    """The treatment of workers that die, fail or hang; in async mode."""
 
     max_restarts: int = 3
-    """Times that each worker is started again within the window; the run ends when it fails once more."""
+    """Restarts of each worker within the window; one more failure ends the run."""
     window: float = 600.0
     """Seconds for which a failure counts."""
     backoff: float = 0.5
-    """Seconds before a worker's first restart; twice as long before each further one in the window, at most 30."""
+    """Seconds before a worker's first restart, doubled before each further one in the window; at most 30."""
     actor_timeout: float = 60.0
-    """Seconds without a sign of life after which an actor is killed, and started again; at least 120 in its start."""
+    """Seconds without a heartbeat after which an actor is killed and restarted; at least 120 while it starts."""
     learner_timeout: float = 120.0
-    """The same for learners, which may take longer to compile or to write a checkpoint."""
+    """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
-    """Where the system starts no process: do all work in this one, in turn, as in serial mode."""
+    """If the system can start no process, do all work in this one, as in serial mode."""
 
     def __post_init__(self) -> None:
         _require(self, "max_restarts", 0)
@@ -149,8 +149,8 @@ class SupervisionConfig:
 
     @property
     def restarts(self) -> RestartPolicy:
-        """What a supervisor needs of it."""
-        from ..processes import RestartPolicy  # here, so that settings can be read where the core does not load
+        """The supervisor's restart policy."""
+        from ..processes import RestartPolicy  # here, so that settings load even if the core does not
 
         return RestartPolicy(self.max_restarts, self.window, self.backoff)
 
@@ -165,15 +165,15 @@ class Config:
     total_steps: int = 300_000
     """Steps of the whole run; a step is one action of one agent."""
     seed: int = 0
-    """Decides everything random; in serial mode the same seed gives the same run."""
+    """Seed of all randomness; in serial mode the same seed gives the same run."""
     mode: Literal["async", "serial"] = "async"
-    """async: a process for each actor and each agent's learner. serial: the same work in turn in one process."""
+    """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
     updates_per_step: float | None = 0.1
-    """Updates of each learner for each step of its agent after the warm-up; None lets actors and learners run free."""
+    """Updates of each learner per step of its agent after the warm-up; None lets actors and learners run free."""
     updates_tolerance: int = 32
-    """Updates that a learner may be behind updates_per_step before its actors wait, or ahead before it waits itself."""
+    """Updates that a learner may lag behind updates_per_step before its actors wait, or lead before it waits itself."""
     run_dir: str | None = None
-    """Where results go; must not hold anything yet. By default runs/<date and time>."""
+    """Directory for the results, new or empty. By default runs/<date and time>."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -221,13 +221,13 @@ class Config:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """What keeps an agent's learner and its actors in step; None when they run free."""
+        """The rate limiter between an agent's learner and its actors; None when they run free."""
         from ..replay import RateLimiter
 
         if self.updates_per_step is None:
             return None
         samples_per_insert = self.updates_per_step * self.learner.batch_size
-        # No side may wait for the other at once: a row must fit, in serial mode the rows of every environment copy.
+        # Both sides must never wait at once: a row must fit, in serial mode the rows of every environment copy.
         least = samples_per_insert
         if self.mode == "serial":
             least = samples_per_insert * (self.lanes + 1) + self.learner.batch_size
@@ -240,12 +240,12 @@ class Config:
         return self.actor.processes * self.actor.envs
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """A form ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """The configuration that `to_dict` described; what it does not mention is as by default.
+        """The configuration from which `to_dict` made `plain`; missing fields get their defaults.
 
         Raises ValueError: a value is out of range.
         """

@@ -1,4 +1,4 @@
-"""The learning curves of a run as a picture."""
+"""The learning curves of a run as a PNG."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 def draw(metrics: list[Metric], path: Path, title: str) -> None:
     """Draw each agent's `episode_return` over environment steps, 1200 x 700 pixels, as a PNG at `path`.
 
-    Points are episodes, the line is their running mean. NaN and infinite returns are left out. The
-    file is replaced at once, so a viewer never sees half a picture.
+    Points are episodes, the line is their running mean. NaN and infinite returns are omitted. The file is replaced
+    atomically, so a viewer never reads half a picture.
     """
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may hold a dollar sign
+    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
     curves = _returns(metrics)
     _style(axes)
     if curves:
         _draw_curves(axes, curves)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
-        # Below, for it would take a sixth of the width beside the curves.
+        # Below the axes: beside the curves, the legend would take a sixth of the width.
         figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
     else:
         axes.set(xticks=[], yticks=[])
@@ -55,7 +55,7 @@ def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
             points.setdefault(metric.agent, []).append((metric.step, metric.value))
-    # Several actors report, so their episodes arrive out of order.
+    # Several actors report, so their episodes come out of order.
     return {
         agent: np.array(sorted(points[agent], key=lambda point: point[0]), np.float64)
         for agent in sorted(points, key=agent_order)
@@ -63,7 +63,7 @@ def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
 
 
 def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """The mean of the last `window` values at each place from index window - 1 on."""
+    """The mean of the last `window` values at each index from window - 1 on."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     means: NDArray[np.float64] = (sums[window:] - sums[:-window]) / window
     return means
@@ -87,7 +87,7 @@ def _style(axes: Axes) -> None:
 
 def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
     last = max(points[-1, 0] for points in curves.values())
-    axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, lest ticks fall between steps
+    axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, so that ticks fall on whole steps
     colors = _colors(len(curves))
     for (agent, points), color in zip(curves.items(), colors, strict=True):
         steps, returns = points.T
@@ -95,7 +95,7 @@ def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
         window = max(1, min(100, len(returns) // 10), len(returns) // 50)
         mean = _thin(steps[window - 1 :], _running_mean(returns, window))
         axes.plot(*_thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
-        # A white rim sets the line off from the points.
+        # A white rim separates the line from the points.
         axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
         label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"
         marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line

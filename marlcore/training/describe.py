@@ -1,4 +1,4 @@
-"""What a run's config.json says, and the environment, algorithm and settings that it describes."""
+"""A run's description in config.json: its environment, algorithm and settings, written and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["check_resumed", "describe", "described_run"]
 
 
 def describe(env_fn: Any, algorithm: Algorithm, config: Config) -> dict[str, Any]:
-    """A JSON-ready form: names under which environment and algorithm are found again, and every setting."""
+    """A form ready for JSON: importable names of the environment and the algorithm, and every setting."""
     if dataclasses.is_dataclass(algorithm):
         given = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(algorithm) if one.init}
     else:
@@ -34,7 +34,7 @@ def describe(env_fn: Any, algorithm: Algorithm, config: Config) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """A form for JSON; of what that does not hold, only a note for people."""
+    """A form for JSON; a value that JSON cannot hold becomes its repr, only for human readers."""
     if isinstance(value, (tuple, list)):
         return [_plain(one) for one in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
@@ -42,9 +42,9 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path) -> tuple[str, Algorithm, Config]:
-    """The environment's name, the algorithm and the configuration of a run, for going on with it.
+    """The environment's name, the algorithm and the configuration of a run to resume.
 
-    Raises ValueError: they are not described there, or cannot be imported.
+    Raises ValueError: config.json does not describe them, or an import fails.
     """
     described = read_config(run_dir)
     try:
@@ -62,7 +62,7 @@ def described_run(run_dir: str | Path) -> tuple[str, Algorithm, Config]:
 
 
 def _check_named(what: str, name: str) -> None:
-    """Raises ValueError: the name is of something in a program, a notebook or a function's body."""
+    """Raises ValueError: the name belongs to a script, a notebook or a function's local."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
@@ -74,7 +74,7 @@ def _given(label: str, value: Any) -> Any:
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
-    """Raises ValueError: the directory holds no run, what is described does not fit it, or no step is left to take."""
+    """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
     before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
     for label in ("algorithm", "hyperparameters"):
         if before.get(label) != now[label]:

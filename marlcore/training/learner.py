@@ -1,4 +1,4 @@
-"""The learner's loop: sample, update, publish; never wait for the actors once there is data."""
+"""The learner's loop: sample, update, publish; once there is data, it never waits for the actors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Learner:
     Args:
         source: the agent's sampler.
         trainer: updates the network that `publisher` publishes.
-        publisher: takes the weights and epsilon.
+        publisher: publishes the weights and epsilon.
         config, exploration: the settings.
-        device: where the network is.
+        device: of the network.
         report: called with (name, value).
         save: called with a checkpoint's contents.
-        updates, epsilon: of the learner whose work it goes on with, if any.
+        updates, epsilon: the state of a previous learner that this one continues, if any.
 
     Attributes:
-        updates: done so far. version: of the weights published last. epsilon: of the actors that use them.
+        updates: made so far. version: of the last publication. epsilon: published with it, for the actors.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Learner:
         self.publish()
 
     def step(self, wait_s: float = WAIT_S) -> bool:
-        """One update; False when there is not enough data yet, after waiting for it for `wait_s` seconds."""
+        """Makes one update; False if there still is too little data after `wait_s` seconds."""
         try:
             batch = self._source.sample(timeout=wait_s) if wait_s else self._source.sample()
         except (NotEnoughData, TimeoutError):
@@ -94,7 +94,7 @@ class Learner:
         self._sums.clear()
         self._report("epsilon", self.epsilon)
         lag = (self.version - batch.policy_version) % 2**32
-        lag[lag >= 2**31] = 0  # ahead of a learner that resumed from a checkpoint older than its saved replay
+        lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         self._report("policy_lag", float(lag.mean()))
         for percent, value in zip((50, 99), np.percentile(lag, (50, 99)), strict=True):
             self._report(f"policy_lag_p{percent}", float(value))
@@ -102,11 +102,11 @@ class Learner:
         self._last_report = now
 
     def publish(self) -> None:
-        """Publishes the weights as they are now, and what a successor needs to know of them."""
+        """Publishes the current weights, with epsilon and the updates for a successor."""
         self.version = self._publisher.publish(epsilon=self.epsilon, updates=self.updates)
 
     def save(self) -> None:
-        """Hands a checkpoint to `save`."""
+        """Passes a checkpoint to `save`."""
         self._save(
             {
                 "updates": self.updates,
@@ -121,11 +121,11 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
     """The device of that name; for "auto" CUDA, then MPS, then the CPU.
 
     Args:
-        name: "auto", or what torch.device takes.
-        index: of the agent.
-        spread: deal the agents out to all GPUs in turn, instead of the first one.
+        name: "auto", or a name that torch.device accepts.
+        index: the agent's index.
+        spread: assign the agents to all GPUs in turn, instead of to the first one.
 
-    Raises: ValueError: torch knows no such device, or this machine has none.
+    Raises: ValueError: torch does not know the device, or this machine does not have it.
     """
     if name == "auto":
         if torch.cuda.is_available():

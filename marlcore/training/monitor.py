@@ -1,4 +1,4 @@
-"""What the parent does with a run's metrics: it records them, shows them, and notes how far the run is."""
+"""The parent's monitor: it records and shows a run's metrics, and saves the run's progress."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .run_directory import RunDirectory
 
 __all__ = ["Monitor"]
 
-NOTE_S = 5.0  # between notes of how far the run is
+NOTE_S = 5.0  # between saves of the run's progress
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 
 
 class Monitor:
-    """Moves metrics from shared memory to the run directory and to the screen, and notes how far the run is."""
+    """Moves metrics from shared memory to the run directory and the screen, and saves the run's progress."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Monitor:
             self._table.say(text)
 
     def finish(self) -> None:
-        """The last tick."""
+        """Makes the last tick, and saves the progress."""
         self.tick()
         self._note(time.monotonic() - self._began)
 
     def _note(self, now: float) -> None:
-        """For a run that is resumed."""
+        """Saves the progress, from which the run can be resumed."""
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
         self._run.save_progress({"time_s": now, "steps": steps})

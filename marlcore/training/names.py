@@ -1,4 +1,4 @@
-"""What the workers of a run are called, here alone: actor-0, actor-1, ... and learner-AGENT."""
+"""The names of a run's workers: actor-0, actor-1, ... and learner-AGENT; only this module forms them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LEARNER = "learner-"
 
 
 def actor_names(config: Config) -> list[str]:
-    """The actors of a run."""
+    """The names of a run's actors."""
     return [f"actor-{i}" for i in range(config.actor.processes)]
 
 
 def learner_name(agent: str) -> str:
-    """The learner of an agent."""
+    """The name of an agent's learner."""
     return _LEARNER + agent
 
 
 def agent_of(worker: str) -> str | None:
-    """The agent of a learner; None of an actor."""
+    """The agent of a learner; None for an actor."""
     return worker.removeprefix(_LEARNER) if worker.startswith(_LEARNER) else None

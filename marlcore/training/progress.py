@@ -1,4 +1,4 @@
-"""What a person watching a run sees: a live table on a terminal, a line now and then elsewhere."""
+"""A run's progress on the screen: a live table on a terminal, otherwise a line at intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Agent:
     last: dict[str, float] = field(default_factory=dict)
 
     def cells(self) -> dict[str, str]:
-        """By metric: the text to show, "-" for what was not reported yet."""
+        """By metric: the text to show, "-" before its first report."""
         cells = {"episode_return": f"{_mean(self.returns):,.2f}" if self.returns else "-"}
         for name, form in _LAST.items():
             cells[name] = format(self.last[name], form) if name in self.last else "-"
@@ -46,10 +46,10 @@ class _Agent:
 
 
 class _Watched:
-    """A stream for as long as somebody can see it: a run outlives its terminal, and `tee`, which Ctrl-C ends first."""
+    """A stream that ignores write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._gone = stream is None  # as in a process that was started without
+        self._gone = stream is None  # as in a process started without the stream
         self._stream: Any = stream
 
     def write(self, text: str) -> int:
@@ -63,7 +63,7 @@ class _Watched:
         try:
             if not self._gone:
                 act()
-        except OSError:  # metrics.csv has what cannot be seen any more
+        except OSError:  # metrics.csv still records everything
             self._gone = True
 
     def __getattr__(self, name: str) -> Any:
@@ -71,18 +71,18 @@ class _Watched:
 
 
 class Progress:
-    """Shows how a run goes; a context manager that leaves the last table on the screen.
+    """Shows a run's progress; a context manager that leaves the last table on the screen.
 
-    It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick`
-    draws, at most four times a second on a terminal and once per `interval` elsewhere. While it is entered,
-    what this process prints to the same terminal stands above the table. When nobody can see it any more, as the
-    terminal was closed or the disk is full, it is silent from then on.
+    It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick` draws, at most
+    four times a second on a terminal and once per `interval` elsewhere. While it is entered, this process's other
+    output to the same terminal appears above the table. Once writing fails, since the terminal was closed or the disk
+    is full, it stays silent.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
         """Args:
         console: where to draw; standard error if None.
-        interval: seconds between lines where the console is no terminal.
+        interval: seconds between lines if the console is not a terminal.
         """
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, _Agent] = {}
@@ -95,7 +95,7 @@ class Progress:
                 console=self._console,
                 auto_refresh=False,
                 get_renderable=self._table,
-                redirect_stdout=sys.stdout.isatty(),  # output that goes into a pipe must stay there
+                redirect_stdout=sys.stdout.isatty(),  # output to a pipe must stay there
             )
         self._period = interval if self._live is None else _FRAME_S
 
@@ -114,7 +114,7 @@ class Progress:
             self._draw()
 
     def update(self, metric: Metric) -> None:
-        """Take in a metric; those that the table does not show are ignored."""
+        """Take in a metric; metrics that the table does not show are ignored."""
         if metric.name not in _TITLES:
             return
         agent = self._agents.setdefault(metric.agent, _Agent())
@@ -124,14 +124,14 @@ class Progress:
             agent.last[metric.name] = metric.value
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        """Say how far the run is, in environment steps, and draw if it is time to; call it often."""
+        """Set the progress in environment steps, and draw if it is time; call it often."""
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
         if monotonic() - self._drawn >= self._period:
             self._draw()
 
     def say(self, text: str) -> None:
-        """Print a line at once; on a terminal it stands above the table."""
+        """Print a line at once; on a terminal it appears above the table."""
         self._print(f"marlcore: {text}")
 
     def _draw(self) -> None:
@@ -180,8 +180,8 @@ class Progress:
 def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:
     """By agent: the mean `episode_return` over the last tenth of the run.
 
-    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped before. Agents that
-    ended no episode in that time are absent.
+    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier. Agents without an
+    episode in that time are absent.
     """
     end = min(total_steps, max((metric.step for metric in metrics), default=0))
     returns: dict[str, list[float]] = {}
@@ -200,7 +200,7 @@ def summary(metrics: list[Metric], total_steps: int) -> str:
 
 
 def _mean(values: Collection[float]) -> float:
-    # statistics.fmean raises where both infinities meet; a run must not end for that.
+    # statistics.fmean raises for two opposite infinities; that must not end a run.
     return sum(values) / len(values)
 
 

@@ -1,4 +1,4 @@
-"""What each worker of a run does, built from one picklable blueprint; in any process, or all in one."""
+"""The work of a run's workers, built from one picklable blueprint; in separate processes, or all in one."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """One agent: what it sees and may do, and where its transitions and weights are."""
+    """One agent: its observations and actions, and the places of its transitions and weights."""
 
     name: str
     observation: Field
     actions: int
     checkpoint: Path
-    saved_replay: Path | None  # where the replay is saved, if it is
+    saved_replay: Path | None  # None if the replay is not saved
     replay: SegmentHandle
     weights: SegmentHandle
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A run, as its workers need it."""
+    """A run's data for its workers."""
 
     env_fn: Callable[[], Environment]
     algorithm: Algorithm
@@ -64,16 +64,16 @@ class Blueprint:
     agents: tuple[AgentPlan, ...]
     control: SegmentHandle
     telemetry: SegmentHandle
-    began: float  # of time.monotonic, which all processes of a machine share
+    began: float  # in time.monotonic, which all processes of a machine share
 
 
 def transition_spec(observation: Field) -> TransitionSpec:
-    """What an agent's replay holds."""
+    """The spec of an agent's replay."""
     return TransitionSpec(obs=observation, action=Field((), "int64"))
 
 
 def actor_share(config: Config, index: int) -> int:
-    """Steps that one actor takes of the run's."""
+    """One actor's share of the run's steps."""
     whole, rest = divmod(config.total_steps, config.actor.processes)
     return whole + (index < rest)
 
@@ -81,14 +81,14 @@ def actor_share(config: Config, index: int) -> int:
 def build_network(
     algorithm: Algorithm, observation: Field, actions: int, config: Config, index: int
 ) -> torch.nn.Module:
-    """An agent's network, untrained, the same for the same seed; leaves torch's generator as it was."""
+    """An agent's untrained network, the same for the same seed; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_seed(config, "network", index))
         return algorithm.make_network(observation, actions, config.replay.stack)
 
 
 class Worker:
-    """What actors and learners have in common: counters, telemetry, and a wish to be told to stop."""
+    """The common part of actors and learners: counters, heartbeat, telemetry, and resources to close."""
 
     def __init__(self, name: str, blueprint: Blueprint) -> None:
         self.name = name
@@ -103,17 +103,17 @@ class Worker:
             self.hold(thing)
 
     def hold(self, thing: Any) -> Any:
-        """Has `thing` closed at the end, before what was held earlier."""
+        """Closes `thing` at the end, before things held earlier."""
         self._held.callback(thing.close)
         return thing
 
     def beat(self) -> None:
-        """Shows the parent that it does not hang."""
+        """Advances the heartbeat, so that the parent sees no hang."""
         self._beats += 1
         self.counters.store(BEATS, self._beats)
 
     def show_patience(self) -> None:
-        """In a wait: as `beat`. Raises ClosedError: the run stops."""
+        """The check of a wait: advances the heartbeat. Raises ClosedError: the run stops."""
         self.beat()
         if self.control.stopping:
             raise ClosedError("the run was told to stop")
@@ -123,12 +123,12 @@ class Worker:
         self._reporter.report(Metric(now, self.control.steps, agent, name, value))
 
     def close(self) -> None:
-        """Closes everything held, also when one of the closings fails."""
+        """Closes everything held, even if one closing fails."""
         self._held.close()
 
 
 class ActorWorker(Worker):
-    """An actor process's work; one that is started in the place of another takes the steps that are left."""
+    """An actor process's work; a restarted actor takes the steps that are left."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         super().__init__(actor_names(blueprint.config)[index], blueprint)
@@ -176,7 +176,7 @@ class ActorWorker(Worker):
         use = self._index * len(self._blueprint.agents) + index
         rng = np.random.default_rng(_seed(config, "actor", use, self._steps))
         policy = Policy(self._blueprint.algorithm, network, subscriber, rng, device)
-        # However long it takes: a learner that starts slowly, or died while it published, is the parent's to judge.
+        # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and policy.pull()):
             self.beat()
         return policy
@@ -186,7 +186,7 @@ class ActorWorker(Worker):
         return self._steps >= self._share
 
     def step(self) -> int:
-        """One round; the steps taken."""
+        """Makes one round; returns the steps taken."""
         taken = self._actor.step()
         self._steps += taken
         self.counters.store(STEPS, self._steps)
@@ -197,10 +197,10 @@ class ActorWorker(Worker):
 
 
 class LearnerWorker(Worker):
-    """A learner process's work; one that is started in the place of another goes on from what that left behind.
+    """A learner process's work; a restarted learner continues from its predecessor's state.
 
-    That is: the weights and the epsilon that were published last, the count of updates, and from the last checkpoint
-    what else training needs, or all of it when there are no weights in shared memory.
+    From shared memory it takes the last published weights and epsilon and the count of updates; from the last
+    checkpoint it takes the rest of the trainer's state, or everything if shared memory holds no weights.
     """
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
@@ -231,10 +231,10 @@ class LearnerWorker(Worker):
             min_size=config.learner.warmup,
         )
         publisher = self.hold(store.publisher(network))
-        trainer = blueprint.algorithm.make_trainer(network)  # after the publisher moved the weights into place
+        trainer = blueprint.algorithm.make_trainer(network)  # after the publisher moved the weights into its row
         if state:
             trainer.load_state_dict(state["trainer"])
-        if state and updates == state["updates"]:  # else what was drawn since the checkpoint would be drawn again
+        if state and updates == state["updates"]:  # otherwise the draws since the checkpoint would repeat
             torch.set_rng_state(state["torch"])
             self._sampler.load_state_dict({name: tensor.numpy() for name, tensor in state["sampler"].items()})
         return Learner(
@@ -252,7 +252,7 @@ class LearnerWorker(Worker):
 
     @staticmethod
     def _restore(network: torch.nn.Module, store: ParameterStore, state: Mapping[str, Any]) -> tuple[int, float | None]:
-        """Gives the network the weights of the learner before: those that had more updates, published or saved.
+        """Gives the network its predecessor's weights: the published or the saved ones, whichever had more updates.
 
         Returns: their updates, and their epsilon, None without any.
         """
@@ -261,7 +261,7 @@ class LearnerWorker(Worker):
             subscriber = store.subscriber(network)
             try:
                 subscriber.pull()
-            except TimeoutError:  # the store's only slot is torn: its publisher died in it
+            except TimeoutError:  # the store's only slot is torn: its publisher died while writing it
                 log.warning("the published weights are not whole: going on from the checkpoint")
             else:
                 published = int(subscriber.extras["updates"])
@@ -273,7 +273,7 @@ class LearnerWorker(Worker):
         return saved, state["epsilon"]
 
     def step(self, wait_s: float = WAIT_S) -> bool:
-        """One update, if there is data."""
+        """Makes one update, if there is data."""
         updated = self.learner.step(wait_s)
         if updated:
             self.counters.store(UPDATES, self.learner.updates)
@@ -289,25 +289,25 @@ class LearnerWorker(Worker):
 
     @property
     def due(self) -> bool:
-        """Whether an update is due, as `updates_per_step` says; never when the run is free."""
+        """Whether an update is due by `updates_per_step`; never when the run is free."""
         return bool(self._sampler.due)
 
     def catch_up(self) -> None:
-        """Makes the updates that are due."""
+        """Makes the due updates."""
         while self.due and self.step(wait_s=0.0):
             continue
 
     def finish(self) -> None:
-        """Leaves the last weights behind: published, and in a checkpoint."""
+        """Publishes the last weights, and saves them in a checkpoint."""
         self.learner.publish()
         self.learner.save()
 
 
 def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
-    """A worker's life in a process of its own, until its work is done or the parent says stop.
+    """Runs a worker in its own process, until its work is done or the parent stops it.
 
     Args:
-        attempt: 1 for a worker's first process, 2 for the one that is started in its place, and so on.
+        attempt: 1 for a worker's first process, 2 for its first restart, and so on.
     """
     config = blueprint.config
     torch.set_num_threads(config.learner.threads)
@@ -329,7 +329,7 @@ def _run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:
         while not worker.control.stopping and not worker.done:
             worker.step()
     except ClosedError:
-        if not worker.control.stopping:  # else it waited for a learner
+        if not worker.control.stopping:  # otherwise it was waiting for a learner
             raise
     finally:
         interrupt_waits_with(None)
@@ -351,18 +351,18 @@ def _run_learner(index: int, blueprint: Blueprint, attempt: int) -> None:
 
 
 def _seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """An independent seed for each use of randomness in a run, and for each point where it begins anew."""
+    """An independent seed for each use of randomness in a run, and for each point of restart."""
     key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint; empty when there is none yet. Raises ValueError: the file is damaged."""
+    """A checkpoint; empty if there is none yet. Raises ValueError: the file is damaged."""
     if not path.exists():
         return {}
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch raises for a file that it did not write
+    except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error
     return state
@@ -371,7 +371,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _save(
     plan: AgentPlan, network: torch.nn.Module, replay: ReplayBuffer, sampler: Stateful, state: Mapping[str, Any]
 ) -> None:
-    """A checkpoint, and first the replay: one that is newer than its checkpoint does no harm."""
+    """Saves the replay, then the checkpoint: a replay newer than its checkpoint does no harm."""
     if plan.saved_replay is not None:
         replay.save(plan.saved_replay)
     data = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A training run: creates the shared memory, starts the workers, watches them, and leaves nothing behind."""
+"""A training run: creates the shared memory, starts and watches the workers, and removes everything at the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ __all__ = ["Result", "train"]
 
 POLL_S = 0.1
 PRELOAD = ("marlcore.preload",)
-GRACE_S = 60.0  # at least, for the last checkpoints
+GRACE_S = 60.0  # least time for the last checkpoints
 SERIAL_ROUNDS = 50  # between looks at telemetry
 STOPPING = "stopping: writing checkpoints ..."
 
@@ -73,15 +73,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
-        run_dir: where its metrics, checkpoints and curves are.
+        run_dir: the directory of its metrics, checkpoints and curves.
         steps: taken by all agents together.
         updates: by agent, the updates of its learner.
         returns: by agent, the mean episode return over the last tenth of the run; no entry without an episode.
-        lost_metrics: overwritten before they were written to metrics.csv.
-        restarts: by worker, how often it was started again after it died, failed or hung.
+        lost_metrics: metrics overwritten before they were written to metrics.csv.
+        restarts: by worker, its restarts after it died, failed or hung.
     """
 
     run_dir: Path
@@ -100,27 +100,27 @@ def train(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> Result:
-    """Trains every agent of an environment, each with a replay, weights and a learner of its own.
+    """Trains every agent of an environment, each with its own replay, weights and learner.
 
     Args:
-        env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. It is called
-            in other processes too, so in async mode cloudpickle must be able to pickle it: a function or a class
-            from anywhere, a lambda, a partial. Or a name, as `envs.make` takes it: "gymnasium:CartPole-v1".
+        env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. Other processes
+            call it too, so in async mode cloudpickle must be able to pickle it: any function or class, a lambda, a
+            partial. Or a name for `envs.make`: "gymnasium:CartPole-v1".
         algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "module:Class".
         config: the settings.
-        progress: show a table of how it goes.
-        resume: the directory of a run to go on with from its last checkpoints, in the place of config.run_dir. The
-            algorithm and the configuration must fit it; `total_steps` counts from the run's beginning, and must be
-            more than the steps that the run has taken.
+        progress: show a table of the run's progress.
+        resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir. The algorithm
+            and the configuration must match it; `total_steps` counts from the run's beginning, and must exceed the
+            steps that the run has taken.
 
     A run that fails before its first step leaves no directory.
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
-            tracebacks, and says whether its environment raised.
+            tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; everything was stopped and written first.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
     if not isinstance(config, Config | None):
@@ -147,7 +147,7 @@ def train(
 
 
 def _chosen(algorithm: Algorithm | str) -> Algorithm:
-    """Raises ValueError, TypeError: it is none."""
+    """Raises ValueError, TypeError: it is not an algorithm."""
     if isinstance(algorithm, str):
         return algos.make(algorithm)
     missing = [name for name in ("make_network", "act", "make_trainer") if not hasattr(algorithm, name)]
@@ -160,7 +160,7 @@ def _chosen(algorithm: Algorithm | str) -> Algorithm:
 
 @dataclass(frozen=True)
 class AdaptedEnv:
-    """Makes environments that agents act in one after another, from whatever env_fn makes."""
+    """Makes environments whose agents act one after another, by adapting the environments that env_fn makes."""
 
     env_fn: Callable[[], Any]
 
@@ -183,13 +183,13 @@ def _run(
         if resume is None:
             run = stack.enter_context(RunDirectory.create(config.run_dir, described))
         else:
-            check_resumed(resume, described)  # first, so that a refused run is left as it was
+            check_resumed(resume, described)  # first, so that a refused run stays unchanged
             run = stack.enter_context(RunDirectory.resume(resume))
             _warn_of_what_begins_anew(run, [agent for agent, _, _ in spaces])
         telemetry = stack.enter_context(closing(Telemetry.create(workers)))
         control = stack.enter_context(closing(Control.create(workers, **_about(config, run.path, telemetry))))
         memory = [_create_memory(stack, algorithm, config, i, *space, run) for i, space in enumerate(spaces)]
-        if resume is not None:  # last, when nothing can be refused any more
+        if resume is not None:  # last, when no check can fail any more
             run.replace_config(described)
         plans = tuple(
             AgentPlan(
@@ -216,7 +216,7 @@ def _run(
             grace = max(GRACE_S, config.supervision.learner_timeout)
             _run_async(supervisor, actor_names(config), control, monitor, interrupts, grace)
         else:
-            server.close()  # if it could fork nothing
+            server.close()  # it may have failed to fork
             for notes in control.notes.values():
                 notes.store(PID, os.getpid())
             _run_serial(blueprint, monitor, interrupts)
@@ -230,7 +230,7 @@ def _run(
 
 
 def _warn_of_few_samples(config: Config, steps: float, updates: Mapping[str, int]) -> None:
-    """Says so when a free run, of so many steps of each agent, drew a transition less than once on average."""
+    """Warns if a free run, with `steps` steps of each agent, drew each transition less than once on average."""
     if config.updates_per_step is not None or steps <= config.learner.warmup:
         return
     for agent, count in updates.items():
@@ -244,7 +244,7 @@ def _warn_of_few_samples(config: Config, steps: float, updates: Mapping[str, int
 
 
 def _warn_of_short_run(config: Config, agents: int) -> None:
-    """Says so when a run ends before the warm-up of its replays."""
+    """Warns if a run ends before the warm-up of its replays."""
     steps = config.total_steps / agents
     if steps <= config.learner.warmup:
         log.warning(
@@ -254,7 +254,7 @@ def _warn_of_short_run(config: Config, agents: int) -> None:
 
 
 def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
-    """What `marlcore top` wants to know of the run."""
+    """The description of the run for `marlcore top`."""
     return {
         "run_dir": str(run_dir.resolve()),
         "pid": os.getpid(),
@@ -265,17 +265,17 @@ def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any
 
 
 def _warn_of_what_begins_anew(run: RunDirectory, agents: list[str]) -> None:
-    """Says which parts of a run that is resumed were not saved."""
+    """Warns of parts of a resumed run that were not saved."""
     for agent in agents:
         if not run.checkpoint_path(agent).exists():
-            log.warning("resume: %s has no checkpoint yet, its learner begins anew", agent)
+            log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", agent)
     empty = [agent for agent in agents if not run.replay_path(agent).exists()]
     if empty:
         log.warning("resume: replays were not saved (replay.save): empty at first for %s", ", ".join(empty))
 
 
 def _restore_progress(run: RunDirectory, control: Control) -> float:
-    """Has the workers count on from where the run was; how many seconds it had taken by then."""
+    """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken."""
     saved = run.progress
     for name, steps in saved.get("steps", {}).items():
         if name in control.workers:
@@ -293,9 +293,9 @@ def _create_memory(
     actions: int,
     run: RunDirectory,
 ) -> tuple[ReplayBuffer, ParameterStore]:
-    """An agent's replay and weights, closed with the stack; the replay is what the run saved, if it did.
+    """An agent's replay and weights, closed with the stack; the replay is the saved one if the run has it.
 
-    Versions of the weights follow those of the checkpoint, since a saved replay's rows have them.
+    Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
     """
     spec, name = transition_spec(observation), f"replay.{index}"
     if run.replay_path(agent).exists():
@@ -334,16 +334,16 @@ def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, serve
 
 
 def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
-    """Whether the workers' processes could be started.
+    """Starts the workers' processes; False if the system could not.
 
-    Raises: MarlcoreError: they could not, for another reason than the system's, or without a fallback.
+    Raises: MarlcoreError: they could not be started, for another reason or without a fallback.
     """
     try:
         for worker in supervisor.workers.values():
             if interrupts.signum is None:
                 worker.start()
     except InterruptedError:
-        pass  # by a signal, which the caller sees too
+        pass  # a signal came, which the caller checks
     except OSError as error:
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
@@ -354,7 +354,7 @@ def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -
 
 
 def _run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
-    """The workers' work in turn, in this process: the same objects, deterministic under a seed."""
+    """Runs all workers' work in turn in this process: the same objects, deterministic under a seed."""
     config = blueprint.config
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -382,7 +382,7 @@ def _run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) 
 
 
 def _guarded(worker: Worker, step: Callable[[], object]) -> None:
-    """A worker's step, whose errors end the run as they would from a process."""
+    """Makes a worker's step; its errors end the run as they would from a process."""
     try:
         step()
     except Exception as error:
@@ -392,7 +392,7 @@ def _guarded(worker: Worker, step: Callable[[], object]) -> None:
 def _run_async(
     supervisor: Supervisor, actors: list[str], control: Control, monitor: Monitor, interrupts: Interrupts, grace: float
 ) -> None:
-    """Until the actors have taken all steps, a worker failed for good, or a signal came; then until all have ended."""
+    """Watches until all steps are taken, a worker fails for good or a signal comes; then until all workers end."""
     failed = None
     try:
         while interrupts.signum is None and not all(supervisor.workers[name].done for name in actors):
@@ -414,10 +414,10 @@ def _run_async(
 def _await_end(
     supervisor: Supervisor, monitor: Monitor, interrupts: Interrupts, grace: float, failed: WorkerFailed | None
 ) -> WorkerFailed | None:
-    """Gives workers that were told to stop the time for their last checkpoints; how one failed, if one did.
+    """Gives stopping workers time for their last checkpoints; returns the failure of one, if any.
 
-    A learner that dies in it is started again. After a failure or a signal nobody is, and workers that are still
-    starting are ended; a second signal, a second after the first, ends all.
+    A learner that dies meanwhile is restarted. After a failure or a signal no worker is restarted, and workers that are
+    still starting are killed. A second signal, a second after the first, kills all.
     """
     began, hurried = time.monotonic(), False
     while unfinished := supervisor.unfinished:

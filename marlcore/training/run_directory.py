@@ -1,4 +1,4 @@
-"""A run's directory: its configuration, metrics, logs and checkpoints, and who may write there."""
+"""A run's directory: its configuration, metrics, logs and checkpoints; one process at a time may write them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = [
     "write_atomically",
 ]
 
-RUNS = "runs"  # where directories are that nobody named
+RUNS = "runs"  # parent of run directories without a given path
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
 class RunDirectory:
-    """Writes what a run leaves behind; made by `create`, one process writes.
+    """Writes a run's files. Use `create` or `resume`; only one process at a time may write.
 
     run_dir/
         config.json             the configuration; its presence marks a run
@@ -46,20 +46,20 @@ class RunDirectory:
         tensorboard/            the same as TensorBoard events, tag "agent/name"
         logs/<worker>.log
         checkpoints/<agent>.pt, and <agent>.replay where replays are saved
-        checkpoints/run.json    how far the run is
+        checkpoints/run.json    the run's progress
 
     Attributes:
         path: the directory, absolute.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
-        """Open a laid-out directory's metrics, new ones or those of before; callers use `create` or `resume`."""
+        """Open the metrics of a laid-out directory, new or existing; callers use `create` or `resume`."""
         self.path = path
         self._made = _Made()
         self._csv = open(path / "metrics.csv", mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
         try:
             if not try_lock(self._csv.fileno(), 0, exclusive=True):
-                raise ValueError(f"resume: expected a run that has ended, got {str(path)!r}, which goes on")
+                raise ValueError(f"resume: expected a run that has ended, got {str(path)!r}, which is still running")
             self._rows = csv.writer(self._csv, lineterminator="\n")
             if mode == "x":
                 self._rows.writerow(_HEADER)
@@ -77,15 +77,15 @@ class RunDirectory:
     def create(cls, path: str | Path | None, config: Mapping[str, Any]) -> RunDirectory:
         """Make the directory and its parents, and write the configuration.
 
-        As a context manager it leaves nothing of these when an error ends it before `keep`.
+        As a context manager it removes all of these if an error ends the block before `keep`.
 
         Args:
-            path: a new or empty directory; None for one of its own in `runs`, named by date and time.
+            path: a new or empty directory; None makes one in `runs`, named by date and time.
             config: anything that JSON holds; paths become strings.
 
         Raises:
-            ValueError: the place is taken or cannot be written, or the configuration holds NaN.
-            TypeError: the configuration holds what JSON does not.
+            ValueError: the directory is not empty or not writable, or the configuration holds NaN.
+            TypeError: the configuration holds a value that JSON cannot.
         """
         text, made = _as_json(config), _Made()
         try:
@@ -95,7 +95,7 @@ class RunDirectory:
                 _lay_out(root, made)
                 run = cls(root, "x")
                 unless_whole.callback(run.close)
-                write_atomically(root / "config.json", text)  # last: from now on it is a run
+                write_atomically(root / "config.json", text)  # last: this file marks a run
                 run._made = made
                 unless_whole.pop_all()
             return run
@@ -106,7 +106,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """Open a run's directory to go on with it; what a killed run left of a line is cut off.
+        """Open a run's directory to continue it; an incomplete last line of a killed run is cut off.
 
         Raises:
             ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
@@ -119,20 +119,20 @@ class RunDirectory:
             raise _no_run(path, error) from error
 
     def keep(self) -> None:
-        """From now on it stays, however the run ends."""
+        """From now on, the directory stays however the run ends."""
         self._made = _Made()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
-        """Writes what the run goes on with."""
+        """Writes the configuration of the resumed run."""
         write_atomically(self.path / "config.json", _as_json(config))
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces what `progress` returns."""
+        """Replaces the progress that `progress` returns."""
         write_atomically(self.path / "checkpoints" / "run.json", json.dumps(progress).encode())
 
     @property
     def progress(self) -> dict[str, Any]:
-        """As `read_progress`."""
+        """See `read_progress`."""
         return read_progress(self.path)
 
     def record(self, metric: Metric) -> None:
@@ -151,14 +151,14 @@ class RunDirectory:
             self._events.record(metric)
 
     def flush(self) -> None:
-        """Hand everything recorded so far to the operating system. Raises OSError: it cannot take it."""
+        """Hand everything recorded so far to the operating system. Raises OSError: a write failed."""
         with self._naming_metrics():
             self._csv.flush()
         with self._naming_events():
             self._events.flush()
 
     def close(self) -> None:
-        """Flush and close the files; closing twice is fine. Raises OSError: as `flush`, and they are closed."""
+        """Flush and close the files; closing twice is fine. Raises OSError: see `flush`; the files are closed."""
         try:
             with self._naming_metrics():
                 self._csv.close()
@@ -170,14 +170,14 @@ class RunDirectory:
         return _naming(self.path / "metrics.csv", "its whole lines are kept")
 
     def _naming_events(self) -> AbstractContextManager[None]:
-        return _naming(self.path / "tensorboard", "what was flushed before is kept")
+        return _naming(self.path / "tensorboard", "everything flushed before is kept")
 
     def log_path(self, worker: str) -> Path:
-        """The log file of a worker."""
+        """A worker's log file."""
         return self.path / "logs" / f"{_file_name(worker)}.log"
 
     def checkpoint_path(self, agent: str) -> Path:
-        """The checkpoint file of an agent."""
+        """An agent's checkpoint file."""
         return self.path / "checkpoints" / f"{_file_name(agent)}.pt"
 
     def replay_path(self, agent: str) -> Path:
@@ -204,7 +204,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
-    """What a run last saved of how far it is; empty when nothing was saved. Raises ValueError: it is damaged."""
+    """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
     path = Path(run_dir) / "checkpoints" / "run.json"
     saved = _read_object(path) if path.exists() else {}
     time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
@@ -215,12 +215,12 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
-    """Read a metrics.csv back, in the order written.
+    """Read a metrics.csv, in the order written.
 
-    A last line without its newline, as a killed run leaves it, is dropped: its number may be cut short.
+    A last line without a newline, left by a killed run, is dropped: its number may be cut short.
 
     Raises:
-        ValueError: the file is no metrics.csv, or a line of it is none of a metric.
+        ValueError: the file is not a metrics.csv, or one of its lines is not a metric.
     """
     text = Path(path).read_bytes().decode("utf-8", errors="replace")
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
@@ -240,28 +240,28 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 
 def agent_order(agent: str) -> tuple[int, str]:
-    """A key that sorts agent_2 before agent_10."""
+    """A sort key that puts agent_2 before agent_10."""
     return len(agent), agent
 
 
 def setup_logging(path: str | Path) -> None:
-    """Send this process's log records of level INFO and up, and its warnings, to a file."""
+    """Send this process's log records of level INFO and above, and its warnings, to a file."""
     logging.basicConfig(
         filename=path,
         encoding="utf-8",
         level=logging.INFO,
         format="%(asctime)s %(processName)s %(levelname)s %(message)s",
-        force=True,  # what a worker imports for its environment may have set up others
+        force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`; whoever looks, even after a crash, sees all of it or what was there before.
+    """Make `path` hold `data`, atomically: even after a crash, a reader sees all of it or the old content.
 
-    Raises OSError: the disk is full or failed; what was there before is kept, as the error says.
+    Raises OSError: the disk is full or failed; the old content is intact, as the error says.
     """
-    aside = path.with_name(f".{path.name}.new")  # one writer a file; what a killed one left is written over
+    aside = path.with_name(f".{path.name}.new")  # each file has one writer; it overwrites what a killed one left
     kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:
         with _naming(path, f"{len(data):,} bytes were not written, {kept}"):
@@ -276,7 +276,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _naming(path: Path, kept: str) -> Iterator[None]:
-    """Has an error of a write, which names no file, say which it was and what was kept."""
+    """Adds to an error of a write, which names no file, the file's name and what was kept."""
     try:
         yield
     except OSError as error:
@@ -288,14 +288,14 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got what is no JSON ({error})") from None
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(found)}")
     return found
 
 
 def _is_number(value: object, *kinds: type) -> bool:
-    """Whether a number of JSON is one that a run counts, and fits a word of the control block."""
+    """Whether a JSON value is a number of a valid kind that fits a word of the control block."""
     return type(value) in kinds and 0 <= value < 2**63  # type: ignore[operator]
 
 
@@ -308,7 +308,7 @@ def _as_json(config: Mapping[str, Any]) -> bytes:
 
 
 def _cut_off_half_a_line(path: Path) -> None:
-    """What a killed run leaves behind its last whole metric. Raises ValueError: the file is no metrics.csv."""
+    """Removes an incomplete line after the last whole metric. Raises ValueError: the file is not a metrics.csv."""
     read_metrics(path)
     whole, newline, _ = path.read_bytes().rpartition(b"\n")
     os.truncate(path, len(whole) + len(newline))
@@ -316,13 +316,13 @@ def _cut_off_half_a_line(path: Path) -> None:
 
 @dataclass
 class _Made:
-    """What a run made of its place, so that it can be taken back."""
+    """The files and directories that a run made, to remove them if it fails."""
 
-    directories: list[Path] = field(default_factory=list)  # its own and their parents, the outermost first
-    contents: list[Path] = field(default_factory=list)  # of its own
+    directories: list[Path] = field(default_factory=list)  # the run's directory and its parents, the outermost first
+    contents: list[Path] = field(default_factory=list)  # in the run's directory
 
     def make(self, directory: Path) -> None:
-        """Makes a directory with its parents. Raises FileExistsError: it is there."""
+        """Makes a directory with its parents. Raises FileExistsError: it exists."""
         missing = takewhile(lambda path: not path.exists(), directory.parents)
         for parent in reversed([*missing]):
             with suppress(FileExistsError):  # another run was quicker
@@ -332,7 +332,7 @@ class _Made:
         self.directories.append(directory)
 
     def take_back(self) -> None:
-        """Removes it; what others have put there meanwhile stays, and so do the directories that hold it."""
+        """Removes them; files that other processes put there stay, and so do the directories that hold them."""
         for path in self.contents:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -344,7 +344,7 @@ class _Made:
 
 
 def _make_directory(path: str | Path | None, made: _Made) -> Path:
-    """A run's directory, made unless it is there; without a path one of its own, whoever starts in the same second."""
+    """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
     if path is not None:
         root = Path(path).absolute()
         if root.exists() and not root.is_dir():
@@ -369,33 +369,33 @@ def _lay_out(root: Path, made: _Made) -> None:
     if any(root.iterdir()):
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
     folders = [root / name for name in ("checkpoints", "logs", "tensorboard")]
-    folders[0].mkdir()  # of two runs that race for the directory, one fails here
+    folders[0].mkdir()  # if two runs race for the directory, one fails here
     made.contents += [*folders, root / "metrics.csv", root / "config.json"]
     for folder in folders[1:]:
         folder.mkdir()
 
 
 def _file_name(name: str) -> str:
-    """The name itself if it is plain, such as "agent_0"; slashes and the like are percent-encoded."""
+    """The name itself if it is plain, such as "agent_0"; other characters, such as slashes, are percent-encoded."""
     return quote(name, safe="")
 
 
 class _EventFile:
     """TensorBoard's event file, written from this thread.
 
-    tensorboard's EventFileWriter would start a thread, for work that takes this one microseconds, and torch's
+    tensorboard's EventFileWriter would start a thread for work that takes microseconds here, and torch's
     SummaryWriter would import torch.
     """
 
     def __init__(self, directory: Path, elapsed_s: float) -> None:
-        # Imported here, since workers import this module for Metric and setup_logging alone.
+        # Imported here, since workers import this module only for Metric and setup_logging.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         self._event, self._summary = Event, Summary
-        self._began = time.time() - elapsed_s  # when the run did, if it is resumed
-        before = len(list(directory.iterdir()))  # of a run that is resumed
+        self._began = time.time() - elapsed_s  # the start of the whole run, if it is resumed
+        before = len(list(directory.iterdir()))  # event files before a resume
         file = open(directory / f"events.out.tfevents.{int(time.time())}.{before}", "xb")  # noqa: SIM115 (`close`)
         self._records = RecordWriter(file)
         header = Event(wall_time=self._began, file_version="brain.Event:2")

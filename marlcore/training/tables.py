@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal at most: columns that find no room go into a further table, below the first."""
+"""Tables no wider than the terminal: columns that do not fit move to a further table below."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rich.text import Text
 
 __all__ = ["FittedTable"]
 
-_EDGES = 4  # lines of a table besides its rows
+_EDGES = 4  # a table's lines other than its rows
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A headline and a row for each name; drawn for the width of the console.
+    """A headline and a row for each name, drawn for the console's width.
 
     Attributes:
-        headline: its parts, which stand side by side where they fit.
-        label: the title of the names.
+        headline: its parts, side by side where they fit.
+        label: the title of the column of names.
         titles: of the columns, the most important first.
-        rows: by name: the text of each column. A table leaves out the rows that are empty in it; without rows, only
-            the headline is drawn.
+        rows: by name, the text of each column. A further table omits rows whose cells in it are all empty; without
+            rows, only the headline is drawn.
         min_width: of a column, which keeps it steady while its numbers grow.
-        crop: whether further tables that find no room in the console's height are left out.
-        optional: titles of columns that are drawn only where one table has room for all columns.
+        crop: whether to omit further tables that do not fit the console's height.
+        optional: titles of columns drawn only if one table fits all columns.
     """
 
     headline: Sequence[str]
@@ -64,7 +64,7 @@ class FittedTable:
 
     def _filled(self, columns: Iterable[int], width: int) -> list[list[int]]:
         tables: list[list[int]] = [[]]
-        left = room = width - self._name_width(width) - 4  # of the first column: padding and two lines
+        left = room = width - self._name_width(width) - 4  # less the first column's padding and two lines
         for i in columns:
             needed = self._width(i) + 3
             if needed > left and tables[-1]:
@@ -91,7 +91,7 @@ class FittedTable:
 
 
 def _side_by_side(parts: Sequence[str], width: int) -> list[str]:
-    """Lines that break between parts alone, unless one is too wide by itself."""
+    """Lines that break only between parts, unless one part alone is too wide."""
     lines: list[str] = []
     for part in parts:
         joined = f"{lines[-1]}  {part}" if lines else part

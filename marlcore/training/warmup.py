@@ -1,4 +1,4 @@
-"""Compiling every kernel beforehand, so that no first sample has to wait for it."""
+"""Compiling every kernel in advance, so that no first sample waits for the compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["compile_before_a_run", "warm_up"]
 
 
 def compile_before_a_run() -> None:
-    """Compiles the kernels here if that was never done, so that not each learner does, unseen."""
+    """Compiles the kernels here if they never were, so that the learners do not each compile them unseen."""
     cache = jit.cache_directory()
     if cache is None or (cache / jit.WARM).exists():
         return
@@ -26,7 +26,7 @@ def compile_before_a_run() -> None:
 
 
 def warm_up() -> float:
-    """Compiles or loads all kernels; the seconds that it took."""
+    """Compiles or loads all kernels; returns the seconds taken."""
     began = time.monotonic()
     spec = TransitionSpec(Field((2,)), Field((), "int64"))
     with ReplayBuffer.create(spec, 8) as replay:

@@ -1,4 +1,4 @@
-"""Lanes of transitions in one segment: what the replay and the trajectory queue have in common."""
+"""Lanes of transitions in one segment: the common base of the replay and the trajectory queue."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Closes(Protocol):
 
 
 class TransitionLanes(Shared):
-    """Base of what holds transitions: a spec, lanes of rows, and at most one writer a lane.
+    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each.
 
     Attributes:
-        spec: what a transition consists of.
+        spec: the fields of a transition.
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
-        lanes: how many.
+        lanes: the number of lanes.
     """
 
     def _understand(self, segment: Segment) -> None:
@@ -43,7 +43,7 @@ class TransitionLanes(Shared):
         lane_rows = segment.description["lane_rows"]
         whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
         if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
-            raise ValueError(f"lanes, lane_rows: expected what `create` makes, got {self.lanes!r}, {lane_rows!r}")
+            raise ValueError(f"lanes, lane_rows: expected values of `create`, got {self.lanes!r}, {lane_rows!r}")
         self._layout = RecordLayout.of(self.spec)
         self._geometry = self._geometry_of(segment.description)
         self.capacity = self.lanes * self._geometry.capacity
@@ -77,18 +77,18 @@ class TransitionLanes(Shared):
         path: str | os.PathLike[str] | None,
         **described: Any,
     ) -> T:
-        """A new, empty segment of lanes; `described` is what else its description says."""
+        """A new, empty segment of lanes; `described` adds to its description."""
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path))
 
     @classmethod
     def attach(cls: type[T], handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> T:
-        """An existing one, by its handle or its file's path.
+        """Attaches to an existing object by its handle or its file's path.
 
         Raises:
-            SegmentNotFound, StaleHandle, SegmentCorrupt: there is no such one any more, or none at all.
-            LayoutMismatch: `spec` was given and is not the one that it was created with.
+            SegmentNotFound, StaleHandle, SegmentCorrupt: the object is gone, or the path leads to something else.
+            LayoutMismatch: `spec` was given, and differs from the spec at creation.
         """
         if spec is not None and not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: expected a TransitionSpec or None, got {spec!r}")
@@ -99,7 +99,7 @@ class TransitionLanes(Shared):
         return found
 
     def close(self) -> None:
-        """Closes its writers and lets go of the memory; one in /dev/shm disappears when its creator closes it."""
+        """Closes its writers and releases the memory; a segment in /dev/shm disappears when its creator closes it."""
         for writer in list(self._writers):
             writer.close()
         super().close()
@@ -115,11 +115,11 @@ class TransitionLanes(Shared):
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
-        """Lines for readers that writers wait for."""
+        """The number of lines for readers that writers wait for."""
         raise AssertionError("each class has its own")
 
     def _gate(self, lane: int) -> Gate | None:
-        """What a lane's writer passes before it adds."""
+        """The gate that a lane's writer passes before each add."""
         raise AssertionError("each class has its own")
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
@@ -140,14 +140,14 @@ class TransitionLanes(Shared):
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
-    """The first field in which two specs differ, and how."""
+    """The first field in which two specs differ, with both values."""
     ours, theirs = dict(_parts(has)), dict(_parts(got))
     label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
     return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"
 
 
 def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    """What a spec says, one thing after another: (label, value)."""
+    """The parts of a spec as (label, value)."""
     obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
     extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
     for label, field in (obs | {"action": spec.action} | extras).items():

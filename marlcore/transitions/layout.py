@@ -1,8 +1,8 @@
-"""Where each field of a transition lies in a lane's row.
+"""The layout of a transition's fields in a lane's row.
 
-Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES packed
-behind it, so that a small transition is one cache line. A larger field, such as a frame, has a column of its own; so
-has a field that is stored at intervals, with a row for each interval.
+Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES, packed, so
+that a small transition is one cache line. A larger field, such as a frame, has a column of its own; so has a field that
+is stored at intervals, with a row for each interval.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ INLINE_BYTES = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` tells fields of a role apart."""
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` distinguishes fields of a role."""
 
-    number: int  # in the layout's places
+    number: int  # index in the layout's places
     role: str
     name: str
     field: Field
@@ -35,13 +35,13 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What an error message calls the field."""
+        """The field's name in error messages."""
         if self.role in ("obs", "next_obs") and self.name:
             return f"{self.role}[{self.name!r}]"
         return self.name or self.role
 
     def views(self, records: NDArray[np.uint8]) -> NDArray[Any]:
-        """The field of each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
+        """The field in each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
         dtype = np.dtype({"names": ["f"], "formats": [(self.field.dtype, self.field.shape)],
                           "offsets": [self.offset], "itemsize": records.shape[1]})  # fmt: skip
         return records.view(dtype)[:, 0]["f"]
@@ -65,7 +65,7 @@ class RecordLayout:
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> RecordLayout:
-        """The layout of a spec; equal specs have equal layouts, in whatever order they name their fields."""
+        """The layout of a spec; equal specs have equal layouts, whatever the order of their fields."""
         obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
         fields = [("obs", name, field) for name, field in obs]
         if spec.next_obs:
@@ -93,7 +93,7 @@ def _is_inline(field: Field) -> bool:
 
 
 def _pack(fields: list[Field]) -> tuple[list[int], int]:
-    """Offsets of fields behind the head, widest items first so that each is aligned; and the record's size."""
+    """Offsets of the fields after the head, widest items first so that each is aligned; and the record's size."""
     offsets = [0] * len(fields)
     end = HEAD_BYTES
     for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):

@@ -1,4 +1,4 @@
-"""Writing a field's values into memory, each checked on the way, as cheaply as its kind allows."""
+"""Setters that check a field's value and write it into memory, each with the cheapest code for its kind of field."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Put", "setter"]
 
 Put = Callable[[Any], None]
 
-_MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # of the kinds i, u and f, those whose items a memoryview can set
+_MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """A call that checks one value and writes it into `view`, [1, *shape] of the field's dtype."""
+    """A callable that checks one value and writes it into `view`, [1, *shape] of the field's dtype."""
     if not field.shape and view.dtype.char in _MEMORYVIEW_ITEMS:
         return _scalar_put(label, field, view)
     if len(field.shape) == 1 and view.dtype.kind in "iuf":
@@ -28,7 +28,7 @@ def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
 
 
 def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """A memoryview checks the type and range of a Python or NumPy number by itself."""
+    """A memoryview itself checks the type and range of a Python or NumPy number."""
     memory: Any = view.data
 
     def put(value: Any) -> None:
@@ -41,7 +41,7 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
 
 
 def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """Assigning an array to a memoryview checks its shape and dtype on the way."""
+    """Assigning an array to a memoryview also checks its shape and dtype."""
     memory: Any = view.data
 
     def put(value: Any) -> None:

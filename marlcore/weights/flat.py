@@ -178,8 +178,7 @@ class FlatModel:
     def moved(self) -> bool:
         """Whether the model has tensors other than the row's views; takes about 1 us per tensor.
 
-        Causes: Module.to, load_state_dict(assign=True), share_memory, and assignments of parameters, buffers and
-        submodules.
+        Causes: Module.to, load_state_dict(assign=True), share_memory, assigning parameters, buffers or submodules.
         """
         return (
             any(self._empty)

@@ -38,7 +38,7 @@ class ParameterStore(Shared):
     same memory. After a fork, attach to the handle.
 
     A row holds each parameter and buffer once (also tied tensors and non-persistent buffers), in its own dtype, and
-    the extras. With n slots, a read is discarded if the n-th publish after the version read has begun.
+    the extras. With n slots, a read is discarded if the n-th later publish begins before it ends.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).

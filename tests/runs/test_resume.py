@@ -104,7 +104,7 @@ def test_a_run_whose_parent_was_killed_goes_on_from_its_checkpoints(tmp_path: Pa
     while len(list((run / "checkpoints").glob("*.pt"))) < 3 or not steps_of(run):
         assert parent.poll() is None
         time.sleep(0.5)
-    with pytest.raises(ValueError, match=r"resume: expected a run that has ended, got .*, which goes on"):
+    with pytest.raises(ValueError, match=r"resume: expected a run that has ended, got .*, which is still running"):
         RunDirectory.resume(run)
     parent.kill()
     parent.wait()

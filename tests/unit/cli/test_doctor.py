@@ -123,7 +123,7 @@ def test_a_memory_limit_that_leaves_too_little_for_the_default_replay_is_named(l
 def test_what_nobody_holds_is_a_warning_and_stays(tmp_path):
     fine(doctor.check_orphans(tmp_path))
     (tmp_path / "marlcore-left").write_bytes(bytes(8192))
-    bad(doctor.check_orphans(tmp_path), "warning", "that nobody holds: 1, 8 KiB", "marlcore gc")
+    bad(doctor.check_orphans(tmp_path), "warning", "orphaned segments: 1, 8 KiB", "marlcore gc")
     assert (tmp_path / "marlcore-left").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_feature_that_a_file_system_lacks_is_a_problem(name, monkeypatch):
 
 
 def test_a_directory_that_is_not_there_is_not_blamed_on_the_kernel(tmp_path):
-    bad(doctor.check_feature("futex", tmp_path / "no"), "problem", "No such file", f"first mend {tmp_path}")
+    bad(doctor.check_feature("futex", tmp_path / "no"), "problem", "No such file", f"first fix {tmp_path}")
 
 
 def test_a_python_without_pidfds_is_a_problem(monkeypatch):
@@ -229,13 +229,13 @@ def test_a_python_without_pidfds_is_a_problem(monkeypatch):
 
 def test_a_pidfd_that_says_a_living_process_ended_is_a_problem(monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/dev/null", os.O_RDONLY))
-    bad(doctor.check_feature("pidfd"), "problem", "is said to have ended", "Linux 5.3")
+    bad(doctor.check_feature("pidfd"), "problem", "is reported as ended", "Linux 5.3")
 
 
 @pytest.mark.parametrize(
     ("takes", "found"),
     [
-        (lambda fd, offset, exclusive: True, "a lock does not keep others out"),
+        (lambda fd, offset, exclusive: True, "a lock does not exclude others"),
         (lambda fd, offset, exclusive: False, "cannot be taken"),
     ],
 )
@@ -360,7 +360,7 @@ def test_a_check_that_fails_is_a_finding_of_one_line_and_the_others_go_on(error)
         raise error
 
     found = examine({"first": fails, "second": lambda: Finding("ok", "good")})
-    bad(found["first"], "problem", "could not be checked: ", "mend")
+    bad(found["first"], "problem", "could not be checked: ", "fix the problems above")
     assert len(found["first"].found.splitlines()) == 1
     fine(found["second"])
 

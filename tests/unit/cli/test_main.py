@@ -48,7 +48,7 @@ def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("run_dir", "says"),
-    [("", "stopped"), ("runs/a b", "stopped; go on with marlcore train --resume 'runs/a b'")],
+    [("", "stopped"), ("runs/a b", "stopped; resume with marlcore train --resume 'runs/a b'")],
 )
 def test_a_stopped_run_says_how_to_go_on(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run_dir: str, says: str

@@ -87,7 +87,7 @@ def test_it_ends_with_the_run_and_with_ctrl_c(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/no/such/run"], "run_dir: expected one run that lives, got none"),
+        (["/no/such/run"], "run_dir: expected one live run, got none"),
         (["--interval", "0"], "interval: expected seconds of at least 0.05, got 0.0"),
         (["--what"], "--what"),
     ],

@@ -135,7 +135,7 @@ def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path):
         run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
     run.flush()
     with short_files(100_000):
-        with pytest.raises(OSError, match=f"(its whole lines are|what was flushed before is) kept: '{run.path}/"):
+        with pytest.raises(OSError, match=f"(its whole lines are|everything flushed before is) kept: '{run.path}/"):
             for step in range(100, 10_000):
                 run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
                 run.flush()
@@ -226,7 +226,7 @@ def damage_metrics(run: Path) -> str:
 
 def damage_config(run: Path) -> str:
     (run / "config.json").write_text('{"seed": ')
-    return "config.json': expected a JSON object, got what is no JSON (Expecting value"
+    return "config.json': expected a JSON object, got invalid JSON (Expecting value"
 
 
 def replace_config(run: Path) -> str:
@@ -236,7 +236,7 @@ def replace_config(run: Path) -> str:
 
 def damage_progress(run: Path) -> str:
     (run / "checkpoints" / "run.json").write_bytes(b"\xff\0")
-    return "run.json': expected a JSON object, got what is no JSON"
+    return "run.json': expected a JSON object, got invalid JSON"
 
 
 def replace_progress(run: Path) -> str:
