@@ -52,7 +52,7 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
             left = missing()
             if left >= wanted:
                 break
-            # Units that came before the announcement were not subtracted from it: announce less, as many may come again.
+            # Notifiers did not subtract what came between the two looks: announce less by as much again.
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True

@@ -1,8 +1,8 @@
 """An environment and an algorithm whose every row and weight can be checked, for runs with killed processes.
 
-An observation is the row that belongs to its episode and step (rows.py); the reward follows from both too. The network's
-weights are all the same number, which grows by one with each update. Each fault found is a line in the file `faults` of
-the algorithm's directory; the file `rows` counts the rows checked.
+An observation is the row that belongs to its episode and step (rows.py); the reward follows from both too. The
+network's weights are all the same number, which grows by one with each update. Each fault found is a line in the file
+`faults` of the algorithm's directory; the file `rows` counts the rows checked.
 """
 
 from __future__ import annotations
