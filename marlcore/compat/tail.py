@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..transitions import setter
-from .ring import Ring, Window
+from .ring import Ring, Held
 
 __all__ = ["Tail", "newest_count"]
 
@@ -54,10 +54,10 @@ class Tail:
         """Whether the ring has not been cleared since."""
         return bool(self._base_word[0] == self._base)
 
-    def window(self) -> Window:
+    def window(self) -> Held:
         """The window of rows that the ring holds."""
         oldest = max(self._first, self._next - self._capacity)
-        return Window(oldest, self._next, self._base, self._capacity)
+        return Held(oldest, self._next, self._base, self._capacity)
 
     def put(self, name: str, value: Any) -> None:
         """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
