@@ -115,7 +115,7 @@ def _libraries(obs: NDArray[Any], many: bool = False) -> dict[str, Open]:
 
 
 ROWS = (
-    Row("add, 4 x float32", _libraries(VECTOR), (Budget("seeds", 1 / 2.5), Budget("cpprb", 1 / 30))),
+    Row("add, 4 x float32", _libraries(VECTOR), (Budget("seeds", 1 / 2.5), Budget("cpprb", 1 / 45))),
     Row("add, 84 x 84 uint8", _libraries(FRAME)),
-    Row("add_batch of 64, 4 x float32", _libraries(VECTOR, many=True), (Budget("cpprb", 1 / 5),)),
+    Row("add_batch of 64, 4 x float32", _libraries(VECTOR, many=True), (Budget("cpprb", 1 / 6),)),
 )

@@ -20,7 +20,7 @@ from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 from .peers import cpprb
 from .peers.ring import LockedRing
 from .peers.sumtree import PrioritizedRing
-from .sampling_work import memcpy_sample
+from .sampling_work import floor_sample, memcpy_sample
 from .transitions import BATCH, HAS_CPPRB, VECTOR, Fields, Open, check_sample, fields_of, fill, spec_of
 from .work import Budget, Row, Scale, Work
 
@@ -102,8 +102,14 @@ CPPRB: dict[str, Open] = {
 ROWS = (
     Row(
         "prioritized sample + update, 256 of 10^6",
-        {"marlcore": _marlcore, "seeds": _seeds, "memcpy": memcpy_sample(VECTOR), **CPPRB},
-        (Budget("cpprb", 1 / 30), Budget("cpprb single", 1 / 4)),
+        {
+            "marlcore": _marlcore,
+            "seeds": _seeds,
+            "memcpy": memcpy_sample(VECTOR),
+            "floor": floor_sample(VECTOR),
+            **CPPRB,
+        },
+        (Budget("floor", 8), Budget("cpprb", 1 / 60), Budget("cpprb single", 1 / 7)),
     ),
     Row(
         "the same through cpprb's interface",

@@ -24,6 +24,7 @@ from .work import FULL, Row, time_row
 
 ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *queue_work.ROWS, *params_work.ROWS)
 SAVE_ROUNDS = 5
+MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 
@@ -61,7 +62,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
     options = parser.parse_args()
+    if busy() and not options.anyway:
+        parser.error(f"{busy()}; --anyway measures anyway")
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
     console = Console()
@@ -85,6 +89,14 @@ def main() -> None:
         write_json(options.json, machine, results, rates, saves)
     if options.plot:
         draw(options.plot, machine, results)
+
+
+def busy() -> str:
+    """What keeps the machine from measuring well; empty where nothing does."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= MOST_LOAD * cores:
+        return ""
+    return f"load: expected at most {MOST_LOAD:g} a core, got {load:.2f} on {cores} cores"
 
 
 def describe_machine() -> dict[str, str]:
@@ -187,6 +199,7 @@ COLOURS = {
     "marlcore": "#0b6e4f",
     "seeds": "#c8963e",
     "memcpy": "#b8b8b8",
+    "floor": "#7f7f7f",
     "cpprb": "#7d6b91",
     "cpprb single": "#b5a6c4",
     "torchrl": "#a04668",
@@ -196,6 +209,7 @@ COLOURS = {
 LABELS = {
     "seeds": "lock + shared arrays or load_state_dict",
     "memcpy": "memcpy of the same bytes",
+    "floor": "plain C, the same bytes from random places",
     "cpprb": "cpprb, several processes",
     "cpprb single": "cpprb, one process",
     "torchrl": "torchrl, shared",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from marlcore import ReplayBuffer
 
 from .peers import cpprb
+from .peers.random_copies import random_copies
 from .peers.ring import LockedRing
 from .transitions import (
     BATCH,
@@ -31,7 +32,9 @@ from .transitions import (
 )
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
-__all__ = ["ROWS", "memcpy_sample"]
+__all__ = ["ROWS", "floor_sample", "memcpy_sample"]
+
+STORED_NBYTES = 40  # of a row of 4 floats, as marlcore stores it
 
 
 def _marlcore_sample(obs: NDArray[Any]) -> Open:
@@ -71,6 +74,20 @@ def memcpy_sample(obs: NDArray[Any]) -> Open:
     return open_work
 
 
+def floor_sample(obs: NDArray[Any]) -> Open:
+    """The batch's bytes from as many random rows as it has; each frame once."""
+
+    @contextmanager
+    def open_work(scale: Scale) -> Iterator[Work]:
+        if obs is FRAME:
+            row, size = obs.nbytes, obs.nbytes * (STACK + 1) + SCALARS_NBYTES
+        else:
+            row, size = STORED_NBYTES, obs.nbytes * 2 + SCALARS_NBYTES
+        yield random_copies(rows_of(obs, scale), row, size, BATCH)
+
+    return open_work
+
+
 def _cpprb_sample() -> Open:
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
@@ -97,7 +114,12 @@ def _torchrl_sample() -> Open:
 
 
 def _libraries(obs: NDArray[Any]) -> dict[str, Open]:
-    libraries = {"marlcore": _marlcore_sample(obs), "seeds": _seeds_sample(obs), "memcpy": memcpy_sample(obs)}
+    libraries = {
+        "marlcore": _marlcore_sample(obs),
+        "seeds": _seeds_sample(obs),
+        "memcpy": memcpy_sample(obs),
+        "floor": floor_sample(obs),
+    }
     if obs is VECTOR and HAS_CPPRB:
         libraries["cpprb"] = _cpprb_sample()
     if obs is VECTOR and HAS_TORCHRL:
@@ -106,6 +128,6 @@ def _libraries(obs: NDArray[Any]) -> dict[str, Open]:
 
 
 ROWS = (
-    Row("sample 256 of 10^6, 4 x float32", _libraries(VECTOR), (Budget("cpprb", 1 / 2.5),)),
-    Row("sample 256, 4 frames of 84 x 84", _libraries(FRAME), (Budget("memcpy", 1.25),)),
+    Row("sample 256 of 10^6, 4 x float32", _libraries(VECTOR), (Budget("floor", 2.5), Budget("cpprb", 1 / 4))),
+    Row("sample 256, 4 frames of 84 x 84", _libraries(FRAME), (Budget("floor", 1.1),)),
 )

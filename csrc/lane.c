@@ -1,4 +1,4 @@
-/* The lane: the one lock-free structure. Protocol and proof obligations: see the README's "How it works". */
+/* The lane: the one lock-free structure. Protocol and proof obligations: see docs/how-it-works.md. */
 #include <errno.h>
 
 #include "core.h"

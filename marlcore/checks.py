@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .spec import Field
 
-__all__ = ["as_field", "came", "names_error", "rows_of"]
+__all__ = ["as_field", "came", "check_whole", "names_error", "rows_of"]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -53,6 +53,14 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
 def names_error(label: str, expected: Any, got: Any) -> ValueError:
     names = list(got) if isinstance(got, (Mapping, Set)) else got
     return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
+
+
+def check_whole(label: str, value: object, low: int = 1, high: int | None = None) -> None:
+    """Raises ValueError unless the value is an integer, of Python or NumPy, from `low` to `high`; a bool is none."""
+    right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{label}: expected an integer {bounds}, got {value!r}")
 
 
 def came(value: Any) -> str:

@@ -28,6 +28,7 @@
 
 extern "C" {
 #include "../core.h"
+#include "rows.h"
 long model_futex(long number, ...);
 }
 
@@ -117,7 +118,8 @@ uint64_t model_fetch_add(const void *to, uint64_t value, int order) {
 }
 int model_compare_exchange(const void *to, uint32_t *expected, uint64_t value, int order) {
     uint64_t found = *expected;
-    bool exchanged = cell(to)(RL_INFO).compare_exchange_weak(found, value, (rl::memory_order)order, rl::mo_relaxed);
+    bool exchanged =
+        cell(to)(RL_INFO).compare_exchange_weak(found, value, (rl::memory_order)order, rl::mo_relaxed);
     *expected = (uint32_t)found;
     return exchanged;
 }
@@ -182,20 +184,19 @@ struct search {
 };
 static search now;
 
-/* Row t holds t + 1 in each word. */
+/* Row t is that of t + 1: memory that was never written is no row. */
 static void append(struct mc_lane *lane, uint64_t n) {
-    uint64_t rows[MOST_ROWS * WORDS];
+    uint64_t rows[MOST_ROWS][WORDS];
     uint64_t first = (uint64_t)mc_lane_committed(lane);
-    for (uint64_t i = 0; i < n * WORDS; i++)
-        rows[i] = first + i / WORDS + 1;
+    for (uint64_t i = 0; i < n; i++)
+        fill((uint8_t *)rows[i], sizeof *rows, first + i + 1);
     const void *sources[] = {rows};
     int error = mc_lane_append(lane, n, sources);
     RL_ASSERT(error == 0);
 }
 
 static void expect_whole(const uint64_t *row, uint64_t ticket) {
-    for (int i = 0; i < WORDS; i++)
-        RL_ASSERT(row[i] == ticket + 1);
+    RL_ASSERT(whole((const uint8_t *)row, WORDS * sizeof *row, ticket + 1));
 }
 
 /* What a sampler does: a window, copies, one validation. */
@@ -265,7 +266,8 @@ template <typename count> static void sleep_until(uint8_t *event, int64_t enough
     }
 }
 
-/* Readers sleep until so many rows are there, each one more than the next; nobody wakes them but the writer. */
+/* Readers sleep until so many rows are there, each one more than the next; nobody wakes them but the writer.
+ */
 static void sleeper(unsigned index) {
     struct mc_lane lane = lane_of(now.capacity, now.columns);
     model_memory::current->sleeping = true;

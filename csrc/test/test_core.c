@@ -8,44 +8,43 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "rows.h"
 
 enum { LIMIT = 1024 };
 
 static const uint64_t one_word[] = {8};
 
-/* Byte i of column k of row t. */
-static uint8_t byte_of(uint64_t ticket, uint64_t k, uint64_t i) { return (uint8_t)(ticket * 31 + k * 7 + i); }
+/* Names column k of row t; memory that was never written has none. */
+static uint64_t name_of(uint64_t ticket, uint64_t k) { return 1 + ticket * 3 + k; }
 
-static void append_bytes(struct mc_lane *lane, uint64_t n) {
+static void append_rows(struct mc_lane *lane, uint64_t n) {
     static uint8_t rows[3][LIMIT * 8];
     const void *sources[] = {rows[0], rows[1], rows[2]};
     uint64_t first = (uint64_t)mc_lane_committed(lane);
     for (uint64_t k = 0; k < lane->columns; k++) {
         uint64_t pitch = k == 0 ? lane->column[0].stride : lane->column[k].size;
         for (uint64_t t = 0; t < n; t++)
-            for (uint64_t i = 0; i < lane->column[k].size; i++)
-                rows[k][t * pitch + i] = byte_of(first + t, k, i);
+            fill(rows[k] + t * pitch, lane->column[k].size, name_of(first + t, k));
     }
     CHECK(mc_lane_append(lane, n, sources) == 0);
 }
 
-static void expect_bytes(const struct mc_lane *lane, uint64_t ticket, uint64_t n) {
+static void expect_rows(const struct mc_lane *lane, uint64_t ticket, uint64_t n) {
     static uint8_t rows[3][LIMIT * 8];
     void *dests[] = {rows[0], rows[1], rows[2]};
     CHECK(mc_lane_read(lane, ticket, n, dests) == 0);
     for (uint64_t k = 0; k < lane->columns; k++)
-        for (uint64_t t = 0; t < n; t++)
-            for (uint64_t i = 0; i < lane->column[k].size; i++)
-                CHECK(rows[k][t * lane->column[k].size + i] == byte_of(ticket + t, k, i));
+        for (uint64_t t = 0, size = lane->column[k].size; t < n; t++)
+            CHECK(whole(rows[k] + t * size, size, name_of(ticket + t, k)));
 }
 
 static void what_is_appended_is_read_in_any_number_of_rows(void) {
     struct mc_lane lane = make_lane(8, 1, one_word);
-    append_bytes(&lane, 1);
-    append_bytes(&lane, 5);
+    append_rows(&lane, 1);
+    append_rows(&lane, 5);
     CHECK(mc_lane_committed(&lane) == 6 && reserved_of(&lane) == 6);
     for (uint64_t t = 0; t < 6; t++)
-        expect_bytes(&lane, t, 6 - t);
+        expect_rows(&lane, t, 6 - t);
     free_lane(&lane);
 }
 
@@ -54,9 +53,9 @@ static void rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour(void) {
     struct mc_lane lane = make_lane(5, 3, sizes);
     for (uint64_t n = 1; n <= 5; n++)
         for (int again = 0; again < 5; again++) {
-            append_bytes(&lane, n);
+            append_rows(&lane, n);
             uint64_t c = (uint64_t)mc_lane_committed(&lane);
-            expect_bytes(&lane, c < 5 ? 0 : c - 5, c < 5 ? c : 5);
+            expect_rows(&lane, c < 5 ? 0 : c - 5, c < 5 ? c : 5);
         }
     for (uint64_t row = 0; row < 5; row++)
         CHECK(lane.column[1].base[row * 568 + 567] == 0 && lane.column[2].base[row * 8 + 3] == 0);
@@ -68,8 +67,8 @@ static void a_column_without_a_destination_is_passed_over(void) {
     struct mc_lane lane = make_lane(4, 2, sizes);
     uint8_t frame[16];
     void *dests[] = {NULL, frame};
-    append_bytes(&lane, 1);
-    CHECK(mc_lane_read(&lane, 0, 1, dests) == 0 && frame[3] == byte_of(0, 1, 3));
+    append_rows(&lane, 1);
+    CHECK(mc_lane_read(&lane, 0, 1, dests) == 0 && whole(frame, sizeof frame, name_of(0, 1)));
     free_lane(&lane);
 }
 
@@ -89,11 +88,11 @@ static void a_read_says_not_yet_and_lapped_and_invalid(void) {
     uint64_t rows[8];
     void *dests[] = {rows};
     CHECK(mc_lane_read(&lane, 0, 1, dests) == -EAGAIN);
-    append_bytes(&lane, 3);
+    append_rows(&lane, 3);
     CHECK(mc_lane_read(&lane, 2, 2, dests) == -EAGAIN);
-    append_bytes(&lane, 3);
+    append_rows(&lane, 3);
     CHECK(mc_lane_read(&lane, 1, 1, dests) == -ESTALE);
-    expect_bytes(&lane, 2, 4);
+    expect_rows(&lane, 2, 4);
     CHECK(mc_lane_read(&lane, 2, 0, dests) == -EINVAL);
     CHECK(mc_lane_read(&lane, 2, 5, dests) == -EINVAL);
     CHECK(mc_lane_read(&lane, MC_TICKET_LIMIT, 1, dests) == -EINVAL);
@@ -108,9 +107,9 @@ static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) 
         uint8_t row[8];
         CHECK(mc_lane_read_newest(&lane, row) == 0);
         for (int64_t version = 1; version <= 7; version++) {
-            append_bytes(&lane, 1);
+            append_rows(&lane, 1);
             CHECK(mc_lane_read_newest(&lane, row) == version &&
-                  row[5] == byte_of((uint64_t)version - 1, 0, 5));
+                  whole(row, sizeof row, name_of((uint64_t)version - 1, 0)));
         }
         CHECK(mc_lane_reserve(&lane, 1, &first) == 0 && first == 7);
         CHECK(mc_lane_read_newest(&lane, row) == (capacity == 1 ? -ESTALE : 7));
@@ -124,9 +123,9 @@ static void a_window_leaves_out_what_is_being_overwritten(void) {
     uint64_t first;
     for (uint64_t i = 0; i < 3; i++)
         mc_lanes_nth(&first_lane, i, &lanes[i]);
-    append_bytes(&lanes[1], 3);
-    append_bytes(&lanes[2], 4);
-    append_bytes(&lanes[2], 2);
+    append_rows(&lanes[1], 3);
+    append_rows(&lanes[2], 4);
+    append_rows(&lanes[2], 2);
     CHECK(mc_lane_reserve(&lanes[2], 2, &first) == 0);
     CHECK(mc_lanes_window(lanes, 3, lo, hi) == 0);
     CHECK(lo[0] == 0 && hi[0] == 0 && lo[1] == 0 && hi[1] == 3 && lo[2] == 4 && hi[2] == 6);
@@ -141,8 +140,8 @@ static void validation_counts_the_rows_that_were_reserved_meanwhile(void) {
     uint8_t ok[4];
     uint64_t first;
     mc_lanes_nth(lanes, 1, &lanes[1]);
-    append_bytes(&lanes[0], 4);
-    append_bytes(&lanes[1], 4);
+    append_rows(&lanes[0], 4);
+    append_rows(&lanes[1], 4);
     CHECK(mc_lanes_validate(lanes, 2, which, lowest, ok) == 0 && ok[0] && ok[1]);
     CHECK(mc_lane_reserve(&lanes[1], 2, &first) == 0);
     CHECK(mc_lanes_validate(lanes, 4, which, lowest, ok) == 2);
@@ -154,16 +153,16 @@ static void a_successor_keeps_what_a_killed_writer_reserved(void) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t first, row;
     void *dests[] = {&row};
-    append_bytes(&lane, 4);
+    append_rows(&lane, 4);
     CHECK(mc_lane_reserve(&lane, 3, &first) == 0 && first == 4); /* and here it is killed */
     CHECK(mc_lane_check(&lane) == 0 && mc_lane_committed(&lane) == 4 && reserved_of(&lane) == 7);
-    append_bytes(&lane, 1);
+    append_rows(&lane, 1);
     CHECK(mc_lane_committed(&lane) == 5 && reserved_of(&lane) == 7);
     CHECK(mc_lane_read(&lane, 2, 1, dests) == -ESTALE);
-    expect_bytes(&lane, 3, 2);
-    append_bytes(&lane, 3);
+    expect_rows(&lane, 3, 2);
+    append_rows(&lane, 3);
     CHECK(mc_lane_committed(&lane) == 8 && reserved_of(&lane) == 8);
-    expect_bytes(&lane, 4, 4);
+    expect_rows(&lane, 4, 4);
     free_lane(&lane);
 }
 

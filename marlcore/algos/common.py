@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ..checks import check_whole
 from ..spec import Field
 from .adam import ClippedAdam
 
@@ -23,7 +24,6 @@ __all__ = [
     "Torso",
     "check_hyperparameters",
     "check_positive",
-    "check_whole",
     "epsilon_greedy",
 ]
 
@@ -59,11 +59,11 @@ def check_hyperparameters(given: Hyperparameters) -> None:
     )
     if given.tau > 1:
         raise ValueError(f"{owner} tau: expected a number in (0, 1], got {given.tau!r}")
-    check_whole(owner, 0, target_update_freq=given.target_update_freq)
+    check_whole(f"{owner} target_update_freq", given.target_update_freq, 0)
     if not isinstance(given.hidden, tuple) or not given.hidden:
         raise ValueError(f"{owner} hidden: expected a tuple of at least one size, got {given.hidden!r}")
     for size in given.hidden:
-        check_whole(owner, 1, hidden=size)
+        check_whole(f"{owner} hidden", size)
 
 
 def check_positive(owner: str, **values: float) -> None:
@@ -71,13 +71,6 @@ def check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"{owner} {name}: expected a finite number above 0, got {value!r}")
-
-
-def check_whole(owner: str, least: int, **values: int) -> None:
-    """Raise ValueError, naming the field, unless every value is an integer of at least `least`."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{owner} {name}: expected an integer of at least {least}, got {value!r}")
 
 
 def _is_image(height: int, width: int) -> bool:

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..checks import check_whole
 from ..spec import Field
-from .common import Head, QNetwork, TargetTrainer, Torso, check_hyperparameters, check_whole, epsilon_greedy
+from .common import Head, QNetwork, TargetTrainer, Torso, check_hyperparameters, epsilon_greedy
 
 __all__ = ["DQN", "DQNNetwork", "DQNTrainer"]
 
@@ -47,7 +48,8 @@ class DQN:
 
     def make_network(self, observation: Field, actions: int, stack: int) -> DQNNetwork:
         """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
-        check_whole("make_network", 1, actions=actions, stack=stack)
+        check_whole("make_network actions", actions)
+        check_whole("make_network stack", stack)
         return DQNNetwork(self, observation, actions, stack)
 
     def act(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from ..checks import check_whole
 from ..spec import Field
 from .common import (
     Head,
@@ -25,7 +26,6 @@ from .common import (
     Torso,
     check_hyperparameters,
     check_positive,
-    check_whole,
     epsilon_greedy,
 )
 
@@ -66,18 +66,13 @@ class IQN:
     def __post_init__(self) -> None:
         check_hyperparameters(self)
         check_positive("IQN", kappa=self.kappa)
-        check_whole(
-            "IQN",
-            1,
-            n_cos=self.n_cos,
-            n_tau=self.n_tau,
-            n_tau_prime=self.n_tau_prime,
-            n_policy=self.n_policy,
-        )
+        for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy"):
+            check_whole(f"IQN {name}", getattr(self, name))
 
     def make_network(self, observation: Field, actions: int, stack: int) -> IQNNetwork:
         """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
-        check_whole("make_network", 1, actions=actions, stack=stack)
+        check_whole("make_network actions", actions)
+        check_whole("make_network stack", stack)
         return IQNNetwork(self, observation, actions, stack)
 
     def act(

@@ -32,7 +32,7 @@ from ..checks import came
 from ..spec import Field
 from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
-from .ring import MARK, Ints, Ring, Rows, Window
+from .ring import MARK, Ints, Ring, Rows, Held
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
 
@@ -345,7 +345,7 @@ def _check_manager(ctx: Any) -> None:
         raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
 
 
-def _check_not_empty(window: Window) -> None:
+def _check_not_empty(window: Held) -> None:
     if not window.stored:
         raise ValueError("sample: expected at least one stored transition, got none")
 

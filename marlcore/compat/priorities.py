@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.sumtree import find, level_offsets, repair
-from .ring import Ints, Window
+from .ring import Ints, Held
 
 __all__ = ["RingPriorities", "greatest_priority"]
 
@@ -17,10 +17,10 @@ __all__ = ["RingPriorities", "greatest_priority"]
 class RingPriorities:
     """The priorities of one ring's rows by position, since it was cleared."""
 
-    def __init__(self, window: Window, alpha: float, eps: float) -> None:
+    def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._tree = _Tree(window.capacity)
-        self.window = Window(window.base, window.base, window.base, window.capacity)  # the known rows
+        self.window = Held(window.base, window.base, window.base, window.capacity)  # the known rows
         self._sampled = window.base  # rows from this ticket on came after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0

@@ -28,7 +28,7 @@ from ..memory import invalidate_after_fork
 from ..spec import Field
 from .checks import whole_number
 from .npz import read_npz
-from .ring import Ints, Ring, Rows, Window
+from .ring import Ints, Ring, Rows, Held
 from .tail import Tail, newest_count
 
 __all__ = ["Buffer"]
@@ -328,11 +328,11 @@ class Buffer:
         """This process's view of the ring, if it is the process that adds."""
         return self._tail if self._tail is not None and self._tail.is_current() else None
 
-    def _window(self) -> Window:
+    def _window(self) -> Held:
         tail = self._current_tail()
         return self._ring.window() if tail is None else tail.window()
 
-    def _size(self, window: Window) -> int:
+    def _size(self, window: Held) -> int:
         tail = self._current_tail()
         if tail is not None:
             return min(tail.count, window.stored)
@@ -341,14 +341,14 @@ class Buffer:
         newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
         return min(int(newest["count"][0]), window.stored) if ok is None else window.stored
 
-    def _crosses(self, window: Window, starts: Ints) -> NDArray[np.bool_]:
+    def _crosses(self, window: Held, starts: Ints) -> NDArray[np.bool_]:
         """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
         if window.stored < self.capacity:
             return starts + self.n_frames >= window.stored
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
 
-    def _starts(self, window: Window, population: int, count: int) -> Ints:
+    def _starts(self, window: Held, population: int, count: int) -> Ints:
         """Positions of whole windows; the same draws as sorrel's where possible."""
         starts: Ints = np.random.choice(population, count, replace=False)
         if window.stored == self.capacity or population + self.n_frames > window.stored:
@@ -357,7 +357,7 @@ class Buffer:
                 starts[bad] = self._others(window, population, len(bad), starts)
         return starts
 
-    def _whole(self, seen: Window, population: int, count: int) -> Rows:
+    def _whole(self, seen: Held, population: int, count: int) -> Rows:
         """Windows that no writer overwrote during the copy, [count, n_frames + 1, *shape] of each field."""
         drawn: list[Ints] = []
 
@@ -372,7 +372,7 @@ class Buffer:
 
         return self._ring.whole(count, draw, "obs", *_ONE)[0]
 
-    def _others(self, window: Window, population: int, count: int, taken: Ints) -> Ints:
+    def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others.
 
         Raises: NotEnoughData: there is no such window.

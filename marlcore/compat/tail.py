@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..transitions import setter
-from .ring import Ring, Window
+from .ring import Ring, Held
 
 __all__ = ["Tail", "newest_count"]
+
+
+_NUMBERS = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d")))
 
 
 class Tail:
@@ -38,7 +41,7 @@ class Tail:
         self._action, self._reward, self._done, self._count = (
             row[name].data for name in ("action", "reward", "done", "count")
         )
-        self._load_base = ring.load_base
+        self._base_word = ring.base_word
         window = ring.window()
         self._base, self._first, self._next = window.base, window.lo, window.hi
         self._capacity = ring.capacity
@@ -49,12 +52,12 @@ class Tail:
 
     def is_current(self) -> bool:
         """Whether the ring has not been cleared since."""
-        return self._load_base() == self._base
+        return bool(self._base_word[0] == self._base)
 
-    def window(self) -> Window:
+    def window(self) -> Held:
         """The window of rows that the ring holds."""
         oldest = max(self._first, self._next - self._capacity)
-        return Window(oldest, self._next, self._base, self._capacity)
+        return Held(oldest, self._next, self._base, self._capacity)
 
     def put(self, name: str, value: Any) -> None:
         """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
@@ -65,7 +68,7 @@ class Tail:
 
         Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
         """
-        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.kind in "fiub":
+        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype in _NUMBERS:
             self._obs[...] = obs
         else:
             self._obs[...] = as_field("obs", self._field, _squeezed(obs, len(self._field.shape)))

@@ -2,181 +2,255 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from .jit import copy_bytes, inlined, zero_bytes
+from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
+from .plan import ONE_MORE, OWN_STACKS
+from .returns import write_returns
 from .rows import (
-    AGE,
-    BATCH,
-    BURN_IN,
-    CAPACITY,
-    ENDS,
-    INDEX,
-    LANES,
-    LENGTH,
-    MASK,
-    NUMBERS,
-    POLICY,
-    REPEAT,
+    BOUNDARY,
+    LINE,
+    PLACE,
+    POLICY_VERSION,
+    REWARD,
     SAMPLEABLE,
-    STACK,
-    STATE_EVERY,
-    STEPS,
-    VALID,
-    WEIGHT,
+    TERMINATED,
+    TRUNCATED,
     age_of,
-    head_of,
-    resolve,
+    check,
+    flags_of,
+    place_of,
+    record_of,
     row_of,
+    successor_of,
 )
 
-__all__ = ["take"]
+__all__ = ["take", "take_chosen"]
 
-# Columns of a table of frames, fields or states; NEXT is what of next_obs follows the frames of obs, see below
-BASE, STRIDE, SIZE, OUT, NEXT = range(5)
-NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
+AHEAD = 4  # slots whose columns are asked for before they are copied
+LINES_ASKED = 8  # of each: where a copy begins; the processor sees for itself how it goes on
 
 
 @inlined
 def _copy(to, source, size):
-    if size == 4:
-        copy_bytes(to, source, 4)
-    elif size == 8:
-        copy_bytes(to, source, 8)
-    elif size == 16:
-        copy_bytes(to, source, 16)
-    elif size == 1:
-        copy_bytes(to, source, 1)
-    else:
+    """memcpy; up to 64 bytes in two moves that may overlap, which costs less than a call."""
+    if size > 64:
         copy_bytes(to, source, size)
-
-
-@inlined
-def _stack_frame(body, frame, table, windows, to, lane, newest, back, age):
-    """The frame `back` steps before `newest`, whose episode began `age` rows before it; or what pads it."""
-    if back > age and not table[REPEAT]:
-        zero_bytes(to, frame[SIZE])
+    elif size > 32:
+        copy_bytes(to, source, 32)
+        copy_bytes(to + size - 32, source + size - 32, 32)
+    elif size > 16:
+        copy_bytes(to, source, 16)
+        copy_bytes(to + size - 16, source + size - 16, 16)
+    elif size >= 8:
+        copy_bytes(to, source, 8)
+        copy_bytes(to + size - 8, source + size - 8, 8)
+    elif size >= 4:
+        copy_bytes(to, source, 4)
+        copy_bytes(to + size - 4, source + size - 4, 4)
     else:
-        row = row_of(table, windows, lane, newest - min(back, age))
-        _copy(to, body.ctypes.data + frame[BASE] + row * frame[STRIDE], frame[SIZE])
+        for i in range(size):
+            copy_bytes(to + i, source + i, 1)
 
 
 @inlined
-def _gather_frames(body, out, frame, table, windows, successors, lane, ticket, steps, age, row):
+def _copy_rows(p, column, to, lane, first, count):
+    """The column's rows of `count` tickets from `first` on; in one piece where they lie in one."""
+    size, row = column.size, row_of(p, lane, first)
+    if column.stride == size and row_of(p, lane, first + count - 1) == row + count - 1:
+        _copy(to, column.base + row * size, count * size)
+        return
+    for i in range(count):
+        _copy(to + i * size, column.base + row_of(p, lane, first + i) * column.stride, size)
+
+
+@inlined
+def _copy_stack(p, column, to, lane, newest, age, count):
+    """The stack of frames that ends with `newest`, padded where its episode began `age` < stack rows before.
+
+    `count` - 1 frames follow it.
+    """
+    size, pads = column.size, p.stack - 1 - age
+    for i in range(pads):
+        if p.repeat:
+            _copy_rows(p, column, to + i * size, lane, newest - age, 1)
+        else:
+            zero_bytes(to + i * size, size)
+    _copy_rows(p, column, to + pads * size, lane, newest - age, age + count)
+
+
+@inlined
+def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
     """One slot's frames.
 
     First those of obs: stack - 1 before the ticket, then one for each row. Then for next_obs nothing, or the one
     frame behind the last row (n = 1: obs and next_obs share all others), or a stack for each row.
     """
-    stack, length, size = table[STACK], table[LENGTH], frame[SIZE]
-    shared = frame[NEXT] == ONE_MORE
-    near = stack - 1 + length + shared
-    own = length * stack * (frame[NEXT] == OWN_STACKS)
-    to = out.ctypes.data + frame[OUT] + row * (near + own) * size
-    for place in range(stack - 1):
-        _stack_frame(body, frame, table, windows, to, lane, ticket, stack - 1 - place, age)
-        to += size
-    for step in range(length + shared):
-        if step < steps:
-            _stack_frame(body, frame, table, windows, to, lane, ticket + step, 0, 0)
-        elif step == steps and shared:
-            _stack_frame(body, frame, table, windows, to, lane, successors[row * length + step - 1], 0, 0)
-        else:
-            zero_bytes(to, size)
-        to += size
+    size, successors, first = column.size, int64_at(p.successors), slot * p.length
+    shared = column.next == ONE_MORE
+    near = p.stack - 1 + p.length + shared
+    own = p.length * p.stack * (column.next == OWN_STACKS)
+    to = out + column.out + slot * (near + own) * size
+    follows = shared and successors[first + rows - 1] == ticket + rows
+    _copy_stack(p, column, to, lane, ticket, age, rows + follows)
+    done = p.stack - 1 + rows + follows
+    if shared and not follows:
+        _copy_rows(p, column, to + done * size, lane, successors[first + rows - 1], 1)
+        done += 1
+    if done < near:
+        zero_bytes(to + done * size, (near - done) * size)
     if own == 0:
         return
-    for step in range(length):
-        if step >= steps:
-            zero_bytes(to, stack * size)
-            to += stack * size
-            continue
-        successor = successors[row * length + step]
-        next_age = min(age + successor - ticket, stack - 1)
-        for place in range(stack):
-            _stack_frame(body, frame, table, windows, to, lane, successor, stack - 1 - place, next_age)
-            to += size
+    to += near * size
+    for i in range(rows):
+        successor = successors[first + i]
+        _copy_stack(p, column, to, lane, successor, min(age + successor - ticket, p.stack - 1), 1)
+        to += p.stack * size
+    zero_bytes(to, (p.length - rows) * p.stack * size)
 
 
 @inlined
-def _gather_fields(body, out, fields, table, windows, lane, ticket, steps, row):
-    """One slot's other fields: a value for each row, zeros behind the last."""
-    length = table[LENGTH]
-    for f in range(fields.shape[0]):
-        size = fields[f, SIZE]
-        to = out.ctypes.data + fields[f, OUT] + row * length * size
-        for step in range(steps):
-            at = row_of(table, windows, lane, ticket + step)
-            _copy(to + step * size, body.ctypes.data + fields[f, BASE] + at * fields[f, STRIDE], size)
-        if steps < length:
-            zero_bytes(to + steps * size, (length - steps) * size)
+def _gather_field(p, column, out, lane, ticket, rows, slot):
+    """A value for each row, zeros behind the last."""
+    to = out + column.out + slot * p.length * column.size
+    _copy_rows(p, column, to, lane, ticket, rows)
+    if rows < p.length:
+        zero_bytes(to + rows * column.size, (p.length - rows) * column.size)
 
 
 @inlined
-def _gather_states(body, words, out, states, table, windows, lane, ticket, row):
-    """One slot's recurrent states: what was stored at its first row, zeros where its episode begins."""
-    for f in range(states.shape[0]):
-        size = states[f, SIZE]
-        to = out.ctypes.data + states[f, OUT] + row * size
-        if age_of(words, head_of(table, windows, lane, ticket)) == 0:
-            zero_bytes(to, size)
-        else:
-            first = lane * table[CAPACITY]
-            place = (row_of(table, windows, lane, ticket) - first) // table[STATE_EVERY]
-            at = first // table[STATE_EVERY] + place
-            _copy(to, body.ctypes.data + states[f, BASE] + at * states[f, STRIDE], size)
+def _gather_state(p, column, out, lane, ticket, slot):
+    """What was stored at the slot's first row, zeros where its episode begins."""
+    to = out + column.out + slot * column.size
+    if age_of(place_of(p, lane, ticket)) == 0:
+        zero_bytes(to, column.size)
+        return
+    at = row_of(p, lane, ticket) // p.state_every
+    _copy(to, column.base + at * column.stride, column.size)
 
 
 @inlined
-def _gather_marks(words, table, windows, lane, ticket, steps, age, row, out, floats_out, longs_out):
-    """What says which transitions a slot holds, and which of its places are padding."""
-    stack, length = table[STACK], table[LENGTH]
-    places = table[BATCH] * length
-    longs_out[(table[INDEX] >> 3) + row] = ticket * table[LANES] + lane
-    floats_out[(table[WEIGHT] >> 2) + row] = 1.0
+def _write_marks(p, out, lane, ticket, rows, age, slot):
+    """Which transitions a slot holds, which of its places are padding, and what its places behind the last hold."""
+    int64_at(out + p.index)[slot] = ticket * p.lanes + lane
+    float32_at(out + p.weight)[slot] = 1.0
+    valid, versions = uint8_at(out + p.valid), int64_at(out + p.policy_version)
     # A sequence that begins its episode needs no burn-in: its recurrent state is known.
-    burn_in = table[BURN_IN] if age_of(words, head_of(table, windows, lane, ticket)) else 0
-    for step in range(length):
-        at = row * length + step
-        real = step < steps
-        out[table[MASK] + at] = real and step >= burn_in
-        for place in range(stack):
-            out[table[VALID] + at * stack + place] = real and stack - 1 - place <= age + step
+    burn_in = p.burn_in if age_of(place_of(p, lane, ticket)) else 0
+    for step in range(p.length):
+        at = slot * p.length + step
+        real = step < rows
+        uint8_at(out + p.mask)[at] = real and step >= burn_in
+        for place in range(p.stack):
+            valid[at * p.stack + place] = real and p.stack - 1 - place <= age + step
         if real:
-            longs_out[(table[POLICY] >> 3) + at] = words[head_of(table, windows, lane, ticket + step) + 2]
+            versions[at] = uint32_at(record_of(p, lane, ticket + step))[POLICY_VERSION]
             continue
-        longs_out[(table[POLICY] >> 3) + at] = 0
-        for block in range(2):
-            floats_out[(table[NUMBERS] >> 2) + block * places + at] = 0.0
-            out[table[ENDS] + block * places + at] = 0
+        versions[at] = 0
+        float32_at(out + p.reward)[at] = 0.0
+        float32_at(out + p.discount)[at] = 0.0
+        uint8_at(out + p.terminated)[at] = 0
+        uint8_at(out + p.truncated)[at] = 0
 
 
 @inlined
-def take(body, table, gamma, windows, lane, ticket, slot, row, frames, fields, states, chosen, successors, out):
-    """Copies a ticket's transition or sequence into output row `row`, when it can be drawn; whether it can.
+def take(p, columns, out, lane, ticket, slot):
+    """Copies a ticket's transition or sequence into output row `slot`: (whether it could be drawn, lowest, rows).
 
     Args:
-        body: uint8, the segment's body.
-        table: int64, see rows.py.
-        gamma: discount of one step.
-        windows: int64 [3, lanes], complete.
-        lane, ticket: what was drawn.
-        slot: the column of `chosen` that says afterwards what was copied.
-        frames, fields, states: int64 [n, 5]: base, row stride, size, offset in the batch, and for frames what
-            follows them.
-        chosen, successors: int64 [6, batch] and [batch * length], out.
-        out: uint8, the batch's bytes.
+        p, columns: see plan.py; the windows complete.
+        out: the batch's address.
     """
-    words, floats_out, longs_out = body.view(np.uint32), out.view(np.float32), out.view(np.int64)
-    floats = body.view(np.float32)
-    found = resolve(words, floats, table, gamma, windows, lane, ticket, slot, row, chosen, out, floats_out, successors)
+    found, age, lowest, rows = check(p, lane, ticket)
     if found != SAMPLEABLE:
-        return False
-    steps, age = chosen[STEPS, slot], chosen[AGE, slot]
-    _gather_marks(words, table, windows, lane, ticket, steps, age, row, out, floats_out, longs_out)
-    for f in range(frames.shape[0]):
-        _gather_frames(body, out, frames[f], table, windows, successors, lane, ticket, steps, age, row)
-    _gather_fields(body, out, fields, table, windows, lane, ticket, steps, row)
-    if states.shape[0]:
-        _gather_states(body, words, out, states, table, windows, lane, ticket, row)
-    return True
+        return False, lowest, rows
+    write_returns(p, out, lane, ticket, rows, slot * p.length)
+    _write_marks(p, out, lane, ticket, rows, age, slot)
+    for f in range(p.frames):
+        _gather_frames(p, columns[f], out, lane, ticket, rows, age, slot)
+    for f in range(p.frames, p.frames + p.fields):
+        _gather_field(p, columns[f], out, lane, ticket, rows, slot)
+    for f in range(p.frames + p.fields, p.frames + p.fields + p.states):
+        _gather_state(p, columns[f], out, lane, ticket, slot)
+    return True, lowest, rows
+
+
+@inlined
+def _prefetch_columns(p, columns, lane, ticket):
+    """Asks for where the copies from columns outside of the records begin."""
+    for f in range(p.frames + p.fields):
+        column = columns[f]
+        if column.stride != p.record_stride:
+            first = ticket - (p.stack - 1) * (f < p.frames)
+            at = column.base + row_of(p, lane, first) * column.stride
+            for offset in range(0, min(column.size, LINES_ASKED * LINE), LINE):
+                prefetch(at + offset)
+
+
+@inlined
+def _take_whole(p, columns, out, rows, first, count):
+    """`take_chosen` of anything."""
+    lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
+    filled = first
+    for slot in range(first, count):
+        lane, ticket = lanes[slot], tickets[slot]
+        if p.far and slot + AHEAD < count:
+            _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
+        taken, least, _ = take(p, columns, out, lane, ticket, rows[filled])
+        if taken:
+            lanes[filled], tickets[filled], lowest[filled] = lane, ticket, least
+            filled += 1
+    return filled
+
+
+@inlined
+def _take_plain(p, columns, out, rows, first, count):
+    """`take_chosen` of one transition each, without a stack and of one step: the lowest ticket is its own."""
+    lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
+    rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
+    terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)
+    versions, index = int64_at(out + p.policy_version), int64_at(out + p.index)
+    weights, valid = float32_at(out + p.weight), uint8_at(out + p.valid)
+    stride, lanes_in_all, gamma, frames, fields = p.record_stride, p.lanes, p.gamma, p.frames, p.frames + p.fields
+    records, filled = p.records, first
+    for slot in range(first, count):
+        lane, ticket = lanes[slot], tickets[slot]
+        at = row_of(p, lane, ticket)
+        head = uint32_at(records + at * stride)
+        flags = flags_of(head[PLACE])
+        found, successor = successor_of(p, lane, ticket, flags)
+        if p.far and slot + AHEAD < count:
+            _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
+        if found != SAMPLEABLE or flags & BOUNDARY:
+            continue
+        after, row = row_of(p, lane, successor), rows[filled]
+        for f in range(frames):
+            column = columns[f]
+            size, shared = column.size, column.next == ONE_MORE
+            to = out + column.out + row * (1 + shared) * size
+            _copy(to, column.base + at * column.stride, size)
+            if shared:
+                _copy(to + size, column.base + after * column.stride, size)
+        for f in range(frames, fields):
+            column = columns[f]
+            _copy(out + column.out + row * column.size, column.base + at * column.stride, column.size)
+        rewards[row] = float32_at(records + at * stride)[REWARD]
+        discounts[row] = 0.0 if flags & TERMINATED else gamma
+        terminated[row] = (flags & TERMINATED) != 0
+        truncated[row] = (flags & TRUNCATED) != 0
+        versions[row] = head[POLICY_VERSION]
+        index[row] = ticket * lanes_in_all + lane
+        weights[row] = 1.0
+        valid[row] = 1
+        lanes[filled], tickets[filled] = lane, ticket
+        filled += 1
+    return filled
+
+
+@inlined
+def take_chosen(p, columns, out, rows, first, count):
+    """Copies what was chosen for the slots [first, count) as far as it can be drawn; how many slots are filled then.
+
+    What is refused leaves its slot to the next one. Slot i fills output row rows[i].
+    """
+    if p.plain:
+        return _take_plain(p, columns, out, rows, first, count)
+    return _take_whole(p, columns, out, rows, first, count)

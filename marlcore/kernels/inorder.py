@@ -8,33 +8,31 @@ from __future__ import annotations
 import numpy as np
 
 from .gather import take
-from .jit import jit
+from .jit import int64_at, jit, uint32_at
 from .rows import (
-    BATCH,
     BOUNDARY,
-    HI,
-    LANES,
-    LENGTH,
-    LO,
-    LOWEST,
     NEVER,
+    ORDINAL,
     PENDING,
     SAMPLEABLE,
-    STACK,
-    STATE_EVERY,
-    STEPS,
     age_of,
+    check,
     find_seams,
     flags_of,
-    head_of,
-    resolve,
+    place_of,
+    record_of,
 )
 
 __all__ = ["read"]
 
+# Of `cursors`: the one that the batch moves, one moved as far as nothing that can be delivered is passed, and scratch
+NEXT, SETTLED, PROBE = range(3)
 # Rows of a cursor: the next ticket, and the transitions below it; those of them that were overwritten before they
 # were read, and those that nothing can be made of
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
+# Rows of `tallies`: rows at the beginning of each window to stay away from; transitions or unrolls that are ready;
+# how many of them the batch takes; the lowest ticket that was looked at
+MARGIN, READY, SHARE, LEAST = range(4)
 
 NOT_LOOKED_AT = 1 << 62  # as the lowest ticket: it is never overwritten
 
@@ -46,13 +44,13 @@ def _copy(to, source, lane):
 
 
 @jit
-def _enter(words, table, windows, lane, margin, cursor):
+def _enter(p, lane, margin, cursor):
     """Leaves behind what was overwritten, and `margin` rows more; ordinals say how many transitions that were."""
-    lo, hi = windows[LO, lane], windows[HI, lane]
+    lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
     oldest = min(lo + margin, hi - 1)
     if oldest < lo or oldest <= cursor[POSITION, lane]:
         return
-    ordinal = np.int64(words[head_of(table, windows, lane, oldest)])
+    ordinal = np.int64(uint32_at(record_of(p, lane, oldest))[ORDINAL])
     missed = (ordinal - cursor[PASSED, lane]) & 0xFFFFFFFF
     cursor[DROPPED, lane] += missed
     cursor[PASSED, lane] += missed
@@ -60,30 +58,47 @@ def _enter(words, table, windows, lane, margin, cursor):
 
 
 @jit
-def _is_cut(words, table, windows, lane, ticket):
+def _is_cut(p, lane, ticket):
     """Whether frames of a row's stack, or the state that is stored for it, were overwritten."""
-    age, lo = age_of(words, head_of(table, windows, lane, ticket)), windows[LO, lane]
-    every = table[STATE_EVERY]
-    return ticket - min(age, table[STACK] - 1) < lo or (age > 0 and ticket - ticket % every < lo)
+    age, lo = age_of(place_of(p, lane, ticket)), int64_at(p.lo)[lane]
+    return ticket - min(age, p.stack - 1) < lo or (age > 0 and ticket - ticket % p.state_every < lo)
 
 
 @jit
-def _settle(words, floats, table, gamma, windows, lane, cursor, chosen, out, floats_out, successors, row):
-    """Moves past what no batch can hold; SAMPLEABLE, with the row's steps in slot `row`, or PENDING."""
+def _settle(p, lane, cursor):
+    """Moves past what no batch can hold: (SAMPLEABLE, the rows of what can be delivered) or (PENDING, 0)."""
     # Below a window lies memory of another lane, or none: writers may lap a lane while its window is read, which is
     # empty then and begins behind the cursor. Damaged counters look the same, but stay so.
-    while windows[LO, lane] <= cursor[POSITION, lane] < windows[HI, lane]:
+    lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
+    while lo <= cursor[POSITION, lane] < hi:
         ticket = cursor[POSITION, lane]
-        if not flags_of(words, head_of(table, windows, lane, ticket)) & BOUNDARY:
-            found = resolve(
-                words, floats, table, gamma, windows, lane, ticket, row, row, chosen, out, floats_out, successors
-            )  # fmt: skip
+        if not flags_of(place_of(p, lane, ticket)) & BOUNDARY:
+            found, _, _, rows = check(p, lane, ticket)
             if found != NEVER:
-                return found
-            cursor[DROPPED if _is_cut(words, table, windows, lane, ticket) else SKIPPED, lane] += 1
+                return found, rows
+            cursor[DROPPED if _is_cut(p, lane, ticket) else SKIPPED, lane] += 1
             cursor[PASSED, lane] += 1
         cursor[POSITION, lane] += 1
-    return PENDING
+    return PENDING, 0
+
+
+@jit
+def _look(p, lane, cursors, tallies):
+    """How much of a lane can be delivered, counted up to a batch; and what rows yet to be written may add to it."""
+    settled, probe, hi = cursors[SETTLED], cursors[PROBE], int64_at(p.hi)[lane]
+    _copy(settled, cursors[NEXT], lane)
+    _enter(p, lane, tallies[MARGIN, lane], settled)
+    behind = hi <= max(settled[POSITION, lane], int64_at(p.lo)[lane])
+    tallies[LEAST, lane] = NOT_LOOKED_AT if behind else settled[POSITION, lane]
+    found, rows = _settle(p, lane, settled)
+    _copy(probe, settled, lane)
+    ready = 0
+    while found == SAMPLEABLE and ready < p.batch:
+        ready += 1
+        probe[POSITION, lane] += rows
+        found, rows = _settle(p, lane, probe)
+    tallies[READY, lane] = ready
+    return ready, (hi - probe[POSITION, lane] + p.length - 1) // p.length
 
 
 @jit
@@ -105,66 +120,43 @@ def _share(ready, first, total, share):
 
 
 @jit
-def read(
-    body, table, gamma, windows, margin, first, frames, fields, states, chosen, successors, out,
-    cursor, settled, probe, ready, share, lowest,
-):  # fmt: skip
+def read(plan, columns, out, first, cursors, tallies):
     """Copies the next batch: of each lane in turn one run of what follows the cursor, none when there is too little.
 
     Args:
-        body, table, gamma, frames, fields, states, chosen, successors, out: see gather.py.
-        windows: int64 [3, lanes]: the tickets [lo, hi) of each lane; the seams are found here.
-        margin: int64 [lanes], rows at the beginning of each window to stay away from.
+        plan, columns: see plan.py; the windows' seams are found here.
+        out: the batch's address.
         first: the lane that is given one more where the lanes' shares cannot be equal.
-        cursor: int64 [4, lanes], see above; moved behind the batch.
-        settled: like cursor, out: moved as far as nothing that can be delivered is passed.
-        probe, ready, share: int64 [4, lanes], [lanes], [lanes], scratch.
-        lowest: int64 [lanes], out: the lowest ticket that was looked at.
+        cursors: int64 [3, 4, lanes], see above; the first is moved behind the batch.
+        tallies: int64 [4, lanes], see above; all but the margins are made here.
 
     Returns: (whether a batch was copied; transitions or unrolls that are ready, counted up to a batch a lane; those
     that rows yet to be written may add without being one more row each).
     """
-    words, floats, floats_out = body.view(np.uint32), body.view(np.float32), out.view(np.float32)
-    batch = table[BATCH]
-    find_seams(table, windows)
+    p, cursor = plan[0], cursors[NEXT]
+    find_seams(p)
     total, pending = 0, 0
-    for lane in range(table[LANES]):
-        _copy(settled, cursor, lane)
-        _enter(words, table, windows, lane, margin[lane], settled)
-        behind = windows[HI, lane] <= max(settled[POSITION, lane], windows[LO, lane])
-        lowest[lane] = NOT_LOOKED_AT if behind else settled[POSITION, lane]
-        ready[lane] = 0
-        found = _settle(
-            words, floats, table, gamma, windows, lane, settled, chosen, out, floats_out, successors, 0
-        )  # fmt: skip
-        _copy(probe, settled, lane)
-        while found == SAMPLEABLE and ready[lane] < batch:
-            ready[lane] += 1
-            probe[POSITION, lane] += chosen[STEPS, 0]
-            found = _settle(
-                words, floats, table, gamma, windows, lane, probe, chosen, out, floats_out, successors, 0
-            )  # fmt: skip
-        total += ready[lane]
-        pending += (windows[HI, lane] - probe[POSITION, lane] + table[LENGTH] - 1) // table[LENGTH]
-    if total < batch:
+    for lane in range(p.lanes):
+        ready, more = _look(p, lane, cursors, tallies)
+        total += ready
+        pending += more
+    if total < p.batch:
         return False, total, pending
-    _share(ready, first, batch, share)
+    _share(tallies[READY], first, p.batch, tallies[SHARE])
     slot = 0
-    for lane in range(table[LANES]):
-        _copy(cursor, settled, lane)
-        for _ in range(share[lane]):
+    for lane in range(p.lanes):
+        _copy(cursor, cursors[SETTLED], lane)
+        for _ in range(tallies[SHARE, lane]):
             ticket = cursor[POSITION, lane]
-            if ticket >= windows[HI, lane] or not take(
-                body, table, gamma, windows, lane, ticket, slot, slot,
-                frames, fields, states, chosen, successors, out,
-            ):  # fmt: skip
+            if ticket >= int64_at(p.hi)[lane]:
                 return False, total, pending  # it was overwritten since: validation will say so
-            lowest[lane] = min(lowest[lane], chosen[LOWEST, slot])
-            cursor[POSITION, lane] += chosen[STEPS, slot]
-            cursor[PASSED, lane] += chosen[STEPS, slot]
+            taken, lowest, rows = take(p, columns, out, lane, ticket, slot)
+            if not taken:
+                return False, total, pending
+            tallies[LEAST, lane] = min(tallies[LEAST, lane], lowest)
+            cursor[POSITION, lane] += rows
+            cursor[PASSED, lane] += rows
             slot += 1
-            if slot < batch:
-                _settle(
-                    words, floats, table, gamma, windows, lane, cursor, chosen, out, floats_out, successors, slot
-                )  # fmt: skip
+            if slot < p.batch:
+                _settle(p, lane, cursor)
     return True, total, pending

@@ -15,6 +15,7 @@ import numba
 from llvmlite import ir
 from numba.core import cgutils, event, types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from ..notices import say
 
@@ -23,10 +24,18 @@ __all__ = [
     "WARM",
     "cache_directory",
     "copy_bytes",
+    "float32_at",
+    "float64_array",
+    "float64_at",
     "inlined",
+    "int64_array",
+    "int64_at",
     "jit",
     "prefetch",
     "quietly",
+    "uint8_at",
+    "uint32_at",
+    "uint64_at",
     "zero_bytes",
 ]
 
@@ -172,3 +181,42 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
+
+
+def _items_at(dtype: Any) -> Any:
+    @intrinsic
+    def items_at(typingctx: Any, address: Any) -> Any:
+        """items_at(address)[i]: item i of the dtype from an address on; an index is never counted from the end."""
+        pointer = types.CPointer(dtype)  # type: ignore[attr-defined]
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+        return pointer(types.intp), generate
+
+    return items_at
+
+
+uint8_at, uint32_at, uint64_at = _items_at(types.uint8), _items_at(types.uint32), _items_at(types.uint64)
+int64_at, float32_at, float64_at = _items_at(types.int64), _items_at(types.float32), _items_at(types.float64)
+
+
+def _array_at(dtype: Any) -> Any:
+    @intrinsic
+    def array_at(typingctx: Any, address: Any, length: Any) -> Any:
+        """array_at(address, length): that memory as an array, for a kernel that takes one."""
+        kind = types.Array(dtype, 1, "C")
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(kind)(context, builder)
+            itemsize = context.get_constant(types.intp, dtype.bitwidth // 8)
+            data = builder.inttoptr(args[0], array.data.type)
+            populate_array(array, data, [args[1]], [itemsize], itemsize, None)
+            return array._getvalue()
+
+        return kind(types.intp, types.intp), generate
+
+    return array_at
+
+
+int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)

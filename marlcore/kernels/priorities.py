@@ -1,7 +1,7 @@
 """Drawing transitions or sequences in proportion to their priorities, which lie in a tree of sums.
 
 The leaf of a ticket is its row, counted over all lanes. Its mass is the priority to the power of alpha, or 0 where
-nothing can be drawn. `reach` says for each lane which tickets have leaves.
+nothing can be drawn. The tickets [floor, caught) of each lane have leaves.
 """
 
 from __future__ import annotations
@@ -10,40 +10,51 @@ import math
 
 import numpy as np
 
-from .gather import take
-from .jit import inlined, jit, prefetch
-from .random import unit
-from .rows import (
-    CAPACITY,
-    HI,
-    LANE,
-    LANES,
-    LO,
-    NEVER,
-    PENDING,
-    SAMPLEABLE,
-    SEAM,
-    STACK,
-    STATE_EVERY,
-    TICKET,
-    WEIGHT,
-    find_seams,
-    prefetch_row,
-    resolve,
-    row_of,
+from .gather import take_chosen
+from .jit import (
+    float32_at,
+    float64_array,
+    float64_at,
+    inlined,
+    int64_array,
+    int64_at,
+    jit,
+    prefetch,
+    uint8_at,
+    uint64_at,
 )
+from .random import unit
+from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
 from .sumtree import find, repair, repair_range
 
-__all__ = ["catch_up", "draw", "first_bad", "update", "weigh"]
+__all__ = ["PRIORITIES", "catch_up", "draw", "first_bad", "update", "weigh"]
 
-# Rows of `reach`: tickets of [FLOOR, CAUGHT) have their leaves
-FLOOR, CAUGHT = range(2)
-# Values of `marks`, one for each leaf
+# Values of a leaf's mark
 ABSENT, PRESENT, DRAWN = range(3)
-# Entries of `numbers`; LIMIT is the highest priority of which every leaf could have the mass
-ALPHA, EPSILON, HIGHEST, LIMIT = range(4)
-# Columns of `initial`, which has a row where the lanes hold the actors' priorities
-BASE, STRIDE = range(2)
+
+# One sampler's priorities, an array of one record; addresses are of memory that whoever made it keeps
+PRIORITIES = np.dtype(
+    [
+        ("alpha", "f8"),
+        ("epsilon", "f8"),
+        ("highest", "f8"),  # so far
+        ("limit", "f8"),  # the highest of which every leaf could have the mass
+        ("tree", "i8"),  # address and length of float64, and of int64 [levels + 1]; see sumtree.py
+        ("nodes", "i8"),
+        ("offsets", "i8"),
+        ("levels", "i8"),
+        ("marks", "i8"),  # address of uint8, one for each leaf
+        ("floor", "i8"),  # addresses of int64 [lanes]
+        ("caught", "i8"),
+        ("initial", "i8"),  # address of the actors' priorities in row 0, float32; 0: there are none
+        ("initial_stride", "i8"),
+        ("bad_lane", "i8"),  # an actor's priority that is negative or too high; -1: none
+        ("bad_ticket", "i8"),
+        ("points", "i8"),  # addresses of scratch: float64 and int64, one for each slot or update
+        ("leaves", "i8"),
+        ("masses", "i8"),  # address of float64 [batch]: by output row the mass that was drawn
+    ]
+)
 
 
 @inlined
@@ -59,151 +70,140 @@ def _repair_tickets(tree, offsets, capacity, lane, first, last):
 
 
 @inlined
-def _evict(table, windows, lane, reach, tree, offsets, marks):
-    """Takes the mass from tickets that the window has left behind."""
-    capacity = table[CAPACITY]
-    first, last = reach[FLOOR, lane], min(windows[LO, lane], reach[CAUGHT, lane])
-    for ticket in range(first, last):
-        leaf = lane * capacity + ticket % capacity
-        tree[leaf] = 0.0
-        marks[leaf] = ABSENT
-    _repair_tickets(tree, offsets, capacity, lane, first, last)
-    reach[FLOOR, lane] = max(first, windows[LO, lane])
-    reach[CAUGHT, lane] = max(reach[CAUGHT, lane], reach[FLOOR, lane])
+def _drop(q, leaf):
+    """Takes a leaf's mass."""
+    float64_at(q.tree)[leaf] = 0.0
+    uint8_at(q.marks)[leaf] = ABSENT
 
 
 @inlined
-def _initial(floats, table, windows, lane, ticket, initial, numbers, bad):
+def _evict(p, q, lane):
+    """Takes the mass from tickets that the window has left behind, and from those that need what it has."""
+    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
+    lo, floor, caught = int64_at(p.lo)[lane], int64_at(q.floor), int64_at(q.caught)
+    first, last = floor[lane], min(lo, caught[lane])
+    for ticket in range(first, last):
+        _drop(q, lane * p.capacity + ticket % p.capacity)
+    _repair_tickets(tree, offsets, p.capacity, lane, first, last)
+    floor[lane] = max(first, lo)
+    caught[lane] = max(caught[lane], floor[lane])
+    # Of the oldest rows the frames of the stack, or the state, may be gone.
+    oldest = min(lo + p.stack + p.state_every, caught[lane])
+    for ticket in range(lo, oldest):
+        if check(p, lane, ticket)[0] == NEVER:
+            _drop(q, row_of(p, lane, ticket))
+    _repair_tickets(tree, offsets, p.capacity, lane, lo, oldest)
+
+
+@inlined
+def _initial(p, q, lane, ticket):
     """The priority of a new ticket: its actor's, or the highest so far where that is NaN."""
-    if initial.shape[0] == 0:
-        return numbers[HIGHEST]
-    row = row_of(table, windows, lane, ticket)
-    given = np.float64(floats[(initial[0, BASE] + row * initial[0, STRIDE]) >> 2])
+    if q.initial == 0:
+        return q.highest
+    given = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
     if math.isnan(given):
-        return numbers[HIGHEST]
-    if not 0.0 <= given <= numbers[LIMIT]:
-        bad[0], bad[1] = lane, ticket
-        return numbers[HIGHEST]
-    return given + numbers[EPSILON]
+        return q.highest
+    if not 0.0 <= given <= q.limit:
+        q.bad_lane, q.bad_ticket = lane, ticket
+        return q.highest
+    return given + q.epsilon
+
+
+@inlined
+def _take_in(p, q, lane):
+    """Gives mass to the tickets of a lane that are new, in their turn, up to one that is yet to be decided."""
+    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
+    first = ticket = int64_at(q.caught)[lane]
+    last, mass = -1.0, 0.0  # actors that give no priorities leave all at the same one
+    while ticket < int64_at(p.hi)[lane]:
+        found, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
+        if found == PENDING:
+            break
+        if found == SAMPLEABLE:
+            priority = _initial(p, q, lane, ticket)
+            if priority != last:
+                last, mass = priority, priority**q.alpha
+                q.highest = max(q.highest, priority)
+            tree[leaf] = mass
+            uint8_at(q.marks)[leaf] = PRESENT
+        else:
+            _drop(q, leaf)
+        ticket += 1
+    int64_at(q.caught)[lane] = ticket
+    _repair_tickets(tree, offsets, p.capacity, lane, first, ticket)
 
 
 @jit
-def catch_up(
-    body, table, gamma, windows, reach, tree, offsets, marks, numbers, initial, bad, row, chosen, successors, out
-):  # fmt: skip
+def catch_up(plan, priorities):
     """Gives mass to what was written since the last call, and takes it from what was overwritten.
 
-    A ticket is decided in its turn, once rows behind it can change nothing more.
-
     Args:
-        body, table, gamma, windows, chosen, successors, out: see gather.py; the seams are found here.
-        reach: int64 [2, lanes], see above.
-        tree, offsets: float64 and int64, see sumtree.py.
-        marks: uint8, one for each leaf.
-        numbers: float64 [4]: alpha, epsilon, the highest priority so far, and the highest that may come.
-        initial: int64 [1, 2], offset and stride of the field with the actors' priorities, or [0, 2].
-        bad: int64 [2], out: (lane, ticket) of an actor's priority that is negative or too high.
-        row: an output row that is yet to be filled, for scratch.
+        plan: see plan.py; the windows' seams are found here.
+        priorities: see PRIORITIES.
     """
-    words, floats, floats_out = body.view(np.uint32), body.view(np.float32), out.view(np.float32)
-    capacity, alpha = table[CAPACITY], numbers[ALPHA]
-    find_seams(table, windows)
-    for lane in range(table[LANES]):
-        lo, hi = windows[LO, lane], windows[HI, lane]
-        if lo > reach[FLOOR, lane]:
-            _evict(table, windows, lane, reach, tree, offsets, marks)
-            # Of the oldest rows the frames of the stack, or the state, may be gone.
-            oldest = min(lo + table[STACK] + table[STATE_EVERY], reach[CAUGHT, lane])
-            for ticket in range(lo, oldest):
-                found = resolve(
-                    words, floats, table, gamma, windows, lane, ticket, 0, row, chosen, out, floats_out, successors
-                )  # fmt: skip
-                if found == NEVER:
-                    leaf = lane * capacity + ticket % capacity
-                    tree[leaf] = 0.0
-                    marks[leaf] = ABSENT
-            _repair_tickets(tree, offsets, capacity, lane, lo, oldest)
-        first = ticket = reach[CAUGHT, lane]
-        while ticket < hi:
-            found = resolve(
-                words, floats, table, gamma, windows, lane, ticket, 0, row, chosen, out, floats_out, successors
-            )  # fmt: skip
-            if found == PENDING:
-                break
-            leaf = lane * capacity + ticket % capacity
-            if found == SAMPLEABLE:
-                priority = _initial(floats, table, windows, lane, ticket, initial, numbers, bad)
-                numbers[HIGHEST] = max(numbers[HIGHEST], priority)
-                tree[leaf] = priority**alpha
-                marks[leaf] = PRESENT
-            else:
-                tree[leaf] = 0.0
-                marks[leaf] = ABSENT
-            ticket += 1
-        reach[CAUGHT, lane] = ticket
-        _repair_tickets(tree, offsets, capacity, lane, first, ticket)
+    p, q = plan[0], priorities[0]
+    find_seams(p)
+    for lane in range(p.lanes):
+        if int64_at(p.lo)[lane] > int64_at(q.floor)[lane]:
+            _evict(p, q, lane)
+        _take_in(p, q, lane)
 
 
 @inlined
-def _ticket_of(table, windows, leaf):
+def _ticket_of(p, leaf):
     """The (lane, ticket) of a leaf in the lanes' windows."""
-    lane = leaf // table[CAPACITY]
-    ticket = windows[SEAM, lane] - table[CAPACITY] + leaf - lane * table[CAPACITY]
-    if ticket < windows[LO, lane]:
-        ticket += table[CAPACITY]
+    lane = leaf // p.capacity
+    ticket = int64_at(p.seam)[lane] - p.capacity + leaf - lane * p.capacity
+    if ticket < int64_at(p.lo)[lane]:
+        ticket += p.capacity
     return lane, ticket
 
 
 @jit
-def draw(
-    body, table, gamma, windows, state, rows, tree, offsets, marks, points, leaves,
-    frames, fields, states, chosen, successors, out,
-):  # fmt: skip
+def draw(plan, columns, out, rows, priorities):
     """Draws for the output rows `rows` after `catch_up`: one in each of as many equal parts of the total mass.
 
-    Args:
-        points: float64 [2, batch]: scratch, and by output row the mass that was drawn.
-        leaves: int64 [batch], scratch.
-        others: see `catch_up` and gather.py.
+    Args: see `catch_up` and uniform.py.
 
     Returns: slots filled; fewer than asked for when rows were overwritten meanwhile, 0 without any mass.
     """
-    words = body.view(np.uint32)
-    total, count, filled = tree[len(tree) - 1], len(rows), 0
-    if not total > 0.0:
+    p, q = plan[0], priorities[0]
+    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
+    generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
+    marks, count, part = uint8_at(q.marks), len(rows), tree[q.nodes - 1] / max(1, len(rows))
+    if not part > 0.0:
         return 0
+    points, leaves = float64_array(q.points, count), int64_array(q.leaves, count)
     for i in range(count):
-        points[0, i] = (i + unit(state)) * (total / count)
-    find(tree, offsets, points[0], leaves, count)
+        points[i] = (i + unit(generator)) * part
+    find(tree, offsets, points, leaves, count)
     for i in range(count):
-        lane, ticket = _ticket_of(table, windows, leaves[i])
-        chosen[LANE, i], chosen[TICKET, i] = lane, ticket
-        prefetch_row(words, table, windows, lane, ticket)
-        prefetch(marks.ctypes.data + leaves[i])
-    for i in range(count):
-        if take(
-            body, table, gamma, windows, chosen[LANE, i], chosen[TICKET, i], filled, rows[filled],
-            frames, fields, states, chosen, successors, out,
-        ):  # fmt: skip
-            points[1, rows[filled]] = tree[leaves[i]]
-            marks[leaves[i]] = DRAWN
-            filled += 1
+        lane, ticket = _ticket_of(p, leaves[i])
+        lanes[i], tickets[i] = lane, ticket
+        prefetch_row(p, lane, ticket)
+        prefetch(q.marks + leaves[i])
+    filled = take_chosen(p, columns, out, rows, 0, count)
+    for i in range(filled):
+        leaf = row_of(p, lanes[i], tickets[i])
+        float64_at(q.masses)[rows[i]] = tree[leaf]
+        marks[leaf] = DRAWN
     return filled
 
 
 @jit
-def weigh(table, rows, masses, beta, out):
-    """Writes the importance weights of the output rows `rows`, drawn with `masses`, float64 by output row.
+def weigh(plan, out, rows, priorities, beta):
+    """Writes the importance weights of the output rows `rows`, which were drawn.
 
     A weight is (smallest mass of the rows / mass)^beta: Schaul et al. 2016 (arXiv:1511.05952), section 3.4, where
     (N P)^-beta is divided by the largest weight, so that N and the total cancel out.
     """
-    floats_out = out.view(np.float32)
+    p, q = plan[0], priorities[0]
+    weights, masses = float32_at(out + p.weight), float64_at(q.masses)
     smallest = math.inf
     for row in rows:
         smallest = min(smallest, masses[row])
     for row in rows:
-        floats_out[(table[WEIGHT] >> 2) + row] = (smallest / masses[row]) ** beta
+        weights[row] = (smallest / masses[row]) ** beta
 
 
 @jit
@@ -216,26 +216,29 @@ def first_bad(priority, limit):
 
 
 @jit
-def update(table, windows, reach, tree, offsets, marks, numbers, index, priority, leaves):
+def update(plan, priorities, index, priority):
     """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n], finite and at least 0.
 
     Returns: how many were ignored, since they were overwritten or never drawn.
     """
-    find_seams(table, windows)
-    lanes, kept = table[LANES], 0
+    p, q = plan[0], priorities[0]
+    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
+    floor, caught, lo, hi = int64_at(q.floor), int64_at(q.caught), int64_at(p.lo), int64_at(p.hi)
+    leaves, kept = int64_array(q.leaves, len(index)), 0
+    find_seams(p)
     for i in range(len(index)):
-        ticket = index[i] // lanes
-        lane = index[i] - ticket * lanes
-        if index[i] < 0 or ticket < max(reach[FLOOR, lane], windows[LO, lane]):
+        ticket = index[i] // p.lanes
+        lane = index[i] - ticket * p.lanes
+        if index[i] < 0 or ticket < max(floor[lane], lo[lane]):
             continue
-        if ticket >= min(reach[CAUGHT, lane], windows[HI, lane]):  # damaged counters may have gone back
+        if ticket >= min(caught[lane], hi[lane]):  # damaged counters may have gone back
             continue
-        leaf = row_of(table, windows, lane, ticket)
-        if marks[leaf] != DRAWN:
+        leaf = row_of(p, lane, ticket)
+        if uint8_at(q.marks)[leaf] != DRAWN:
             continue
-        value = priority[i] + numbers[EPSILON]
-        numbers[HIGHEST] = max(numbers[HIGHEST], value)
-        tree[leaf] = value ** numbers[ALPHA]
+        value = priority[i] + q.epsilon
+        q.highest = max(q.highest, value)
+        tree[leaf] = value**q.alpha
         leaves[kept] = leaf
         kept += 1
     repair(tree, offsets, leaves, kept)

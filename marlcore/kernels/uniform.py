@@ -2,83 +2,74 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from .gather import take
-from .jit import inlined, jit
+from .gather import take_chosen
+from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
-from .rows import HI, LANE, LO, SAMPLEABLE, TICKET, find_seams, prefetch_row, resolve
+from .rows import SAMPLEABLE, check, find_seams, prefetch_row
 
-__all__ = ["draw", "draw_listed", "list_sampleable"]
-
-
-@jit
-def draw(body, table, gamma, windows, state, rows, frames, fields, states, chosen, successors, out):
-    """Draws for the output rows `rows`.
-
-    Args:
-        body: uint8, the segment's body.
-        table: int64, see rows.py.
-        gamma: discount of one step.
-        windows: int64 [3, lanes]: the tickets [lo, hi) of each lane; the seams are found here.
-        state: uint64 [4], the generator's.
-        rows: int64, the output rows to fill.
-        frames, fields, states: see gather.py.
-        chosen: int64 [6, batch], out: what slot i was given.
-        successors: int64 [batch * length], scratch.
-        out: uint8, the batch's bytes.
-
-    Returns: (slots filled, draws refused); fewer than asked for when nearly all draws were refused.
-    """
-    words = body.view(np.uint32)
-    total = find_seams(table, windows)
-    count, filled, refused = len(rows), 0, 0
-    patience = 64 * count + 1024
-    while total > 0 and filled < count and refused < patience:
-        # All draws first, so that their cache misses overlap.
-        for slot in range(filled, count):
-            lane, ticket = _draw(windows, state, total)
-            chosen[LANE, slot], chosen[TICKET, slot] = lane, ticket
-            prefetch_row(words, table, windows, lane, ticket)
-        for slot in range(filled, count):
-            lane, ticket = chosen[LANE, slot], chosen[TICKET, slot]
-            if take(
-                body, table, gamma, windows, lane, ticket, filled, rows[filled],
-                frames, fields, states, chosen, successors, out,
-            ):  # fmt: skip
-                filled += 1
-            else:
-                refused += 1
-    return filled, refused
+__all__ = ["any_sampleable", "draw", "draw_listed", "list_sampleable"]
 
 
 @inlined
-def _draw(windows, state, total):
-    """Any (lane, ticket) of the windows, each equally likely."""
-    place = below(state, total)
-    lane = 0
-    while place >= windows[HI, lane] - windows[LO, lane]:
-        place -= windows[HI, lane] - windows[LO, lane]
-        lane += 1
-    return lane, windows[LO, lane] + place
+def _choose(p, first, count, total):
+    """Any (lane, ticket) of the windows, each equally likely, for the slots [first, count).
+
+    All before any is looked at, so that their cache misses overlap.
+    """
+    generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
+    lo, hi = int64_at(p.lo), int64_at(p.hi)
+    for slot in range(first, count):
+        place, lane = below(generator, total), 0
+        while place >= hi[lane] - lo[lane]:
+            place -= hi[lane] - lo[lane]
+            lane += 1
+        lanes[slot], tickets[slot] = lane, lo[lane] + place
+        prefetch_row(p, lane, lo[lane] + place)
 
 
 @jit
-def list_sampleable(body, table, gamma, windows, chosen, successors, out, row, found):
-    """Writes (lane, ticket) of whatever can be drawn into found, int64 [2, rows]; returns how many.
+def draw(plan, columns, out, rows):
+    """Draws for the output rows `rows`.
 
-    Slot 0 of chosen and output row `row`, which must be one that is yet to be filled, are scratch.
+    Args:
+        plan, columns: see plan.py; the windows' seams are found here.
+        out: address of the batch.
+        rows: int64, the output rows to fill.
+
+    Returns: (slots filled, draws refused); fewer than asked for when nearly all draws were refused.
     """
-    words, floats = body.view(np.uint32), body.view(np.float32)
-    find_seams(table, windows)
+    p = plan[0]
+    total = find_seams(p)
+    count, filled, refused = len(rows), 0, 0
+    patience = 64 * count + 1024
+    while total > 0 and filled < count and refused < patience:
+        _choose(p, filled, count, total)
+        filled = take_chosen(p, columns, out, rows, filled, count)
+        refused += count - filled
+    return filled, refused
+
+
+@jit
+def any_sampleable(plan):
+    """Whether anything can be drawn."""
+    p = plan[0]
+    find_seams(p)
+    for lane in range(p.lanes):
+        for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
+            if check(p, lane, ticket)[0] == SAMPLEABLE:
+                return True
+    return False
+
+
+@jit
+def list_sampleable(plan, found):
+    """Writes (lane, ticket) of whatever can be drawn into found, int64 [2, rows]; returns how many."""
+    p = plan[0]
+    find_seams(p)
     count = 0
-    for lane in range(windows.shape[1]):
-        for ticket in range(windows[LO, lane], windows[HI, lane]):
-            status = resolve(
-                words, floats, table, gamma, windows, lane, ticket, 0, row,
-                chosen, out, out.view(np.float32), successors,
-            )  # fmt: skip
-            if status == SAMPLEABLE:
+    for lane in range(p.lanes):
+        for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
+            if check(p, lane, ticket)[0] == SAMPLEABLE:
                 found[0, count] = lane
                 found[1, count] = ticket
                 count += 1
@@ -86,15 +77,10 @@ def list_sampleable(body, table, gamma, windows, chosen, successors, out, row, f
 
 
 @jit
-def draw_listed(
-    body, table, gamma, windows, state, rows, frames, fields, states, chosen, successors, out, found, listed
-):  # fmt: skip
+def draw_listed(plan, columns, out, rows, found, listed):
     """`draw` where little can be drawn: from the list that `list_sampleable` made; how many slots were filled."""
-    filled = 0
-    for _ in range(len(rows)):
-        pick = below(state, listed)
-        filled += take(
-            body, table, gamma, windows, found[0, pick], found[1, pick], filled, rows[filled],
-            frames, fields, states, chosen, successors, out,
-        )  # fmt: skip
-    return filled
+    p = plan[0]
+    for slot in range(len(rows)):
+        pick = below(uint64_at(p.generator), listed)
+        int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = found[0, pick], found[1, pick]
+    return take_chosen(p, columns, out, rows, 0, len(rows))

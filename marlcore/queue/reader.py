@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
-from ..transitions import Batch, Drawing, Lanes, Window, check_count
+from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
@@ -55,7 +56,7 @@ class ReaderOptions:
         """Raises ValueError: a field, what was expected and what came."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
         for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.length is not None:
             if spec.next_obs:
                 raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
@@ -111,21 +112,21 @@ class TrajectoryReader:
         self._inside: dict[int, None] = {}  # see guard.py
         self._lanes = lanes
         self._options = options
-        self._gamma = float(window.gamma)
         self._drawing = Drawing(lanes, window, int(options.batch_size))
         count = lanes.geometry.lanes
-        self._next, self._settled, self._probe = np.zeros((3, CURSOR_ROWS, count), np.int64)
-        self._margin, self._ready, self._share, self._lowest, self._each = np.zeros((5, count), np.int64)
-        self._each[:] = np.arange(count)
+        self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
+        self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
+        self._tallies = np.zeros((4, count), np.int64)
+        self._margin, self._each = self._tallies[inorder.MARGIN], np.arange(count)
         self._whole = np.ones(count, np.uint8)
-        self._validate = lanes.native.validator(self._each, self._lowest, self._whole)
+        self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         try:
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, options.longest_add(lanes))
             self._release()
             # Nothing is consumed here, but the kernel is compiled or loaded now and not by the first read.
-            self._copy(self._drawing.memory().root)
+            self._copy(self._drawing.memory())
         except BaseException:
             self._claim.release()
             raise
@@ -154,7 +155,7 @@ class TrajectoryReader:
         memory = self._drawing.memory()
         while True:
             self.check_open()
-            filled, ready, pending = self._copy_whole(memory.root)
+            filled, ready, pending = self._copy_whole(memory)
             if filled:
                 batch = memory.batch()
                 self._consume(self._next)
@@ -186,30 +187,29 @@ class TrajectoryReader:
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
 
-    def _copy(self, out: NDArray[np.uint8]) -> tuple[bool, int, int]:
+    def _copy(self, memory: BatchMemory) -> tuple[bool, int, int]:
         """See kernels/inorder.py."""
         d = self._drawing
         d.read_windows()
         self._next[:] = self._cursor.now
         found: tuple[bool, int, int] = inorder.read(
-            d.body, d.table, self._gamma, d.windows, self._margin, self._first, d.frames, d.fields, d.states,
-            d.chosen, d.successors, out, self._next, self._settled, self._probe, self._ready, self._share, self._lowest,
-        )  # fmt: skip
+            d.plan, d.columns, memory.address, self._first, self._cursors, self._tallies
+        )
         return found
 
-    def _copy_whole(self, out: NDArray[np.uint8]) -> tuple[bool, int, int]:
+    def _copy_whole(self, memory: BatchMemory) -> tuple[bool, int, int]:
         """The same, again until nothing that was looked at had been overwritten."""
         lapped_since = None
         self._margin[:] = 0
         while True:
-            found = self._copy(out)
+            found = self._copy(memory)
             if not self._validate(len(self._whole)):
                 return found
             self.stats.lapped += 1
             # A lane whose writer is quicker than this reader is entered further and further from its oldest row.
             step = 1 + self._lanes.geometry.capacity // 16
             lapped = np.minimum(2 * self._margin + step, self._lanes.geometry.capacity // 2)
-            self._margin = np.where(self._whole == 0, lapped, self._margin)
+            self._margin[:] = np.where(self._whole == 0, lapped, self._margin)
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 path = self._lanes.segment.path

@@ -12,5 +12,16 @@ from .prefetch import Prefetch
 from .prioritized import Prioritized
 from .sampler import Sampler, Sequence
 from .snapshot import Stateful
+from .uniform import Uniform
 
-__all__ = ["Mixture", "Prefetch", "Prioritized", "RateLimiter", "ReplayBuffer", "Sampler", "Sequence", "Stateful"]
+__all__ = [
+    "Mixture",
+    "Prefetch",
+    "Prioritized",
+    "RateLimiter",
+    "ReplayBuffer",
+    "Sampler",
+    "Sequence",
+    "Stateful",
+    "Uniform",
+]

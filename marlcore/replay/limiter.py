@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import check_whole
+
 if TYPE_CHECKING:
     from ..memory import Segment
 
@@ -47,8 +49,7 @@ class RateLimiter:
             if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not 0 < value < math.inf:
                 raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
             object.__setattr__(self, name, float(value))
-        if not isinstance(self.min_size, (int, np.integer)) or isinstance(self.min_size, bool) or self.min_size < 1:
-            raise ValueError(f"min_size: expected an integer of at least 1, got {self.min_size!r}")
+        check_whole("min_size", self.min_size)
         object.__setattr__(self, "min_size", int(self.min_size))
         if self.tolerance < self.samples_per_insert:
             raise ValueError(

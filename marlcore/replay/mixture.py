@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..errors import LayoutMismatch, NotEnoughData
 from ..memory import check_interruption, one_thread
-from ..transitions import Batch, check_count, spec_difference
+from ..transitions import Batch, BatchMemory, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
 from .sampler import Sampler, SamplerStats, Sequence
@@ -63,8 +63,8 @@ class Mixture:
         sequence: Sequence | None = None,
     ) -> None:
         _check_replays(replays)
-        check_count("batch_size", batch_size)
-        check_count("min_size", min_size)
+        check_whole("batch_size", batch_size)
+        check_whole("min_size", min_size)
         self._fractions = _checked_fractions(fractions, len(replays))
         preferred: list[Any] = (
             list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
@@ -85,7 +85,7 @@ class Mixture:
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
         drawn = self._drawn()
-        return not any(sampler.limited for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
+        return not any(sampler._limited() for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
@@ -100,13 +100,13 @@ class Mixture:
             being drawn from, or when no replay has anything to draw from. Then nothing was drawn, counted or owed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        memory = self.samplers[0].memory()
+        memory = self.samplers[0]._memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)
-        source = self._draw(memory.root, counts, deadline)
+        source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
         for i, sampler in enumerate(self.samplers):
-            sampler.finish(memory.root, np.flatnonzero(source == i))
+            sampler._finish(memory, np.flatnonzero(source == i))
         batch = memory.batch()
         batch.index *= len(self.samplers)
         batch.index += source
@@ -163,15 +163,15 @@ class Mixture:
         """The samplers of replays with a share."""
         return [sampler for sampler, share in zip(self.samplers, self._fractions, strict=True) if share > 0]
 
-    def _draw(self, out: NDArray[np.uint8], counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
+    def _draw(self, memory: BatchMemory, counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
         """Fills a batch's memory, `counts` rows from each replay; which replay each row came from."""
         while True:
             # Also after a pause: what another sampler drew meanwhile may be what a limiter allowed this one.
-            while any(sampler.limited for sampler in self._drawn()):
+            while any(sampler._limited() for sampler in self._drawn()):
                 for sampler in self._drawn():
-                    sampler.wait_for_limiter(deadline)
+                    sampler._wait_for_limiter(deadline)
             try:
-                return self._fill(out, counts)
+                return self._fill(memory, counts)
             except NotEnoughData as error:
                 if deadline is None:
                     raise
@@ -181,7 +181,7 @@ class Mixture:
                 check_interruption()
                 time.sleep(min(POLL_S, left))
 
-    def _fill(self, out: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _fill(self, memory: BatchMemory, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything."""
         rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
         shares, shortages = self._fractions.copy(), []
@@ -189,7 +189,7 @@ class Mixture:
             for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
                 try:
                     if len(part):
-                        self.samplers[i].fill(out, part, None)
+                        self.samplers[i]._fill(memory, part, None)
                         source[part] = i
                 except NotEnoughData as error:
                     shares[i] = 0.0
@@ -247,5 +247,5 @@ def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
 
 
 def _seeds(seed: int, replays: int) -> list[int]:
-    check_count("seed", seed, 0)
+    check_whole("seed", seed, 0)
     return [int(child.generate_state(1, np.uint64)[0]) for child in np.random.SeedSequence(seed).spawn(replays)]

@@ -17,10 +17,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
 from ..memory import WAIT_SLICE_S, check_interruption, invalidate_after_fork
 from ..transitions import Batch, TorchBatch
@@ -110,8 +109,7 @@ class Prefetch(Generic[B]):
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
             raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {came(sampler)}")
-        if not isinstance(depth, (int, np.integer)) or isinstance(depth, bool) or depth < 1:
-            raise ValueError(f"depth: expected an integer of at least 1, got {depth!r}")
+        check_whole("depth", depth)
         mover = None if str(device) == "cpu" and not pin_memory else _Mover(device)
         self._work = _Work(sampler, int(depth), mover)
         # The thread references only its work, so that an abandoned Prefetch is collected and ends the thread. At the

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..kernels import priorities as kernels
-from ..kernels import rows
 from ..kernels.sumtree import level_offsets, repair_range
 from ..spec import TransitionSpec
-from ..transitions import Drawing, Lanes, RecordLayout, check_count
+from ..transitions import BatchMemory, Drawing, Lanes, RecordLayout, address_of
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
@@ -52,7 +51,7 @@ class Prioritized:
             if np.isinf(value):
                 raise ValueError(f"{name}: expected a finite number, got {value!r}")
         if self.beta_steps is not None:
-            check_count("beta_steps", self.beta_steps)
+            check_whole("beta_steps", self.beta_steps)
 
     def limit(self, leaves: int) -> float:
         """The highest priority for which the sum of so many masses is finite."""
@@ -68,7 +67,7 @@ class Prioritized:
 
 
 class PriorityTree:
-    """The priorities of one sampler, who alone reads and writes them.
+    """The strategy of a sampler with priorities, which it alone reads and writes; see drawing.Strategy.
 
     Attributes:
         batches: how many were drawn, which beta depends on.
@@ -83,17 +82,48 @@ class PriorityTree:
         self._path = lanes.segment.path
         self._lanes = geometry.lanes
         self._leaves = leaves
+        self._limit = options.limit(leaves)
         self._offsets = level_offsets(leaves)
         self._tree = np.zeros(int(self._offsets[-1]))
         self._marks = np.zeros(leaves, np.uint8)
         self._reach = np.zeros((2, geometry.lanes), np.int64)
-        self._numbers = np.array([options.alpha, options.epsilon, 1.0, options.limit(leaves)])
-        window = drawing.table[[rows.STACK, rows.N_STEP, rows.LENGTH, rows.BURN_IN, rows.PERIOD]]
-        self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": window}
-        self._initial = _source_of(options.initial, lanes.layout, drawing)
-        self._bad = np.full(2, -1, np.int64)
-        self._points = np.ones((2, batch_size))
+        self._points, self._masses = np.ones((2, batch_size))
         self._scratch = np.zeros(batch_size, np.int64)
+        window = [drawing.plan[name][0] for name in ("stack", "n_step", "length", "burn_in", "period")]
+        self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": np.array(window)}
+        self._record = np.zeros(1, kernels.PRIORITIES)
+        self._set(lanes.layout)
+
+    def _set(self, layout: RecordLayout) -> None:
+        """Writes the record that the kernels know."""
+        floor, caught = self._reach
+        settings: dict[str, Any] = {
+            "alpha": self._options.alpha,
+            "epsilon": self._options.epsilon,
+            "highest": 1.0,
+            "limit": self._limit,
+            "nodes": len(self._tree),
+            "levels": len(self._offsets) - 1,
+            "bad_lane": -1,
+            "bad_ticket": -1,
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "tree": self._tree,
+            "offsets": self._offsets,
+            "marks": self._marks,
+            "floor": floor,
+            "caught": caught,
+            "points": self._points,
+            "masses": self._masses,
+            "leaves": self._scratch,
+        }
+        settings |= {name: address_of(array) for name, array in arrays.items()}
+        for place in layout.of_role("extra"):
+            if place.name == self._options.initial:
+                settings["initial"] = self._drawing.plan["records"][0] + place.offset
+                settings["initial_stride"] = self._drawing.plan["record_stride"][0]
+        for name, value in settings.items():
+            self._record[name] = value
 
     @property
     def beta(self) -> float:
@@ -106,7 +136,7 @@ class PriorityTree:
     @property
     def highest(self) -> float:
         """The highest priority so far, epsilon included."""
-        return float(self._numbers[kernels.HIGHEST])
+        return float(self._record["highest"][0])
 
     @property
     def total(self) -> float:
@@ -114,64 +144,59 @@ class PriorityTree:
         return float(self._tree[-1])
 
     @property
-    def present(self) -> bool:
-        """Whether something could be drawn if it had any mass."""
+    def all_zero(self) -> bool:
         return bool(self._marks.any())
 
-    def catch_up(self, out: NDArray[np.uint8], row: int) -> None:
-        """Takes in what was written since the last call; output row `row` is scratch."""
-        d = self._drawing
-        d.read_windows()
-        kernels.catch_up(
-            d.body, d.table, 1.0, d.windows, self._reach, self._tree, self._offsets, self._marks, self._numbers,
-            self._initial, self._bad, row, d.chosen, d.successors, out,
-        )  # fmt: skip
+    def prepare(self, memory: BatchMemory) -> None:
+        nothing = np.empty(0, np.int64)
+        self.draw(memory, nothing)
+        self.update(nothing, nothing)
+        kernels.weigh(self._drawing.plan, memory.address, nothing, self._record, self.beta)
 
-    def _refuse_bad(self) -> None:
-        lane, ticket = self._bad.tolist()
-        self._bad[:] = -1
-        d = self._drawing
-        d.chosen[rows.LANE, 0], d.chosen[rows.LOWEST, 0] = lane, ticket
-        if not len(d.lapped(1)):  # else it was overwritten, perhaps while it was read
-            raise ValueError(
-                f"{self._path}: {self._options.initial}: expected priorities from 0 to "
-                f"{self._numbers[kernels.LIMIT]:.3g}, got another in lane {lane}, ticket {ticket}"
-            )
+    def can_draw(self) -> bool:
+        self._catch_up()
+        return self.total > 0.0
 
-    def draw(self, gamma: float, state: NDArray[np.uint64], fill: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-        """Fills the output rows `fill`, after `catch_up`; returns how many slots were filled.
-
-        Raises ValueError: an actor's priority is negative or infinite; it counts as the highest so far.
-        """
-        if self._bad[1] >= 0 and len(fill):
+    def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
+        """Raises ValueError: an actor's priority is negative or infinite; it counts as the highest so far."""
+        self._catch_up()
+        if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()
         d = self._drawing
-        filled: int = kernels.draw(
-            d.body, d.table, gamma, d.windows, state, fill, self._tree, self._offsets, self._marks,
-            self._points, self._scratch, d.frames, d.fields, d.states, d.chosen, d.successors, out,
-        )  # fmt: skip
-        return filled
+        return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
-    def weigh(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Writes the weights of a batch, of which these rows were drawn here; beta moves on."""
-        kernels.weigh(self._drawing.table, rows, self._points[1], self.beta, out)
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
+        """Beta moves on."""
+        kernels.weigh(self._drawing.plan, memory.address, rows, self._record, self.beta)
         self.batches += 1
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
-        """See `Sampler.update_priorities`; returns how many were ignored."""
-        indices, values = checked_priorities(index, priority, self._numbers[kernels.LIMIT])
+        indices, values = checked_priorities(index, priority, self._limit)
         if len(indices) > len(self._scratch):
             self._scratch = np.zeros(len(indices), np.int64)
+            self._record["leaves"] = address_of(self._scratch)
         d = self._drawing
         d.read_windows()
-        ignored: int = kernels.update(
-            d.table, d.windows, self._reach, self._tree, self._offsets, self._marks, self._numbers, indices, values,
-            self._scratch,
-        )  # fmt: skip
+        ignored: int = kernels.update(d.plan, self._record, indices, values)
         return ignored
 
+    def _catch_up(self) -> None:
+        """Takes in what was written since the last call."""
+        self._drawing.read_windows()
+        kernels.catch_up(self._drawing.plan, self._record)
+
+    def _refuse_bad(self) -> None:
+        lane, ticket = self._record["bad_lane"][0], self._record["bad_ticket"][0]
+        self._record["bad_lane"] = self._record["bad_ticket"] = -1
+        d = self._drawing
+        d.chosen[:, 0] = lane, ticket, ticket
+        if not len(d.lapped(1)):  # else it was overwritten, perhaps while it was read
+            raise ValueError(
+                f"{self._path}: {self._options.initial}: expected priorities from 0 to "
+                f"{self._limit:.3g}, got another in lane {lane}, ticket {ticket}"
+            )
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What a tree needs to go on, as arrays."""
         return {
             **self._kind,
             "masses": self._tree[: self._leaves].copy(),
@@ -182,7 +207,6 @@ class PriorityTree:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Goes on from `state_dict`. Raises ValueError: it is of another sampler, or no such state."""
         for name, mine in self.state_dict().items():
             came = state.get(name)
             if not isinstance(came, np.ndarray) or came.shape != mine.shape or came.dtype != mine.dtype:
@@ -214,7 +238,7 @@ class PriorityTree:
         repair_range(self._tree, self._offsets, 0, 0, self._leaves)
         self._marks[:] = state["marks"]
         self._reach[:] = state["reach"]
-        self._numbers[kernels.HIGHEST] = state["highest"]
+        self._record["highest"] = state["highest"]
         self.batches = int(state["batches"])
 
 
@@ -244,10 +268,3 @@ def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
         return np.asarray(value, dtype, order="C")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{label}: expected numbers (n,), got {came(value)} ({came(error)})") from None
-
-
-def _source_of(name: str | None, layout: RecordLayout, drawing: Drawing) -> NDArray[np.int64]:
-    """Offset and stride of an extra, int64 [1, 2], or [0, 2] of none."""
-    places = [place for place in layout.of_role("extra") if place.name == name]
-    stride, base = int(drawing.table[1]), int(drawing.table[0])
-    return np.array([(base + place.offset, stride) for place in places], np.int64).reshape(-1, 2)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import came, check_whole
 from ..errors import MarlcoreError, NotEnoughData
-from ..kernels import uniform
 from ..memory import one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window, check_count
+from ..transitions import Batch, BatchMemory, Drawing, Lanes, Strategy, Window
 from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
+from .uniform import Uniform
 
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
@@ -47,12 +47,12 @@ class Sequence:
     period: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("sequence.length", self.length)
-        check_count("sequence.burn_in", self.burn_in, 0)
+        check_whole("sequence.length", self.length)
+        check_whole("sequence.burn_in", self.burn_in, 0)
         if self.burn_in >= self.length:
             raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
         if self.period is not None:
-            check_count("sequence.period", self.period)
+            check_whole("sequence.period", self.period)
 
 
 @dataclass
@@ -109,13 +109,13 @@ class SamplerOptions:
 
     def check(self, lanes: Lanes) -> None:
         """Raises ValueError or TypeError: a field, what was expected and what came."""
-        check_count("batch_size", self.batch_size)
+        check_whole("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
         self.window.check_periods(lanes.spec, lanes.geometry.capacity)
         if self.seed is not None:
-            check_count("seed", self.seed, 0)
+            check_whole("seed", self.seed, 0)
         if self.min_size is not None:
-            check_count("min_size", self.min_size)
+            check_whole("min_size", self.min_size)
         if self.prioritized is not None:
             self.prioritized.check(lanes.spec)
 
@@ -138,28 +138,23 @@ class Sampler:
         self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
         self._lanes = lanes
         self._options = options
-        self._gamma = float(options.window.gamma)
         self._drawing = Drawing(lanes, options.window, int(options.batch_size))
         prioritized = options.prioritized
         if prioritized is None and options.window.period > 1:
             prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
-        self._tree = PriorityTree(prioritized, lanes, self._drawing) if prioritized else None
+        self._strategy: Strategy = (
+            PriorityTree(prioritized, lanes, self._drawing) if prioritized else Uniform(self._drawing)
+        )
         self._enough = False
-        self._state: NDArray[Any] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
+        self._drawing.generator[:] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
-        # Nothing is drawn here, but the kernels are compiled or loaded now and not by the first sample.
-        nothing, memory = self._all_rows[:0], self.memory()
-        self._draw_some(memory.root, nothing)
-        if self._tree:
-            self._tree.update(nothing, nothing)
-            self._tree.weigh(nothing, memory.root)
-            self._tree.batches = 0
+        self._strategy.prepare(self._memory())  # here, and not by the first sample
 
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
         self._lanes.segment.check_open()
-        able = self._has_enough() and self._can_draw()
+        able = self._has_enough() and self._strategy.can_draw()
         return able if self._gate is None else self._gate.can_sample(able)
 
     @one_thread
@@ -177,10 +172,10 @@ class Sampler:
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        memory = self.memory()
-        self.wait_for_limiter(deadline)
-        self.fill(memory.root, self._all_rows, deadline)
-        self.finish(memory.root, self._all_rows)
+        memory = self._memory()
+        self._wait_for_limiter(deadline)
+        self._fill(memory, self._all_rows, deadline)
+        self._finish(memory, self._all_rows)
         return memory.batch()
 
     def __repr__(self) -> str:
@@ -189,58 +184,10 @@ class Sampler:
     def __reduce__(self) -> Any:
         raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
 
-    def memory(self) -> BatchMemory:
-        """Memory for a batch: of one that its user has let go of, if there is one."""
-        return self._drawing.memory()
-
-    @property
-    def limited(self) -> bool:
-        """Whether the replay's limiter keeps it from drawing a batch now."""
-        return self._gate is not None and not self._gate.may_sample()
-
     @property
     def due(self) -> bool:
         """Whether the replay's limiter says that samplers are a batch behind; False without one."""
         return self._gate is not None and self._gate.due
-
-    def wait_for_limiter(self, deadline: float | None) -> None:
-        """Waits while `limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
-        if self._gate is not None:
-            self._lanes.segment.check_open()
-            self.stats.waited += self._gate.wait(deadline)
-
-    def fill(self, out: NDArray[np.uint8], rows: NDArray[np.int64], deadline: float | None) -> None:
-        """Draws the given rows of a batch's memory, whatever the limiter says; they count with `finish`.
-
-        Raises: as `sample`.
-        """
-        self._lanes.segment.check_open()
-        if not self._enough and not self._has_enough():
-            self._wait(self._missing, deadline)
-        lapped_since = None
-        while len(rows):
-            filled = self._draw(out, rows)
-            if filled == 0:
-                self._wait(partial(self._none_drawn, out, rows[:1]), deadline)
-                continue
-            lapped = self._drawing.lapped(filled)
-            if filled == len(rows) and not len(lapped):
-                break
-            self.stats.lapped += len(lapped)
-            self.stats.redrawn += len(lapped)
-            rows = np.concatenate([lapped, rows[filled:]])
-            lapped_since = lapped_since or time.monotonic()
-            if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                path = self._lanes.segment.path
-                raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
-
-    def finish(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
-        """Weighs and counts a batch, of which these rows were drawn here, perhaps none; beta moves on."""
-        self.stats.drawn += len(rows)
-        if self._gate is not None and len(rows):
-            self._gate.count(len(rows))
-        if self._tree:
-            self._tree.weigh(rows, out)
 
     @property
     def prioritized(self) -> Prioritized | None:
@@ -262,18 +209,17 @@ class Sampler:
             ValueError: a priority is NaN, infinite or negative (the row is named), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
-        if self._tree is None or self._options.prioritized is None:
+        if self._options.prioritized is None:  # though its strategy may be one of priorities
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
         self._lanes.segment.check_open()
-        self.stats.ignored += self._tree.update(index, priority)
+        self.stats.ignored += self._strategy.update(index, priority)
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
-        state: dict[str, NDArray[Any]] = {"generator": self._state.copy()}
-        return state | self._tree.state_dict() if self._tree else state
+        return {"generator": self._drawing.generator.copy()} | self._strategy.state_dict()
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -292,9 +238,55 @@ class Sampler:
             or not generator.any()
         ):
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
-        if self._tree:
-            self._tree.load_state_dict(state)
-        self._state[:] = generator
+        self._strategy.load_state_dict(state)
+        self._drawing.generator[:] = generator
+
+    def _memory(self) -> BatchMemory:
+        """Memory for a batch: of one that its user has let go of, if there is one."""
+        return self._drawing.memory()
+
+    def _limited(self) -> bool:
+        """Whether the replay's limiter keeps it from drawing a batch now."""
+        return self._gate is not None and not self._gate.may_sample()
+
+    def _wait_for_limiter(self, deadline: float | None) -> None:
+        """Waits while `_limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
+        if self._gate is not None:
+            self._lanes.segment.check_open()
+            self.stats.waited += self._gate.wait(deadline)
+
+    def _fill(self, memory: BatchMemory, rows: NDArray[np.int64], deadline: float | None) -> None:
+        """Draws the given rows of a batch, whatever the limiter says; they count with `_finish`.
+
+        Raises: as `sample`.
+        """
+        self._lanes.segment.check_open()
+        if not self._enough and not self._has_enough():
+            self._wait(self._missing, deadline)
+        lapped_since = None
+        while len(rows):
+            filled, refused = self._strategy.draw(memory, rows)
+            self.stats.redrawn += refused
+            if filled == 0:
+                self._wait(partial(self._none_drawn, memory, rows[:1]), deadline)
+                continue
+            lapped = self._drawing.lapped(filled)
+            if filled == len(rows) and not len(lapped):
+                break
+            self.stats.lapped += len(lapped)
+            self.stats.redrawn += len(lapped)
+            rows = np.concatenate([rows[lapped], rows[filled:]])
+            lapped_since = lapped_since or time.monotonic()
+            if time.monotonic() - lapped_since > LAP_LIMIT_S:
+                path = self._lanes.segment.path
+                raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
+
+    def _finish(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
+        """Weighs and counts a batch, of which these rows were drawn here, perhaps none; beta moves on."""
+        self.stats.drawn += len(rows)
+        if self._gate is not None and len(rows):
+            self._gate.count(len(rows))
+        self._strategy.weigh(memory, rows)
 
     def _has_enough(self) -> bool:
         self._enough = self._missing() == 0
@@ -308,55 +300,10 @@ class Sampler:
         room = sum(max(0, geometry.capacity - count) for count in committed)
         return min(room, max(0, (self._options.min_size or self._options.batch_size) - held))
 
-    def _can_draw(self) -> bool:
-        """Whether anything can be drawn; asking does not change what is drawn next, or was."""
-        out = self._drawing.memory().root
-        if self._tree:
-            self._tree.catch_up(out, 0)
-            return self._tree.total > 0.0
-        state, redrawn = self._state.copy(), self.stats.redrawn
-        able = self._draw(out, self._all_rows[:1]) == 1
-        self._state[:], self.stats.redrawn = state, redrawn
-        return able
-
-    def _draw(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-        """Chooses and copies for output rows; how many slots were filled, 0 when nothing can be drawn."""
-        return self._draw_some(out, rows) or self._draw_from_list(out, rows)
-
-    def _none_drawn(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-        return int(self._draw(out, rows) == 0)
-
-    def _draw_some(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-        """By priority; or by drawing any ticket, until too many in a row were refused."""
-        if self._tree:
-            self._tree.catch_up(out, rows[0] if len(rows) else 0)
-            return self._tree.draw(self._gamma, self._state, rows, out)
-        d = self._drawing
-        d.read_windows()
-        filled: int
-        filled, refused = uniform.draw(
-            d.body, d.table, self._gamma, d.windows, self._state, rows,
-            d.frames, d.fields, d.states, d.chosen, d.successors, out,
-        )  # fmt: skip
+    def _none_drawn(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
+        filled, refused = self._strategy.draw(memory, rows)
         self.stats.redrawn += refused
-        return filled
-
-    def _draw_from_list(self, out: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-        """The same where nearly every draw is refused: lists first what can be drawn."""
-        if self._tree:
-            return 0  # a tree holds nothing else
-        d = self._drawing
-        found = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
-        listed = uniform.list_sampleable(
-            d.body, d.table, self._gamma, d.windows, d.chosen, d.successors, out, rows[0], found
-        )
-        if not listed:
-            return 0
-        filled: int = uniform.draw_listed(
-            d.body, d.table, self._gamma, d.windows, self._state, rows,
-            d.frames, d.fields, d.states, d.chosen, d.successors, out, found, listed,
-        )  # fmt: skip
-        return filled
+        return int(filled == 0)
 
     def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
         """Sleeps until nothing is missing, woken by writers; without a deadline looks once more."""
@@ -376,7 +323,7 @@ class Sampler:
         if held < needed:
             return f"expected at least {needed} transitions, got {held}"
         window = self._options.window
-        if self._tree and self._tree.present:
+        if self._strategy.all_zero:
             return f"each of the {held} transitions has a priority of 0, and epsilon is 0"
         if window.length is not None:
             return f"none of the {held} transitions begins a sequence of {window.length} that is held whole"

@@ -1,8 +1,8 @@
 """An environment and an algorithm whose every row and weight can be checked, for runs with killed processes.
 
-An observation holds its episode, its step, and a number computed from both; so is the reward. The network's weights are
-all the same number, which grows by one with each update. Each fault found is a line in the file `faults` of the
-algorithm's directory; the file `rows` counts the rows checked.
+An observation is the row that belongs to its episode and step (rows.py); the reward follows from both too. The
+network's weights are all the same number, which grows by one with each update. Each fault found is a line in the file
+`faults` of the algorithm's directory; the file `rows` counts the rows checked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from ..interfaces import Trainer
 from ..spec import Field
+from .rows import filled, torn
 
 __all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
 
 LONGEST = 40  # most steps of an episode
 WEIGHTS = 50_000
 KEYS = 2**31
-FACTOR = 0x3ADE68B1  # times the sum of a key and a step, it fits 63 bits
 AGENTS = ("agent_0", "agent_1")
 
 
@@ -89,15 +89,9 @@ class CheckedEnvironment:
         pass
 
 
-def observation_of(key: Any, step: Any) -> NDArray[np.int64]:
-    """The observation of an episode's step."""
-    return np.array([key, step, check_of(np.int64(key), np.int64(step)), -key], np.int64)
-
-
-def check_of(key: Any, step: Any) -> Any:
-    """The check number of an observation, for NumPy or torch values."""
-    mixed = (key + step) * FACTOR
-    return mixed ^ (mixed >> 17)
+def observation_of(key: int, step: int) -> NDArray[np.int64]:
+    """Of one episode's one step, int64 [4]: torch computes with no larger unsigned integers than of 8 bits."""
+    return filled(4, key, step).view(np.int64)
 
 
 def reward_of(key: Any, step: Any) -> Any:
@@ -147,6 +141,11 @@ class CheckedAlgorithm:
         return _Checker(network, Path(self.folder))
 
 
+def _whole(observations: torch.Tensor) -> torch.Tensor:
+    """Which rows are as the environment made them: bool [B] of int64 [B, 4]."""
+    return torch.from_numpy(~torn(observations.cpu().numpy(), 2)).to(observations.device)
+
+
 class _Checker:
     """A trainer that checks each row of its batches and adds one to all weights."""
 
@@ -166,14 +165,14 @@ class _Checker:
         return {"loss": torch.zeros(())}
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
-        """For each check, whether each row passes."""
-        key, step, check, again = batch.obs.unbind(1)
+        """Of each row, whether it is as it was written."""
+        key, step = batch.obs[:, :2].T
         after = batch.next_obs
         ended = batch.terminated
         return {
-            "torn observation": (check == check_of(key, step)) & (again == -key),
+            "torn observation": _whole(batch.obs),
             "reward of another row": batch.reward == reward_of(key, step).float(),
-            "torn next observation": ended | (after[:, 2] == check_of(after[:, 0], after[:, 1])),
+            "torn next observation": ended | _whole(after),
             "next observation of another episode": ended | (after[:, 0] == key),
             "next observation of another step": ended | (after[:, 1] == step + 1),
             "discount": batch.discount == torch.where(ended, 0.0, 0.99).float(),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import check_whole
+
 if TYPE_CHECKING:
     from ..processes import RestartPolicy
     from ..replay import RateLimiter
@@ -15,13 +17,15 @@ __all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "Repla
 
 
 def _require(config: object, name: str, low: float, high: float = math.inf, whole: bool = True) -> None:
-    """Raises ValueError unless low <= config.name <= high."""
+    """Raises ValueError unless low <= config.name <= high; integers become Python's."""
     value = getattr(config, name)
-    kind = "an integer" if whole else "a number"
+    if whole:
+        check_whole(name, value, int(low), None if high == math.inf else int(high))
+        object.__setattr__(config, name, int(value))  # of NumPy's integers, which JSON does not know
+        return
     bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not right or not low <= value <= high:
-        raise ValueError(f"{name}: expected {kind} {bounds}, got {value!r}")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
 
 
 @dataclass(frozen=True)

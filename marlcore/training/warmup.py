@@ -9,7 +9,7 @@ import numpy as np
 from ..kernels import columns, jit, sumtree
 from ..notices import say
 from ..queue import TrajectoryQueue
-from ..replay import Prioritized, ReplayBuffer
+from ..replay import Prioritized, ReplayBuffer, Uniform
 from ..spec import Field, TransitionSpec
 
 __all__ = ["compile_before_a_run", "warm_up"]
@@ -34,7 +34,7 @@ def warm_up() -> float:
             for _ in range(4):
                 writer.add(np.zeros(2, np.float32), 0, 0.0)
         plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
-        plain._draw_from_list(plain.memory().root, np.arange(2))
+        Uniform(plain._drawing).draw_listed(plain._memory(), np.arange(2))
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
     with TrajectoryQueue.create(spec, 8) as queue:

@@ -8,7 +8,7 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import setter
-from .window import Drawing, Lanes, Window, check_count
+from .window import Drawing, Lanes, Strategy, Window, address_of
 from .writer import Writer
 
 __all__ = [
@@ -20,11 +20,12 @@ __all__ = [
     "Lanes",
     "Place",
     "RecordLayout",
+    "Strategy",
     "TorchBatch",
     "TransitionLanes",
     "Window",
     "Writer",
-    "check_count",
+    "address_of",
     "setter",
     "spec_difference",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels import gather as kernels
+from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
 from ..memory import LaneGeometry
 from ..spec import Field, TransitionSpec
 from .layout import Place, RecordLayout
@@ -141,7 +141,7 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """Where a batch's arrays lie, and the tables that tell the kernels what to copy there.
+    """Where a batch's arrays lie, and what the kernels copy there.
 
     Args:
         spec, layout, geometry: of the replay that the rows come from.
@@ -149,6 +149,10 @@ class BatchLayout:
         stack: frames in each obs and next_obs.
         n: steps from obs to next_obs.
         length: transitions of each sequence; None for single transitions.
+
+    Attributes:
+        columns: see kernels/plan.py, their bases offsets in the segment's body. So many of each kind: frames, fields,
+            states.
     """
 
     def __init__(
@@ -170,16 +174,18 @@ class BatchLayout:
         self._obs_names = list(spec.obs_fields)
         self._extra_names = [name for name, one in spec.extras.items() if one.every == 1 or length is not None]
         if spec.next_obs:
-            self._next = kernels.NO_NEXT
+            self._next = NO_NEXT
         else:
-            self._next = kernels.ONE_MORE if n == 1 or self.length * stack == 1 else kernels.OWN_STACKS
+            self._next = ONE_MORE if n == 1 or self.length * stack == 1 else OWN_STACKS
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
         fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
         fields += [place for place in extras if place.field.every == 1]
         states = [place for place in extras if place.field.every > 1]
-        self.frames = _table([self._frames(place) for place in layout.of_role("obs")])
-        self.fields = _table([self._field(place, self._lead) for place in fields])
-        self.states = _table([self._field(place, (batch,)) for place in states])
+        columns = [self._frames(place) for place in layout.of_role("obs")]
+        self.frames, self.fields, self.states = len(columns), len(fields), len(states)
+        columns += [self._field(place, self._lead) for place in fields]
+        columns += [self._field(place, (batch,)) for place in states]
+        self.columns = np.array(columns, COLUMN)
         self._rows("numbers", ("reward", "discount"), np.dtype(np.float32))
         self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
         self.plan.add("policy_version", self._lead, np.int64)
@@ -188,10 +194,9 @@ class BatchLayout:
         self.plan.add("index", (batch,), np.int64)
         self.plan.add("weight", (batch,), np.float32)
 
-    def offsets(self) -> list[int]:
-        """Where the blocks lie that the kernels know by name, in the order of rows.py's table."""
-        names = ("numbers", "ends", "policy_version", "valid", "mask", "index", "weight")
-        return [self.plan.arrays[name].offset for name in names]
+    def offset(self, name: str) -> int:
+        """Where a field lies in the batch's bytes."""
+        return self.plan.arrays[name].offset
 
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
         """A batch's fields as arrays of these bytes; see Batch."""
@@ -225,14 +230,14 @@ class BatchLayout:
     def _frames(self, place: Place) -> tuple[int, ...]:
         """One block of frames for each slot; obs, and next_obs where it is not stored, are views of it."""
         stack, length, shape = self._stack, self.length, place.field.shape
-        near = stack - 1 + length + (self._next == kernels.ONE_MORE)
-        own = length * stack if self._next == kernels.OWN_STACKS else 0
+        near = stack - 1 + length + (self._next == ONE_MORE)
+        own = length * stack if self._next == OWN_STACKS else 0
         block = self.plan.add(f"block.{place.name}", (self.batch_size, near + own, *shape), place.field.dtype)
         frame = place.field.nbytes
         self._view(f"obs.{place.name}", block, near + own, 0, place.field, frame)
-        if self._next == kernels.ONE_MORE:
+        if self._next == ONE_MORE:
             self._view(f"next_obs.{place.name}", block, near + own, 1, place.field, frame)
-        elif self._next == kernels.OWN_STACKS:
+        elif self._next == OWN_STACKS:
             self._view(f"next_obs.{place.name}", block, near + own, near, place.field, stack * frame)
         return (*self._source(place), frame, block.offset, self._next)
 
@@ -249,7 +254,7 @@ class BatchLayout:
 
     def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
         array = self.plan.add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
-        return (*self._source(place), place.field.nbytes, array.offset, 0)
+        return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT)
 
 
 class BatchMemory:
@@ -257,11 +262,13 @@ class BatchMemory:
 
     Attributes:
         root: uint8, all bytes.
+        address: where they begin.
     """
 
     def __init__(self, layout: BatchLayout) -> None:
         # Written now, once: first touches in the middle of a batch's copies would cost more than the copies.
         self.root = np.full(layout.plan.nbytes, 0, np.uint8)
+        self.address: int = self.root.ctypes.data
         self.fields = layout.carve(self.root)
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
         self._arrays = [self.root, *layout.flatten(self.fields)]
@@ -276,10 +283,6 @@ class BatchMemory:
     def _references(self) -> int:
         # An array made of one of these refers to the root, so that every way to reach the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
-
-
-def _table(entries: list[tuple[int, ...]]) -> NDArray[np.int64]:
-    return np.array(entries, np.int64).reshape(-1, 5)
 
 
 def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

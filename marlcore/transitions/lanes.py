@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..checks import check_whole
 from ..errors import LayoutMismatch
 from ..interfaces import Gate
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
@@ -55,8 +56,7 @@ class TransitionLanes(Shared):
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
         for label, value in (("lanes", lanes), ("capacity", capacity)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{label}: expected an integer of at least 1, got {value!r}")
+            check_whole(label, value)
         if not lanes <= capacity <= MAX_ROWS:
             raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
         lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from ..checks import check_whole
 from ..kernels import rows
+from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry, NativeLanes, Segment
 from ..spec import TransitionSpec
 from .batch import BatchLayout, BatchMemory
 from .layout import RecordLayout
 
-__all__ = ["Drawing", "Lanes", "Window"]
+__all__ = ["Drawing", "Lanes", "Strategy", "Window", "address_of"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Window:
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError: a field, what was expected and what came."""
         for name in ("stack", "n_step"):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma!r}")
         if self.pad not in ("repeat", "zero"):
@@ -83,18 +87,48 @@ class Window:
             )
 
 
-def check_count(name: str, value: object, low: int = 1) -> None:
-    """Raises ValueError unless value is an integer of at least `low`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name}: expected an integer of at least {low}, got {value!r}")
+class Strategy(Protocol):
+    """How a sampler chooses what it draws.
+
+    Attributes:
+        all_zero: whether something could be drawn if it had any priority.
+    """
+
+    @property
+    def all_zero(self) -> bool: ...
+    def prepare(self, memory: BatchMemory) -> None:
+        """Draws nothing, but has the kernels compiled or loaded."""
+
+    def can_draw(self) -> bool:
+        """Whether anything can be drawn; asking does not change what is drawn next, or was."""
+
+    def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
+        """Chooses and copies for output rows, slot i for rows[i]: (slots filled, draws refused).
+
+        No slot is filled when nothing can be drawn.
+        """
+
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
+        """Ends a batch, of which these rows were drawn: writes their weights."""
+
+    def update(self, index: ArrayLike, priority: ArrayLike) -> int:
+        """See `Sampler.update_priorities`; returns how many were ignored."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What it needs to go on, as arrays."""
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from `state_dict`. Raises ValueError: it is of another sampler, or no such state."""
 
 
 class Drawing:
-    """The arrays that the kernels work on, for batches of one size and kind of window.
+    """What the kernels work on, for batches of one size and kind of window.
 
     Attributes:
-        table, frames, fields, states, windows, chosen, successors: see kernels/rows.py and kernels/gather.py.
-        body: uint8, the segment's bytes.
+        plan, columns: see kernels/plan.py.
+        windows: int64 [3, lanes], the tickets [lo, hi) that each lane holds, and its seam.
+        chosen: int64 [3, batch_size], see kernels/rows.py.
+        generator: uint64 [4], the state of every draw's generator.
         event: where writers wake whoever waits for rows.
     """
 
@@ -102,20 +136,60 @@ class Drawing:
         geometry, spec = lanes.geometry, lanes.spec
         self._layout = BatchLayout(spec, lanes.layout, geometry, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
-        self.body = lanes.segment.body
-        self.event = Event(self.body)
-        state_every = spec.state_every if window.length is not None else 1
-        self.table = np.array(
-            [geometry.column_offset(0), geometry.stride(0), geometry.capacity, geometry.lanes,
-             window.stack, window.n_step, spec.next_obs, self._layout.length, window.burn_in, window.period,
-             window.pad == "repeat", batch_size, state_every, *self._layout.offsets()], np.int64)  # fmt: skip
-        self.frames, self.fields, self.states = self._layout.frames, self._layout.fields, self._layout.states
+        self._body = lanes.segment.body
+        self.event = Event(self._body)
         self.windows = np.zeros((3, geometry.lanes), np.int64)
-        self.chosen = np.zeros((6, batch_size), np.int64)
-        self.successors = np.zeros(batch_size * self._layout.length, np.int64)
+        self.chosen = np.zeros((3, batch_size), np.int64)
+        self.generator = np.zeros(4, np.uint64)
+        self._successors = np.zeros(batch_size * self._layout.length, np.int64)
+        self.columns = self._layout.columns
+        self.columns["base"] += address_of(self._body)
+        self.plan = np.zeros(1, PLAN)
+        self._set(window, spec, geometry)
         self.read_windows = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
         self._ok = np.zeros(batch_size, np.uint8)
-        self._validate = lanes.native.validator(self.chosen[rows.LANE], self.chosen[rows.LOWEST], self._ok)
+        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] else rows.LOWEST]
+        self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
+
+    def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
+        """Writes the plan."""
+        layout, (lo, hi, seam), (lane, ticket, lowest) = self._layout, self.windows, self.chosen
+        records = address_of(self._body) + geometry.column_offset(0)
+        settings: dict[str, Any] = {
+            "records": records,
+            "record_stride": geometry.stride(0),
+            "capacity": geometry.capacity,
+            "lanes": geometry.lanes,
+            "stack": window.stack,
+            "n_step": window.n_step,
+            "gamma": window.gamma,
+            "length": layout.length,
+            "burn_in": window.burn_in,
+            "period": window.period,
+            "repeat": window.pad == "repeat",
+            "stored_next": spec.next_obs,
+            "state_every": spec.state_every if window.length is not None else 1,
+            "plain": window.stack == window.n_step == 1 and window.length is None,
+            "frames": layout.frames,
+            "fields": layout.fields,
+            "states": layout.states,
+            "far": len(geometry.columns) > 1,
+            "batch": layout.batch_size,
+        }
+        arrays = {
+            "lo": lo,
+            "hi": hi,
+            "seam": seam,
+            "lane": lane,
+            "ticket": ticket,
+            "lowest": lowest,
+            "successors": self._successors,
+            "generator": self.generator,
+        }
+        settings |= {name: layout.offset(name) for name in _OUTPUTS}
+        settings |= {name: address_of(array) for name, array in arrays.items()}
+        for name, value in settings.items():
+            self.plan[name] = value
 
     def memory(self) -> BatchMemory:
         """Memory for a batch: of one of the last few that its user has let go of, if there is one.
@@ -130,11 +204,19 @@ class Drawing:
         return memory
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
-        """The output rows, of the first `filled` slots, that writers overwrote before they were copied whole."""
+        """Those of the first `filled` slots that writers overwrote before they were copied whole."""
         if not self._validate(filled):
             return _NONE
-        lapped: NDArray[np.int64] = self.chosen[rows.ROW, :filled][self._ok[:filled] == 0]
-        return lapped
+        return np.flatnonzero(self._ok[:filled] == 0)
+
+
+# Fields of a batch that the kernels know by name
+_OUTPUTS = ("reward", "discount", "terminated", "truncated", "policy_version", "valid", "mask", "index", "weight")
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array begins; whoever keeps the address keeps the array."""
+    return int(array.ctypes.data)
 
 
 _NONE = np.empty(0, np.int64)

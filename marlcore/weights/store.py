@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt
 from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
@@ -49,7 +50,8 @@ class ParameterStore(Shared):
 
     def _understand(self, segment: Segment) -> None:
         self.mode: str = segment.description["mode"]
-        self.begins_after = _checked_version(segment.description["begins_after"])
+        self.begins_after: int = segment.description["begins_after"]
+        check_whole("begins_after", self.begins_after, 0, _MOST_VERSIONS)
         self.layout = RowLayout.from_dict(segment.description)
         self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
         self._lanes = self._geometry.bind(segment.body)
@@ -82,8 +84,8 @@ class ParameterStore(Shared):
             raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
-        begins_after = _checked_version(begins_after)
-        description = {"kind": cls.kind, "mode": mode, "begins_after": begins_after, **layout.to_dict()}
+        check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
+        description = {"kind": cls.kind, "mode": mode, "begins_after": int(begins_after), **layout.to_dict()}
         geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
 
         def fill(put: Put) -> None:
@@ -136,14 +138,6 @@ class ParameterStore(Shared):
 
     def __repr__(self) -> str:
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
-
-
-def _checked_version(version: Any) -> int:
-    """Raises ValueError: the version is out of the range that a store can begin after."""
-    whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
-    if not whole or not 0 <= version <= _MOST_VERSIONS:
-        raise ValueError(f"begins_after: expected an integer from 0 to {_MOST_VERSIONS}, got {version!r}")
-    return int(version)
 
 
 class Publisher:

@@ -31,6 +31,7 @@ from marlcore.memory import new_file
 from marlcore.memory.files import File
 from marlcore.memory.segment import Segment
 from marlcore.memory.survey import survey_segments
+from marlcore.testing.rows import filled
 
 WORKERS = 6
 HELD = 6
@@ -46,10 +47,8 @@ class Fault(Exception):
 
 
 def content(seed: int, words: int) -> np.ndarray:
-    """What a body begins with, uint64 [words]."""
-    made = np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    made[[GONE, SEED]] = 0, seed
-    return made
+    """What a body begins with, uint64 [words]: a row that it names by not being gone and its seed."""
+    return filled(words, 0, seed)
 
 
 def has_name(segment: Segment) -> bool:

@@ -1,9 +1,9 @@
 """Writers flat out in processes of their own, killed and replaced, lap samplers of every kind: each row is checked.
 
-Every frame carries its ticket, its episode with the lane and the writer that it is of, its place in the episode, and
-words that follow from these; so do a row's other fields. How an episode goes follows from its number. So the batch
-alone shows whether a row is torn, or reaches across an episode's boundary, a seam or the write head; only where a
-writer was killed must be known besides. The suite samples a few hundred thousand rows;
+Every frame is named by its ticket, its episode with the lane and the writer that it is of, and its place in the
+episode; a row's other fields follow from these. How an episode goes follows from its number. So the batch alone shows
+whether a row is torn, or reaches across an episode's boundary, a seam or the write head; only where a writer was killed
+must be known besides. The suite samples a few hundred thousand rows;
 
     python tests/long.py replay_processes 10000000
 
@@ -26,6 +26,7 @@ import pytest
 from conftest import Program
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.testing.rows import filled, torn
 
 LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
 FAULTS = ("torn", "boundary", "seam", "head", "wrong")  # frames or rows
@@ -43,14 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---- what is written: every value follows from the ticket, the episode and the place ----
-
-
-def frames(ticket, episode, place, words):
-    """uint64 [..., words]."""
-    parts = [np.asarray(part).astype(np.uint64)[..., None] for part in np.broadcast_arrays(ticket, episode, place)]
-    first = parts[0] * np.uint64(1_000_003) + parts[1] * np.uint64(998_244_353) + parts[2]
-    return np.concatenate([*parts, first * np.arange(1, words - 2, dtype=np.uint64)], -1)
+# ---- what is written: frames that ticket, episode and place name, and values that follow from these ----
 
 
 def rewards(ticket):
@@ -77,7 +71,7 @@ def write_episode(writer, ticket, episode, words):
     length, ending = int(lengths(episode)), int(endings(episode))
     places = np.arange(length + 1)
     tickets = ticket + places
-    obs = frames(tickets, episode, places, words)
+    obs = filled(words, tickets, episode, places)
     state, given = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
     reward, last = rewards(tickets).astype(np.float32), places == length - 1
     if writer.lane % 2:
@@ -114,7 +108,7 @@ WRITER = """
             ticket += write_episode(writer, ticket, episode, words)
             episode += 1
 """
-PATTERN = [inspect.getsource(one) for one in (frames, rewards, priorities, lengths, endings, write_episode)]
+PATTERN = [inspect.getsource(one) for one in (rewards, priorities, lengths, endings, write_episode)]
 
 
 def spec_of(words: int) -> TransitionSpec:
@@ -194,7 +188,7 @@ class Check:
         if many:
             self.found["wrong"] += int((batch.mask != (real & (step >= burn_in))).any(1).sum())
             self.found["wrong"] += int((place % self.sequence.period != 0).sum())
-            state = frames(ticket[:, 0], episode[:, 0], place[:, 0], obs.shape[-1])[:, ::-1] * (place > 0)
+            state = filled(obs.shape[-1], ticket[:, 0], episode[:, 0], place[:, 0])[:, ::-1] * (place > 0)
             self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
         self.frames(obs, ticket, episode, place, step[:, None] - back, real[..., None])
         known = real & ~(terminated & (ending == 0))  # behind a terminated row nothing need be
@@ -210,7 +204,7 @@ class Check:
         """Of frames [batch, step, stack] that are meant: `ahead` rows of the first one of the sequence."""
         ticket, episode, place = (part[..., None] for part in (ticket, episode, place))
         there = np.maximum(ahead, -place)  # before an episode's first row is padding
-        expected = frames(ticket + there, episode, place + there, got.shape[-1])
+        expected = filled(got.shape[-1], ticket + there, episode, place + there)
         if not self.repeat:
             expected[place + ahead < 0] = 0
         wrong = meant & (got != expected).any(-1)
@@ -221,14 +215,14 @@ class Check:
     def classify(self, got: np.ndarray, ticket: np.ndarray, episode: np.ndarray) -> None:
         """Of frames that are not as expected: what they are in place of this ticket, in this episode."""
         found_ticket, found_episode = got[:, :2].astype(np.int64).T
-        torn = (got != frames(got[:, 0], got[:, 1], got[:, 2], got.shape[-1])).any(1)
+        unlike = torn(got, 3)
         laps = found_ticket - ticket
-        head = ~torn & (laps != 0) & (laps % ROWS == 0)
-        other = ~torn & ~head & (found_episode != episode)
+        head = ~unlike & (laps != 0) & (laps % ROWS == 0)
+        other = ~unlike & ~head & (found_episode != episode)
         replaced = found_episode >> 32 != episode >> 32
         seam = other & (replaced | (endings(np.minimum(found_episode, episode)) == 3))
         boundary = other & ~seam
-        kinds = {"torn": torn, "head": head, "seam": seam, "boundary": boundary, "wrong": ~torn & ~head & ~other}
+        kinds = {"torn": unlike, "head": head, "seam": seam, "boundary": boundary, "wrong": ~unlike & ~head & ~other}
         self.found.update({name: int(rows.sum()) for name, rows in kinds.items()})
 
 
@@ -267,7 +261,7 @@ class Writers:
         self.lives = [self.succeed(lane) for lane in range(LANES)]
 
     def succeed(self, lane: int) -> Program:
-        program = self.start("import numpy as np", *PATTERN, WRITER, args=[
+        program = self.start("import numpy as np\nfrom marlcore.testing.rows import filled", *PATTERN, WRITER, args=[
             self.replay.handle.path, lane, self.born[lane], self.words])  # fmt: skip
         self.born[lane] += 1
         return program

@@ -47,6 +47,7 @@ from marlcore.memory import atomic, survey  # noqa: E402
 from marlcore.memory.native import Event  # noqa: E402
 from marlcore.memory.files import File  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
+from marlcore.testing.rows import filled  # noqa: E402
 
 ERRORS = {  # besides EIO
     "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
@@ -68,8 +69,8 @@ def descriptors() -> list[str]:
 
 
 def observations(tickets, spec: TransitionSpec):
-    words = np.arange(1, 1 + spec.obs.shape[0], dtype=np.uint64)
-    return (np.asarray(tickets).astype(np.uint64)[..., None] + np.uint64(1)) * words
+    """Named by the ticket and one more, so that memory that was never written holds none."""
+    return filled(spec.obs.shape[0], np.asarray(tickets) + 1)
 
 
 def rows(tickets, spec: TransitionSpec) -> dict[str, Any]:

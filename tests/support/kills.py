@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ import numpy as np
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.memory.survey import survey_segments, sweep
+from marlcore.testing.rows import filled
 
 LANES, ROWS, WORDS, BATCH = 3, 64, 512, 64
 PATIENCE_S = 300.0
@@ -42,14 +44,10 @@ PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(
 FAULTS = ("torn", "fell", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
 
 
-# ---- what is written: every value follows from the lane, the ticket and the writer's number ----
+# ---- what is written: rows that lane, ticket and the writer's number name ----
 
 
-def observations(lane, ticket, birth):
-    """uint64 [..., WORDS]."""
-    parts = [np.asarray(part).astype(np.uint64)[..., None] for part in np.broadcast_arrays(lane, ticket, birth)]
-    first = parts[0] * np.uint64(998_244_353) + parts[1] * np.uint64(1_000_003) + parts[2]
-    return np.concatenate([*parts, first * np.arange(1, WORDS - 2, dtype=np.uint64)], -1)
+observations = partial(filled, WORDS)
 
 
 def torn_rows(batch: Any, lanes: int, birth: Any = None) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from marlcore.compat import ring as rings
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
+from marlcore.testing.rows import torn
 
 ENV = {
     "obs": {"shape": (2, 3)},
@@ -493,11 +494,11 @@ NURSERY = """
     import os, pickle, random, signal, sys, time
     import numpy as np
     from marlcore.compat import cpprb
+    from marlcore.testing.rows import filled
     buffer, width = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
 
     def explore(who):
-        tags = who + 2000 * np.arange(7 * 40).reshape(7, 40, 1)
-        batches = [1000.0 * tag + np.arange(width) for tag in tags]
+        batches = filled(width, who + 2000 * np.arange(7 * 40).reshape(7, 40))
         while True:
             for x in batches:
                 buffer.add(x=x)
@@ -523,11 +524,6 @@ NURSERY = """
 """
 
 
-def torn(x: np.ndarray) -> int:
-    """Rows that were never written as they are."""
-    return int((x[:, 1:] - x[:, :1] != np.arange(1, WIDTH)).any(axis=1).sum() + (x[:, 0] % 1000 != 0).sum())
-
-
 def learn(buffer, nursery) -> tuple[int, int]:
     """Samples until the nursery ended; batches drawn, and rows that were torn."""
     drawn = wrong = 0
@@ -535,7 +531,7 @@ def learn(buffer, nursery) -> tuple[int, int]:
         if not buffer.get_stored_size():
             continue
         sample = buffer.sample(32)
-        wrong += torn(sample["x"]) + torn(buffer.get_all_transitions()["x"])
+        wrong += int(torn(sample["x"], 1).sum() + torn(buffer.get_all_transitions()["x"], 1).sum())
         if "weights" in sample:
             buffer.update_priorities(sample["indexes"], np.random.random_sample(32))
         drawn += 1
@@ -544,7 +540,7 @@ def learn(buffer, nursery) -> tuple[int, int]:
 
 @BOTH
 def test_explorers_killed_inside_add_block_nobody_and_leave_no_torn_row(cls, program: Callable) -> None:
-    buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
+    buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH])
     drawn, wrong = learn(buffer, nursery)
     killed, inside = map(int, nursery.finish().split()[1:])
@@ -565,7 +561,7 @@ def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeyp
         return rows, None
 
     monkeypatch.setattr(rings._Lane, "gather", believe)
-    buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "float64"}})
+    buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH]))
     assert wrong > 0
 

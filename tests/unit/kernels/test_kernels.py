@@ -172,7 +172,7 @@ CHANGED = """
     with marlcore.ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
         for _ in range(4):
             writer.add(0.0, 0.0, 1.0, terminated=True)
-        print(replay.sampler(1).sample().reward[0])
+        print(replay.sampler(1, n_step=2).sample().reward[0])
 """
 
 
@@ -180,8 +180,8 @@ def test_a_change_of_what_a_kernel_takes_from_another_file_is_compiled_in(progra
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
     rewards = [float(program(CHANGED, args=[tmp_path]).finish())]
-    rows = tmp_path / "marlcore" / "kernels" / "rows.py"
-    rows.write_text(rows.read_text().replace("total += discount * floats", "total += 3.0 * discount * floats"))
+    returns = tmp_path / "marlcore" / "kernels" / "returns.py"
+    returns.write_text(returns.read_text().replace("total += discount * floats", "total += 3.0 * discount * floats"))
     rewards += [float(program(CHANGED, args=[tmp_path]).finish()) for _ in range(2)]
     assert rewards == [1.0, 3.0, 3.0]
 

@@ -51,7 +51,7 @@ class Lasting:
 def server() -> Iterator[ForkServer]:
     with closing(ForkServer(PRELOAD)) as one:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workergroup, "ForkServer", lambda hurry: Lasting(one))
+            patch.setattr(workergroup, "ForkServer", lambda preload, hurry: Lasting(one))
             with mc.Workers() as workers:
                 workers.start(idle)
         yield one
@@ -59,7 +59,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def lasting(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    monkeypatch.setattr(workergroup, "ForkServer", lambda hurry: Lasting(server))
+    monkeypatch.setattr(workergroup, "ForkServer", lambda preload, hurry: Lasting(server))
     return server
 
 

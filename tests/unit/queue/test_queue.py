@@ -10,10 +10,10 @@ import random
 import signal
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from model import InOrder, Model, column
 
 from marlcore import (
     ClosedError,
@@ -24,13 +24,14 @@ from marlcore import (
     ReplayBuffer,
     SegmentCorrupt,
     SegmentNotFound,
+    Sequence,
     StaleHandle,
     TrajectoryQueue,
     TransitionSpec,
 )
+from marlcore.testing.rows import torn
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
-PENDING, NEVER = "pending", "never"
 GAMMA = 0.5
 
 
@@ -63,226 +64,69 @@ def drain(reader) -> list[int]:
             return actions
 
 
-# A model of the queue, in plain Python: every row that was ever written, and where the reader stands
+# Against the model, in plain Python
 
 
-@dataclass
-class Row:
-    number: int
-    reward: float
-    terminated: bool
-    truncated: bool
-    boundary: bool
-    age: int
-
-    @property
-    def ends(self) -> bool:
-        return self.terminated or self.truncated
-
-
-@dataclass
-class Lane:
-    capacity: int
-    rows: list[Row] = field(default_factory=list)
-    age: int = 0
-    position: int = 0
-    added: int = 0
-    delivered: int = 0
-    dropped: int = 0
-    skipped: int = 0
-
-    @property
-    def lo(self) -> int:
-        return max(0, len(self.rows) - self.capacity)
-
-    def put(self, number, reward, terminated, truncated, final) -> None:
-        self.rows.append(Row(number, reward, terminated, truncated, False, self.age))
-        self.age += 1
-        if final is not None:
-            self.rows.append(Row(final, 0.0, False, False, True, self.age))
-        if terminated or truncated:
-            self.age = 0
-
-    def transitions(self, first: int, last: int) -> int:
-        return sum(not row.boundary for row in self.rows[first:last])
+def random_rows(dice, numbers, count, finals):
+    """Transitions that end in every way; `finals` says whether a terminated one may have a final_obs."""
+    endings = ["none"] * 5 + ["terminated", "truncated"] + ["terminated with final_obs"] * finals
+    rows = []
+    for _ in range(count):
+        number, ending = next(numbers), dice.choice(endings)
+        final = next(numbers) if ending == "truncated" or ending.endswith("obs") else None
+        rows.append({
+            "obs": number, "action": number, "reward": float(dice.randrange(8)),
+            "terminated": ending.startswith("terminated"), "truncated": ending == "truncated", "final_obs": final,
+        })  # fmt: skip
+    return rows
 
 
-@dataclass
-class Expected:
-    """What one transition of a batch is."""
-
-    number: int
-    reward: float
-    discount: float
-    terminated: bool
-    truncated: bool
-    next_number: int | None
-
-
-@dataclass
-class Model:
-    lanes: list[Lane]
-    stack: int
-    n_step: int
-    length: int | None
-
-    def transition(self, lane: Lane, ticket: int) -> Expected | str:
-        """The n-step return from a ticket, PENDING, or NEVER."""
-        rows, last, total, discount = lane.rows, ticket, 0.0, 1.0
-        while True:
-            row = rows[last]
-            total, discount = total + discount * row.reward, discount * GAMMA
-            if row.ends or last - ticket + 1 == self.n_step:
-                break
-            if last + 1 == len(rows):
-                return PENDING
-            if rows[last + 1].age == 0 or rows[last + 1].boundary:
-                return NEVER
-            last += 1
-        follower = rows[last + 1] if last + 1 < len(rows) else None
-        if not row.terminated:
-            if follower is None:
-                return PENDING
-            if follower.age == 0 or follower.boundary != row.truncated:
-                return NEVER
-        after = None if row.terminated else follower.number
-        return Expected(
-            rows[ticket].number, total, 0.0 if row.terminated else discount, row.terminated, row.truncated, after
-        )
-
-    def unit(self, lane: Lane, ticket: int) -> list[Expected] | str:
-        """What a slot of a batch holds from a ticket on."""
-        found: list[Expected] = []
-        while True:
-            one = self.transition(lane, ticket + len(found))
-            if isinstance(one, str):
-                return one if one == PENDING or not found else found
-            found.append(one)
-            if len(found) == (self.length or 1) or lane.rows[ticket + len(found) - 1].ends:
-                return found
-            if ticket + len(found) == len(lane.rows):
-                return PENDING
-            if lane.rows[ticket + len(found)].age == 0:
-                return found
-
-    def settle(self, lane: Lane) -> list[Expected] | str:
-        if lane.position < lane.lo:
-            lane.dropped += lane.transitions(lane.position, lane.lo)
-            lane.position = lane.lo
-        while lane.position < len(lane.rows):
-            row = lane.rows[lane.position]
-            if not row.boundary:
-                found = self.unit(lane, lane.position)
-                if lane.position - min(row.age, self.stack - 1) < lane.lo:
-                    lane.dropped += 1
-                elif found == NEVER:
-                    lane.skipped += 1
-                else:
-                    return found
-            lane.position += 1
-        return PENDING
-
-    def ready(self, lane: Lane) -> int:
-        """Slots of a batch that the lane could fill."""
-        before = Lane(**vars(lane))
-        count = 0
-        while not isinstance(found := self.settle(lane), str):
-            count += 1
-            lane.position += len(found)
-        vars(lane).update(vars(before))
-        return count
-
-    def frames(self, lane: Lane, ticket: int) -> list[int]:
-        age = lane.rows[ticket].age
-        return [lane.rows[ticket - min(back, age)].number for back in range(self.stack - 1, -1, -1)]
-
-
-def write_something(dice, writer, lane: Lane, numbers, when_full):
+def write_something(dice, writer, order: InOrder, numbers, when_full):
     """One random add, of one row or of several; mirrored in the model when it was written."""
-
-    def ending():
-        kind = dice.choice(["none"] * 5 + ["terminated", "truncated", "terminated with final_obs"])
-        terminated, truncated = kind.startswith("terminated"), kind == "truncated"
-        return terminated, truncated, next(numbers) if truncated or kind.endswith("obs") else None
-
-    rewards = lambda: float(dice.randrange(8))  # noqa: E731
+    lane = writer.lane
     if dice.random() < 0.1:
         writer.new_episode()
-        lane.age = 0
-    if dice.random() < 0.7:
-        rows = [(next(numbers), rewards(), *ending())]
-        ((number, reward, terminated, truncated, final),) = rows
-        add = lambda: writer.add(number, number, reward, terminated, truncated, final)  # noqa: E731
-    else:
-        rows = []
-        for _ in range(dice.randrange(1, 4)):
-            terminated, truncated, _ = ending()
-            rows.append((next(numbers), rewards(), terminated, truncated, next(numbers) if truncated else None))
-        obs, reward, terminated, truncated, finals = map(list, zip(*rows, strict=True))
-        finals = [final for final in finals if final is not None]
-        add = lambda: writer.add_batch(  # noqa: E731
-            np.array(obs), np.array(obs), np.array(reward), np.array(terminated), np.array(truncated),
-            np.array(finals) if finals else None,
-        )  # fmt: skip
+        order.model.lanes[lane].seam()
+    single = dice.random() < 0.7
+    rows = random_rows(dice, numbers, 1 if single else dice.randrange(1, 4), finals=single)
+    finals = [row["final_obs"] for row in rows if row["final_obs"] is not None]
+    columns = {name: column([row[name] for row in rows]) for name in rows[0] if name != "final_obs"}
     try:
-        ticket = add()
+        if single:
+            ticket = writer.add(**rows[0])
+        else:
+            ticket = writer.add_batch(**columns, final_obs=column(finals) if finals else None)
     except TimeoutError:
         assert when_full == "wait"
         return
-    lane.added += len(rows)
     if ticket == -1:
         assert when_full == "drop_newest"
-        lane.dropped += len(rows)
-        lane.age = 0
-        return
-    assert ticket == len(lane.rows)
-    for row in rows:
-        lane.put(*row)
+        order.refuse(lane, len(rows))
+    else:
+        tickets = [order.add(lane, **row) for row in rows]
+        assert tickets[0] == ticket
 
 
-def read_and_check(reader, model: Model, batch_size: int):
-    ready = [model.ready(lane) for lane in model.lanes]
+def read_and_check(reader, order: InOrder, batch_size: int, **window):
+    lanes = range(len(order.model.lanes))
+    ready = [order.ready(lane) for lane in lanes]
     if sum(ready) < batch_size:
         with pytest.raises(NotEnoughData, match=f"got {sum(ready)}$"):
             reader.read()
-        for lane in model.lanes:
-            model.settle(lane)
+        for lane in lanes:
+            order.settle(lane)
         return
     batch = reader.read()
-    of, ticket = batch.index % len(model.lanes), batch.index // len(model.lanes)
+    of = batch.index % len(lanes)
     assert (np.diff(of) >= 0).all()
-    share = np.bincount(of, minlength=len(model.lanes))
-    for slot in range(batch_size):
-        lane = model.lanes[of[slot]]
-        unit = model.settle(lane)
-        assert ticket[slot] == lane.position
-        check_slot(batch, slot, unit, lane, model)
-        lane.position += len(unit)
-        lane.delivered += len(unit)
-    assert all(share[i] <= share[j] + 1 or share[j] == min(ready[j], batch_size)
-               for i in range(len(share)) for j in range(len(share)))  # fmt: skip
-    if batch_size:  # the queue moves on where it took something, up to the batch's last row
-        for i, lane in enumerate(model.lanes):
-            if share[i] == 0 or i != of[-1]:
-                model.settle(lane)
-
-
-def check_slot(batch, slot, unit, lane, model):
-    places = range(model.length) if model.length else [None]
-    for k, place in enumerate(places):
-        at = slot if place is None else (slot, place)
-        if model.length:
-            assert batch.mask[at] == (k < len(unit))
-        if k >= len(unit):
-            assert batch.reward[at] == batch.discount[at] == batch.action[at] == 0
-            continue
-        one = unit[k]
-        frames = np.atleast_1d(batch.obs[at])
-        assert frames.tolist() == model.frames(lane, lane.position + k)
-        assert (batch.action[at], batch.reward[at], batch.discount[at]) == (one.number, one.reward, one.discount)
-        assert (batch.terminated[at], batch.truncated[at]) == (one.terminated, one.truncated)
-        if not one.terminated:
-            assert np.atleast_1d(batch.next_obs[at])[-1] == one.next_number
+    taken = [order.take(lane) for lane in of.tolist()]
+    assert batch.index.tolist() == [index for index, _ in taken]
+    order.model.check(batch, allowed=dict(taken), gamma=GAMMA, **window)
+    share = np.bincount(of, minlength=len(lanes))
+    assert all(share[i] <= share[j] + 1 or share[j] == min(ready[j], batch_size) for i in lanes for j in lanes)
+    for lane in lanes:  # the queue moves on where it took something, up to the batch's last row
+        if share[lane] == 0 or lane != of[-1]:
+            order.settle(lane)
 
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_oldest", "drop_newest"])
@@ -296,9 +140,11 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
     dice = random.Random(f"{when_full} {lanes} {stack} {n_step} {length}")
     batch_size, numbers = 4, iter(range(10**9))
     options = {"stack": stack, "n_step": n_step, "gamma": GAMMA, "length": length}
+    window = {"stack": stack, "n_step": n_step, "sequence": length and Sequence(length)}
     lane_rows = 28
     with make(lanes * lane_rows, lanes, when_full) as queue:
-        model = Model([Lane(lane_rows) for _ in range(lanes)], stack, n_step, length)
+        model = Model(SPEC, lanes, lane_rows)
+        order = InOrder(model, stack, n_step, length)
         writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
         reader = queue.reader(batch_size, **options)
         eager = 0.5
@@ -306,29 +152,26 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
             if step % 100 == 0:
                 eager = dice.choice([0.05, 0.2, 0.5])  # readers too slow, and quick enough
             if dice.random() < eager:
-                read_and_check(reader, model, batch_size)
+                read_and_check(reader, order, batch_size, **window)
             else:
-                at = dice.randrange(lanes)
-                write_something(dice, writers[at], model.lanes[at], numbers, when_full)
+                write_something(dice, dice.choice(writers), order, numbers, when_full)
             if dice.random() < 0.01:
                 at = dice.randrange(lanes)
                 writers[at].close()
                 writers[at] = queue.writer(at, timeout=0.0)
-                model.lanes[at].age = 0
+                model.lanes[at].seam()
             if dice.random() < 0.01:
                 reader.close()
                 reader = queue.reader(batch_size, **options)
-            added = np.array([lane.added for lane in model.lanes])
-            delivered = sum(lane.delivered for lane in model.lanes)
-            assert added.sum() == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
+            delivered = order.delivered.sum()
+            assert order.added.sum() == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
             if step % 50 == 0:
-                overwritten = [lane.transitions(lane.position, lane.lo) for lane in model.lanes]
-                dropped = np.add([lane.dropped for lane in model.lanes], overwritten)
-                assert queue.dropped.tolist() == dropped.tolist()
-                assert queue.skipped.tolist() == [lane.skipped for lane in model.lanes]
+                overwritten = [order.overwritten(lane) for lane in range(lanes)]
+                assert queue.dropped.tolist() == (order.dropped + overwritten).tolist()
+                assert queue.skipped.tolist() == order.skipped.tolist()
         assert delivered > 200
         assert (queue.dropped.sum() > 0) == (when_full != "wait")
-        assert all(len(lane.rows) > 3 * lane_rows for lane in model.lanes)
+        assert all(lane.next_ticket > 3 * lane_rows for lane in model.lanes)
 
 
 def write_after_a_look(reader, write) -> None:
@@ -1096,26 +939,20 @@ def test_a_reader_held_up_while_it_looks_at_a_lane_looks_at_nothing_outside_of_i
 
 WRITE = """
     import sys
-    import numpy as np
     from marlcore import TrajectoryQueue
+    from marlcore.testing.rows import filled
 
     queue = TrajectoryQueue.attach(sys.argv[1])
     lane, life, rows = map(int, sys.argv[2:])
-    pattern = np.arange(64, dtype=np.uint64)
-
-    def frame(number, episode):
-        words = pattern + (number * 1_000_003 + lane * 7_919 + life * 104_729)
-        words[:4] = lane, life, number, episode
-        return words
-
     with queue.writer(lane) as writer:
         print("ready", flush=True)
         refused = number = 0
         while number != rows:
             episode, place = divmod(number, 7)
-            ends, obs = place == 6, frame(number, episode)
+            ends, obs = place == 6, filled(64, lane, life, number, episode)
             if ends and episode % 2:
-                ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=frame(number + 1, episode))
+                final = filled(64, lane, life, number + 1, episode)
+                ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=final)
             else:
                 ticket = writer.add(obs, number, 1.0, terminated=ends)
             refused += ticket < 0
@@ -1144,7 +981,7 @@ class Ledger:
         after = batch.next_obs.astype(np.int64)[goes_on]
         follows = np.stack([lane, life, number + 1, episode], 1)[goes_on]
         ended = number % 7 == 6
-        self.faults["torn"] += int(self.torn(batch.obs) + self.torn(batch.next_obs[goes_on]))
+        self.faults["torn"] += int(torn(batch.obs, 4).sum() + torn(batch.next_obs[goes_on], 4).sum())
         self.faults["stale"] += int(((batch.action != number) | (batch.index % lanes != lane)).sum())
         self.faults["across"] += int(
             (after[:, :4] != follows).any(1).sum()
@@ -1155,12 +992,6 @@ class Ledger:
             before = self.numbers.setdefault(key[:2], [])
             self.faults["twice or late"] += bool(before) and before[-1] >= key[2]
             before.append(key[2])
-
-    @staticmethod
-    def torn(frames) -> int:
-        lane, life, number = frames[:, 0], frames[:, 1], frames[:, 2]
-        seed = number * np.uint64(1_000_003) + lane * np.uint64(7_919) + life * np.uint64(104_729)
-        return (frames[:, 4:] != np.arange(4, 64, dtype=np.uint64) + seed[:, None]).any(1).sum()
 
     def missing(self) -> int:
         """How many transitions are left out between the first and the last of each life."""

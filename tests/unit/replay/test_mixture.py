@@ -175,7 +175,7 @@ def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays,
 
         before = [sampler.state_dict().get("batches") for sampler in mixture.samplers]
         with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1], "fill", fails)
+            patch.setattr(mixture.samplers[1], "_fill", fails)
             mixture.sample()
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
         assert replay.sampler(8)._gate._sampled() == 0

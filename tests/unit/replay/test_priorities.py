@@ -39,7 +39,7 @@ def draw_all(sampler, oracle: Priorities) -> None:
     """Draws until each that may be drawn was."""
     while oracle.catch_up().keys() - oracle.drawn:
         batch = sampler.sample()
-        oracle.check(batch, sampler, sampler._tree.beta)
+        oracle.check(batch, sampler, sampler._strategy.beta)
         oracle.model.check(batch, **oracle.window, weighted=True)
 
 
@@ -329,7 +329,7 @@ def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
         sampler.update_priorities(drawn, priorities)
         assert (sampler.state_dict()["masses"][drawn] == priorities).all()
         assert sampler.stats.ignored == 0
-        assert sampler._tree.total == pytest.approx(sampler.state_dict()["masses"].sum())
+        assert sampler._strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
 
 
 def test_a_sampler_that_draws_uniformly_takes_no_priorities():

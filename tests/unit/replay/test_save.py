@@ -26,23 +26,22 @@ from marlcore import (
 )
 from marlcore.memory.native import NativeLanes, try_lock
 from marlcore.memory.segment import Segment
+from marlcore.testing.rows import filled
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
 EPISODE = 7
-STRIDE = 1_000_003
 
-# Each word of a row follows from its ticket, so that a torn or misplaced row shows by itself.
 WRITER = """
     import sys
-    import numpy as np
     from marlcore import ReplayBuffer
+    from marlcore.testing.rows import filled
     replay, lane = ReplayBuffer.attach(sys.argv[1]), int(sys.argv[2])
-    pattern = np.arange(replay.spec.obs.shape[0], dtype=np.uint64)
+    words = replay.spec.obs.shape[0]
     with replay.writer(lane) as writer:
         print("ready", flush=True)
         ticket = 0
         while True:
-            writer.add(pattern + ticket * 1_000_003, ticket, float(ticket % 1000), ticket % 7 == 6)
+            writer.add(filled(words, ticket), ticket, float(ticket % 1000), ticket % 7 == 6)
             ticket += 1
 """
 
@@ -63,8 +62,9 @@ def spec_of(words: int, **options) -> TransitionSpec:
 
 def add_rows(writer, words: int, first: int, rows: int) -> None:
     tickets = np.arange(first, first + rows)
-    obs = np.arange(words, dtype=np.uint64) + tickets[:, None].astype(np.uint64) * np.uint64(STRIDE)
-    writer.add_batch(obs, tickets, (tickets % 1000).astype(np.float32), tickets % EPISODE == EPISODE - 1)
+    writer.add_batch(
+        filled(words, tickets), tickets, (tickets % 1000).astype(np.float32), tickets % EPISODE == EPISODE - 1
+    )
 
 
 def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
@@ -91,9 +91,7 @@ def wrong_rows(replay: ReplayBuffer) -> int:
     wrong = 0
     for lane in range(replay.lanes):
         tickets, obs, action = rows_of(replay, lane)
-        pattern = np.arange(obs.shape[1], dtype=np.uint64)
-        expected = pattern + tickets[:, None].astype(np.uint64) * np.uint64(STRIDE)
-        wrong += int(((obs != expected).any(1) | (action != tickets)).sum())
+        wrong += int(((obs != filled(obs.shape[1], tickets)).any(1) | (action != tickets)).sum())
     return wrong
 
 
@@ -853,11 +851,9 @@ def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp
         batch = replay.sampler(256, seed=0).sample()
         tickets = batch.index // 2
         assert np.array_equal(batch.action, tickets)
-        assert np.array_equal(batch.obs[:, 0], tickets.astype(np.uint64) * np.uint64(STRIDE))
+        assert np.array_equal(batch.obs, filled(64, tickets))
         followed = ~batch.terminated
-        assert np.array_equal(
-            batch.next_obs[followed, 0], (tickets[followed] + 1).astype(np.uint64) * np.uint64(STRIDE)
-        )
+        assert np.array_equal(batch.next_obs[followed], filled(64, tickets[followed] + 1))
 
 
 def test_a_sampler_brings_into_memory_what_it_touches_of_a_replay_in_a_file(program, tmp_path):
@@ -873,11 +869,11 @@ def test_a_sampler_brings_into_memory_what_it_touches_of_a_replay_in_a_file(prog
     out = program(
         """
         import sys
-        import numpy as np
         from marlcore import ReplayBuffer
+        from marlcore.testing.rows import filled
         with ReplayBuffer.attach(sys.argv[1]) as replay:
             batch = replay.sampler(16, seed=0).sample()
-            assert (batch.obs[:, 0] == batch.index.astype(np.uint64) * np.uint64(1_000_003)).all()
+            assert (batch.obs == filled(4096, batch.index)).all()
             inside, sizes = False, {}
             for line in open("/proc/self/smaps"):
                 if "-" in line.split()[0]:

@@ -13,27 +13,25 @@ import numpy as np
 import pytest
 
 from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, StaleHandle, TransitionSpec
+from marlcore.testing.rows import filled
 
 WORDS = 40  # of an observation, which lies in a column of its own
 SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"), next_obs=True)
 SMALL = TransitionSpec(Field(), Field((), "int64"), next_obs=True)
 LARGE = TransitionSpec(Field((4_000_000,), "uint8"), Field(), next_obs=True)
 
-# Row k of writer w: words that follow from both, its action from both, its reward k.
+# Row k of writer w: an observation that the key of both names, the next one by one more; action and reward follow.
 WRITE = """
     import os, sys
     import numpy as np
     from marlcore import ReplayBuffer
+    from marlcore.testing.rows import filled
     replay, me = ReplayBuffer.attach(sys.argv[1]), int(sys.argv[2])
     writer = replay.writer(shared=True)
-    pattern = np.arange(40, dtype=np.uint64)
 
     def rows(k, n):
-        key = np.arange(k, k + n, dtype=np.uint64) + np.uint64(me << 40)
-        obs = key[:, None] * np.uint64(2**20 + 7) + pattern
-        obs[:, 0] = key
-        reward = np.arange(k, k + n) % 1000.0
-        return dict(obs=obs, action=key.astype(np.int64), reward=reward, next_obs=obs + np.uint64(1))
+        key = np.arange(k, k + n) + (me << 40)
+        return dict(obs=filled(40, key), action=key, reward=key % (1 << 40) % 1000.0, next_obs=filled(40, key + 1))
 
     def add(k):
         n = 1 + k % 3  # one row, or two or three at once
@@ -71,12 +69,9 @@ def add(writer, value):
 
 def faults(batch) -> int:
     """Rows of a batch that nobody ever wrote so."""
-    key = batch.obs[:, 0]
-    expected = key[:, None] * np.uint64(2**20 + 7) + np.arange(WORDS, dtype=np.uint64)
-    expected[:, 0] = key
-    good = (batch.obs == expected).all(1) & (batch.next_obs == expected + np.uint64(1)).all(1)
-    good &= batch.action == key.astype(np.int64)
-    good &= batch.reward == (key % np.uint64(1 << 40)) % np.uint64(1000)
+    key = batch.action
+    good = (batch.obs == filled(WORDS, key)).all(1) & (batch.next_obs == filled(WORDS, key + 1)).all(1)
+    good &= batch.reward == key % (1 << 40) % 1000
     return int((~good).sum())
 
 

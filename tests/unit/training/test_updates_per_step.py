@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hunt import HUNT
 
@@ -81,3 +83,8 @@ def test_serial_mode_needs_a_ratio() -> None:
 def test_a_ratio_is_a_number_above_0(ratio: Any) -> None:
     with pytest.raises(ValueError, match="updates_per_step: expected a number"):
         replace(CONFIG, updates_per_step=ratio)
+
+
+def test_integers_of_numpy_are_settings_too():
+    config = mc.Config(total_steps=np.int64(5), seed=np.uint8(3))
+    assert json.loads(json.dumps(config.to_dict()))["total_steps"] == 5

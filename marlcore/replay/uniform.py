@@ -1,0 +1,57 @@
+"""Uniform drawing: each transition, or sequence, that can be drawn is as likely as every other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..kernels import uniform as kernels
+from ..transitions import BatchMemory, Drawing
+
+__all__ = ["Uniform"]
+
+
+class Uniform:
+    """The strategy of a sampler without priorities; see drawing.Strategy."""
+
+    all_zero = False
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+
+    def prepare(self, memory: BatchMemory) -> None:
+        d = self._drawing
+        kernels.draw(d.plan, d.columns, memory.address, np.empty(0, np.int64))
+        self.can_draw()
+
+    def can_draw(self) -> bool:
+        self._drawing.read_windows()
+        return bool(kernels.any_sampleable(self._drawing.plan))
+
+    def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
+        d = self._drawing
+        d.read_windows()
+        filled, refused = kernels.draw(d.plan, d.columns, memory.address, rows)
+        return filled or self.draw_listed(memory, rows), refused
+
+    def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
+        """`draw` where nearly every draw is refused: lists first what can be drawn."""
+        d = self._drawing
+        found = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
+        listed = kernels.list_sampleable(d.plan, found)
+        return int(kernels.draw_listed(d.plan, d.columns, memory.address, rows, found, listed)) if listed else 0
+
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
+        """The kernels wrote weights of 1."""
+
+    def update(self, index: ArrayLike, priority: ArrayLike) -> int:
+        raise TypeError("update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one")
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """There is nothing to go on from."""
