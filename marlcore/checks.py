@@ -56,7 +56,7 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
 
 
 def check_whole(label: str, value: object, low: int = 1, high: int | None = None) -> None:
-    """Raises ValueError unless the value is an integer, of Python or NumPy, from `low` to `high`; a bool is none."""
+    """Raises ValueError unless the value is an integer of Python or NumPy, but not a bool, from `low` to `high`."""
     right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"

@@ -1,5 +1,5 @@
-"""Shipped to users: ways to see for yourself that marlcore keeps its promises.
+"""Tools with which users can test marlcore's promises themselves.
 
-`python -m marlcore.testing.chaos` kills the processes of a real run and checks every row that comes out; victim.py
-starts and kills programs, checked.py makes an environment whose rows say whether they are whole.
+`python -m marlcore.testing.chaos` kills the processes of a real run and checks every row. victim.py starts and kills
+programs; checked.py has an environment whose rows prove their own integrity.
 """

@@ -90,7 +90,7 @@ class CheckedEnvironment:
 
 
 def observation_of(key: int, step: int) -> NDArray[np.int64]:
-    """Of one episode's one step, int64 [4]: torch computes with no larger unsigned integers than of 8 bits."""
+    """The observation of an episode's step, int64 [4], since torch computes with unsigned integers only up to 8 bits."""
     return filled(4, key, step).view(np.int64)
 
 
@@ -142,7 +142,7 @@ class CheckedAlgorithm:
 
 
 def _whole(observations: torch.Tensor) -> torch.Tensor:
-    """Which rows are as the environment made them: bool [B] of int64 [B, 4]."""
+    """Which rows are whole: bool [B] for int64 [B, 4]."""
     return torch.from_numpy(~torn(observations.cpu().numpy(), 2)).to(observations.device)
 
 
@@ -165,7 +165,7 @@ class _Checker:
         return {"loss": torch.zeros(())}
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Of each row, whether it is as it was written."""
+        """For each check, whether each row passes."""
         key, step = batch.obs[:, :2].T
         after = batch.next_obs
         ended = batch.terminated

@@ -1,7 +1,7 @@
-"""Rows that say by themselves whether they are whole: first words that name a row, and words that follow from these.
+"""Rows that prove their own integrity: the first words name the row, and the other words are computed from them.
 
-A row that is torn, or that lies where another one belongs, so shows it without a second record of what was written.
-With the ticket alone as its name it is the row of csrc/test/rows.h.
+So a torn or misplaced row is detected without a record of the writes. A row whose name is only its ticket is the row
+of csrc/test/rows.h.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def filled(words: int, *name: Any) -> NDArray[np.uint64]:
-    """Rows of so many words.
+    """Makes rows of `words` words.
 
     Args:
-        words: of a row, those of its name included.
+        words: words of a row, including those of its name.
         name: integers, or arrays of integers that broadcast to [...]; negative ones are taken modulo 2^64.
 
     Returns: uint64 [..., words].
@@ -33,7 +33,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Which rows do not follow from their first `name` words: bool [...] of 64-bit integers [..., words]."""
+    """Which rows do not match their first `name` words: bool [...] for 64-bit integers [..., words]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

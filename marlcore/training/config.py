@@ -21,7 +21,7 @@ def _require(config: object, name: str, low: float, high: float = math.inf, whol
     value = getattr(config, name)
     if whole:
         check_whole(name, value, int(low), None if high == math.inf else int(high))
-        object.__setattr__(config, name, int(value))  # of NumPy's integers, which JSON does not know
+        object.__setattr__(config, name, int(value))  # JSON does not know NumPy's integers
         return
     bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
