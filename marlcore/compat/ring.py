@@ -150,7 +150,7 @@ class _Marks(Shared):
         self._words = Words(segment.body[: 8 * WORDS])
         self.load, self.store = self._words.load, self._words.store
         self.load_base = self._words.loader(BASE)
-        # For whoever looks at each add: a tenth of the time of a call into C, which orders nothing that matters here.
+        # For readers at each add: takes a tenth of a C call, whose memory order does not matter here.
         self.base_word: memoryview = segment.body[8 * BASE : 8 * BASE + 8].view(np.int64).data
 
     @classmethod
@@ -167,7 +167,7 @@ class _Marks(Shared):
             if held is not None:
                 return held
             time.sleep(NAP_S)
-        raise LaneBusy(f"{self._segment.path}: a process that does not go on is clearing the ring")
+        raise LaneBusy(f"{self._segment.path}: a stopped process is clearing the ring")
 
 
 class Ring:

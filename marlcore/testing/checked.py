@@ -90,7 +90,7 @@ class CheckedEnvironment:
 
 
 def observation_of(key: int, step: int) -> NDArray[np.int64]:
-    """The observation of an episode's step, int64 [4], since torch computes with unsigned integers only up to 8 bits."""
+    """The observation of an episode's step, int64 [4], since torch computes only with unsigned integers of 8 bits."""
     return filled(4, key, step).view(np.int64)
 
 

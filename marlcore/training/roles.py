@@ -262,7 +262,7 @@ class LearnerWorker(Worker):
             try:
                 subscriber.pull()
             except TimeoutError:  # the store's only slot is torn: its publisher died while writing it
-                log.warning("the published weights are not whole: going on from the checkpoint")
+                log.warning("the published weights are torn: continuing from the checkpoint")
             else:
                 published = int(subscriber.extras["updates"])
                 if published >= saved:
