@@ -32,7 +32,7 @@ from ..checks import came
 from ..spec import Field
 from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
-from .ring import MARK, Ints, Ring, Rows, Held
+from .ring import MARK, Held, Ints, Ring, Rows
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
 

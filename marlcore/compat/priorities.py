@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.sumtree import find, level_offsets, repair
-from .ring import Ints, Held
+from .ring import Held, Ints
 
 __all__ = ["RingPriorities", "greatest_priority"]
 

@@ -24,7 +24,7 @@ from .fields import spec_of
 from .inplace import InPlace
 from .rows import RowWriter
 
-__all__ = ["MARK", "Ints", "Ring", "Rows", "Held"]
+__all__ = ["MARK", "Held", "Ints", "Ring", "Rows"]
 
 # Words: the base, written by the holder of the marks' lock; a word of the buffer, written by its learner
 BASE, MARK = range(2)

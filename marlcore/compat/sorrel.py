@@ -28,7 +28,7 @@ from ..memory import invalidate_after_fork
 from ..spec import Field
 from .checks import whole_number
 from .npz import read_npz
-from .ring import Ints, Ring, Rows, Held
+from .ring import Held, Ints, Ring, Rows
 from .tail import Tail, newest_count
 
 __all__ = ["Buffer"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..transitions import setter
-from .ring import Ring, Held
+from .ring import Held, Ring
 
 __all__ = ["Tail", "newest_count"]
 
