@@ -527,7 +527,7 @@ NURSERY = """
 def learn(buffer, nursery) -> tuple[int, int]:
     """Samples until the nursery ended; batches drawn, and rows that were torn."""
     drawn = wrong = 0
-    while nursery._process.poll() is None:
+    while nursery.running:
         if not buffer.get_stored_size():
             continue
         sample = buffer.sample(32)

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import Field, LaneBusy, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.memory.lanes import LaneGeometry, claim
@@ -174,7 +175,7 @@ def test_counters_damaged_below_a_living_writer_stop_it():
     spec = TransitionSpec(Field(), Field())
     with ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
         writer.add(0.0, 0.0, 0.0)
-        words = replay._segment.body[2 * LINE : 2 * LINE + 16].view(np.uint64)
+        words = Mapped(replay).counters()
         words[:] = 2**62, 2**62
         with pytest.raises(SegmentCorrupt):
             writer.add(0.0, 0.0, 0.0)

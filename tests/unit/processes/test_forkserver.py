@@ -194,14 +194,14 @@ def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.Mo
     stopped = server.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    start = forkserver._start_program
+    start = forkserver.start_program
 
     def start_patiently(*arguments: Any) -> Any:
         monkeypatch.setattr(forkserver, "REPLY_S", 60.0)
         return start(*arguments)
 
     monkeypatch.setattr(forkserver, "REPLY_S", 0.2)
-    monkeypatch.setattr(forkserver, "_start_program", start_patiently)
+    monkeypatch.setattr(forkserver, "start_program", start_patiently)
     with closing(Child(server, linger)) as child:
         child.receive()
         assert server.pid != stopped
@@ -239,7 +239,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_again(
     server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    start, killed = forkserver._start_program, []
+    start, killed = forkserver.start_program, []
 
     def start_and_kill(*arguments: Any) -> Any:
         process = start(*arguments)
@@ -248,7 +248,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_again(
             killed.append(process.pid)
         return process
 
-    monkeypatch.setattr(forkserver, "_start_program", start_and_kill)
+    monkeypatch.setattr(forkserver, "start_program", start_and_kill)
     assert told(server, "environment") is None
     assert len(killed) == 3
 

@@ -3,8 +3,8 @@
 import multiprocessing
 import time
 
-import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.memory.lanes import LaneGeometry
@@ -83,7 +83,7 @@ def test_a_worker_that_died_while_reporting_does_not_hang_the_parent() -> None:
     reporter = telemetry.reporter("a")
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
-    counters = telemetry._segment.body[2 * LINE : 2 * LINE + 16].view(np.int64)
+    counters = Mapped(telemetry).counters()
     assert counters[1] == counters[0]
     counters[1] += 1  # as if it had begun another row
     del counters
@@ -140,11 +140,11 @@ def test_damaged_rows_and_counters_end_no_tail() -> None:
     telemetry = Telemetry.create(["a"])
     reporter = telemetry.reporter("a")
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
-    body, geometry = telemetry._segment.body, LaneGeometry(1, ROWS, (88,))
-    body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
+    mapped, geometry = Mapped(telemetry), LaneGeometry(1, ROWS, (88,))
+    mapped.body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
     assert telemetry.tail()[0].name == "\ufffd" * 32
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
-    counters = body[geometry.counters_offset(0) :][:16].view(np.int64)
+    counters = mapped.counters()
     counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once
     assert telemetry.tail() == []
     counters[0] = 2**62

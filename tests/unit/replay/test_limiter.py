@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import (
     ClosedError,
@@ -22,6 +23,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
+from marlcore.memory import slot_lock
 from marlcore.replay.gates import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
@@ -178,9 +180,9 @@ def test_boundary_rows_are_not_counted():
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         for _ in range(8):
             writer.add(0.0, 0.0, 0.0, truncated=True, final_obs=0.0)
-        assert replay._lanes.committed(0) == 16
+        assert Mapped(replay).committed() == 16
         assert rows_until_full(writer) == 0
-        assert replay._lanes.inserted() == 8
+        assert Mapped(replay).lanes.inserted() == 8
 
 
 def test_all_lanes_count_together():
@@ -197,7 +199,7 @@ def test_what_was_lapped_still_counts():
         for _ in range(50):
             rows_until_full(writer)
             sampler.sample()
-        assert replay._lanes.inserted() == 1 + 4 + 2 * 49
+        assert Mapped(replay).lanes.inserted() == 1 + 4 + 2 * 49
         assert len(replay) == 5
 
 
@@ -248,7 +250,7 @@ def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lack
         sampler = replay.sampler(2)
         assert rows_until_full(writer) == 0
         sampler.sample()
-        assert sampler._gate._sampled() == 4
+        assert Mapped(replay).sampled == 4
         assert rows_until_full(writer) == 1
 
 
@@ -273,8 +275,9 @@ def test_a_damaged_description_is_refused():
     from marlcore.memory.segment import Segment
 
     with make() as replay:
-        description = replay._segment.description | {"limiter": {"samples_per_insert": -1.0}}
-        bad = Segment.create("bad", description, len(replay._segment.body))
+        made = Mapped(replay).segment
+        damaged = made.description | {"limiter": {"samples_per_insert": -1.0}}
+        bad = Segment.create("bad", damaged, len(made.body))
         with pytest.raises(SegmentCorrupt):
             ReplayBuffer(bad)
 
@@ -282,7 +285,7 @@ def test_a_damaged_description_is_refused():
 def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
     with make() as replay, replay.writer() as writer:
         fill(writer, 4)
-        replay._segment.body[256:272].view(np.uint64)[:] = 2**62
+        Mapped(replay).counters()[:] = 2**62
         with pytest.raises(SegmentCorrupt):
             writer.add(0.0, 0.0, 0.0)
         with pytest.raises(SegmentCorrupt):
@@ -306,7 +309,7 @@ def test_a_waiting_writer_wakes_when_a_sampler_draws(no_slices):
         timer.start()
         writer.add(0.0, 0.0, 0.0)
         timer.join()
-        assert replay._lanes.inserted() == 9
+        assert Mapped(replay).lanes.inserted() == 9
 
 
 def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
@@ -317,7 +320,7 @@ def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
         timer.start()
         writer.add(0.0, 0.0, 0.0)
         timer.join()
-        assert replay._lanes.inserted() == 9
+        assert Mapped(replay).lanes.inserted() == 9
 
 
 def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
@@ -342,7 +345,7 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
         def draw():
             for _ in range(9):
                 time.sleep(0.02)
-                inserted.append(replay._lanes.inserted())
+                inserted.append(Mapped(replay).lanes.inserted())
                 sampler.sample()
 
         drawer = threading.Thread(target=draw)
@@ -365,7 +368,7 @@ def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
         alarm(ring)
         with pytest.raises(Rang):
             writer.add(0.0, 0.0, 0.0)
-        assert replay._lanes.inserted() == 8
+        assert Mapped(replay).lanes.inserted() == 8
 
 
 def test_closing_ends_a_wait(alarm):
@@ -398,7 +401,7 @@ def test_a_forked_child_has_no_slot_and_does_not_wait():
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
         sampler.sample()
-        assert sampler._gate._sampled() == 4
+        assert Mapped(replay).sampled == 4
 
 
 # Processes
@@ -433,11 +436,12 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
         for writer in writers:
             assert writer.line() == "ready"
         sampler = replay.sampler(batch, seed=0)
-        lowest, highest = np.inf, -np.inf
+        lowest, highest, mapped = np.inf, -np.inf, Mapped(replay)
+        inserted = mapped.lanes.inserted
         for drawn in range(1, 1501):
             sampler.sample(timeout=60)
-            assert sampler._gate._sampled() == batch * drawn
-            now = ratio * (replay._lanes.inserted() - 100) - batch * drawn
+            assert mapped.sampled == batch * drawn
+            now = ratio * (inserted() - 100) - batch * drawn
             lowest, highest = min(lowest, now), max(highest, now)
         assert lowest >= -limiter.tolerance
         assert highest <= limiter.tolerance + ratio  # two writers may act on the same room
@@ -448,12 +452,12 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
 def test_without_the_writers_gate_the_band_is_left(program):
     """The positive control: the same look at writers that do not wait."""
     limiter = RateLimiter(1.0, 100, 64.0)
-    ungated = WRITE.replace("    print(", "    writer._gate = None\n    print(")
     with ReplayBuffer.create(SPEC, 10_000, 1, limiter=limiter) as replay:
-        writer = program(ungated, args=[replay.handle.path, 0])
+        writer = program("from seams import without_gates; without_gates()", WRITE, args=[replay.handle.path, 0])
         assert writer.line() == "ready"
         sampler = replay.sampler(32, seed=0)
-        while replay._lanes.inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
+        inserted = Mapped(replay).lanes.inserted
+        while inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
             sampler.sample(timeout=60)
         writer.kill()
 
@@ -470,7 +474,8 @@ def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
     limiter = RateLimiter(4.0, 50, 64.0)
     with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
         path = replay.handle.path
-        inserted = replay._lanes.inserted
+        mapped = Mapped(replay)
+        inserted = mapped.lanes.inserted
         steady = program(WRITE, args=[path, 0])
         for round_ in range(6):
             sampler = program(SAMPLE, args=[path, 16, 1 + 40 * (round_ % 3)])
@@ -478,13 +483,16 @@ def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
             wait_for(lambda before=before: inserted() > before + 500, steady, sampler)
             if round_ % 2:
                 writer = program(WRITE, args=[path, 1])
-                before = replay._lanes.committed(1)
-                wait_for(lambda before=before: replay._lanes.committed(1) > before + 200, steady, sampler, writer)
+                before = mapped.committed(1)
+                wait_for(lambda before=before: mapped.committed(1) > before + 200, steady, sampler, writer)
                 writer.kill()
                 before = inserted()
                 wait_for(lambda before=before: inserted() > before + 200, steady, sampler)
             sampler.kill()
-        assert replay.sampler(16)._gate._at == 0  # the slot that all of them had
+        own = replay.sampler(16)  # has the slot that all of them had
+        taken = [mapped.segment.is_locked(slot_lock(2, slot)) for slot in range(SLOTS)]
+        assert taken == [True] + [False] * (SLOTS - 1)
+        del own
         steady.kill()
 
 
@@ -503,7 +511,7 @@ def test_a_stopped_sampler_holds_writers_and_lets_them_go_on_when_it_does(progra
     with make(2.0, 4, 8.0, capacity=1000) as replay:
         writer = program(WRITE, args=[replay.handle.path, 0])
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
-        inserted = replay._lanes.inserted
+        inserted = Mapped(replay).lanes.inserted
         wait_for(lambda: inserted() > 500, writer, sampler)
         for _ in range(20):
             os.kill(sampler.pid, signal.SIGSTOP)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import (
     Field,
@@ -161,7 +162,7 @@ def test_rows_that_are_not_returned_are_not_counted(replays):
         for _ in range(3):
             with pytest.raises(NotEnoughData, match="the limiter expects"):
                 mixture.sample()
-        assert mixture.samplers[0].stats.drawn == mixture.samplers[0]._gate._sampled() == 8
+        assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
 
 
 def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays, monkeypatch):
@@ -178,7 +179,7 @@ def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays,
             patch.setattr(mixture.samplers[1], "fill", fails)
             mixture.sample()
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
-        assert replay.sampler(8)._gate._sampled() == 0
+        assert Mapped(replay).sampled == 0
         assert [sampler.state_dict().get("batches") for sampler in mixture.samplers] == before
         assert np.bincount(mixture.sample().source).tolist() == [2, 6]
 

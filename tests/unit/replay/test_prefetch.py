@@ -249,7 +249,7 @@ def test_a_state_saved_with_a_replay_counts_what_lies_ready_as_drawn(replay, tmp
     plain = replay.sampler(8, seed=3, prioritized=Prioritized())
     with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
         batches.sample()
-        while len(batches._work._ready) < 2:  # then nothing is drawn until one is taken
+        while batches.stats.drawn < 3 * 8:  # then nothing is drawn until one is taken
             time.sleep(0.001)
         replay.save(tmp_path / "save", batches)
         drawn = batches.stats.drawn // 8

@@ -564,12 +564,13 @@ def test_priorities_of_rows_from_before_damaged_counters_went_back_are_ignored(p
     """Such rows have no leaf: in a process of its own, since one beside the tree could end it by a signal."""
     out = program("""
         import numpy as np
+        from mapped import Mapped
         from marlcore import Field, Prioritized, ReplayBuffer, TransitionSpec
         with ReplayBuffer.create(TransitionSpec(Field(), Field()), 20) as replay:
             with replay.writer() as writer:
                 for i in range(40):
                     writer.add(0.0, 0.0, 1.0)
-            counters = replay._segment.body[replay._geometry.counters_offset(0):][:16].view(np.int64)
+            counters = Mapped(replay).counters()
             sampler = replay.sampler(4, prioritized=Prioritized())
             counters[:] = 2**61
             drawn = sampler.sample().index

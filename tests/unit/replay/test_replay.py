@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from mapped import Mapped
 from model import SPECS, Model, chi_square_limit, fill, random_row
 from seams import patch
 
@@ -27,6 +28,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
+from marlcore.memory import Event
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -473,9 +475,9 @@ def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
         assert writer.line() == "ready"
         sampler = replay.sampler(4)
         asleep = threading.Thread(target=lambda: writer.tell())
-        prepare = sampler._drawing.event.prepare
+        prepare = Event.prepare
         monkeypatch.setattr(
-            sampler._drawing.event, "prepare", lambda n: (prepare(n), asleep.ident is None and asleep.start())[0]
+            Event, "prepare", lambda event, n: (prepare(event, n), asleep.ident is None and asleep.start())[0]
         )
         batch = sampler.sample(timeout=1e6)
         asleep.join()
@@ -658,7 +660,7 @@ def test_rows_that_count_more_transitions_than_there_are_rows_are_told():
         for _ in range(3):
             writer.add(0.0, 0.0, 0.0)
         assert len(replay) == 3
-        replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint32)[0] = 7  # the oldest one's ordinal
+        Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
         with pytest.raises(SegmentCorrupt, match="contradict one another"):
             len(replay)
 
@@ -684,7 +686,7 @@ def test_a_lane_whose_writer_was_killed_inside_add_goes_on(program):
     """The rows are so large that the kill falls into a copy; it is tried again until it has."""
     inside = False
     with ReplayBuffer.create(LARGE, 6) as replay:
-        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
+        counters = Mapped(replay).counters()
         for _ in range(40):
             child = program(WRITE_LARGE, args=[replay.handle.path])
             child.line()
@@ -720,9 +722,9 @@ def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
     """As if it had died after reserving `dead` rows: they are out until the successor has passed them."""
     with ReplayBuffer.create(SCALAR, 8) as replay:
         write(replay, [(i, i, "") for i in range(8)])
-        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
+        counters = Mapped(replay).counters()
         counters[1] += dead
-        replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint8)[: 32 * dead] = 255
+        Mapped(replay).column(0)[:dead] = 255
         assert len(replay) == 8 - dead
         write(replay, [(100, 100, ""), (101, 101, "")])
         # Rows 0 .. dead-1 are gone, though the successor has overwritten only two of them.
@@ -894,7 +896,7 @@ BAD_ROWS = [
 
 def refused(replay, writer, call, error, message):
     """The error is one line that begins with the message, and the replay is as it was."""
-    held, memory = len(replay), replay._segment.body.tobytes()
+    held, memory = len(replay), Mapped(replay).body.tobytes()
     with pytest.raises(error) as caught:
         call()
     text = str(caught.value)
@@ -902,7 +904,7 @@ def refused(replay, writer, call, error, message):
     assert "\n" not in text
     assert len(text) < 500
     assert len(replay) == held
-    assert replay._segment.body.tobytes() == memory
+    assert Mapped(replay).body.tobytes() == memory
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD_ROWS, ids=[row[2] for row in BAD_ROWS])

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from seams import patch
+from mapped import Mapped
+from seams import patch, trusting
 
 from marlcore import (
     ClosedError,
@@ -24,9 +25,10 @@ from marlcore import (
     SharedMemoryFull,
     TransitionSpec,
 )
-from marlcore.memory.native import NativeLanes, try_lock
+from marlcore.memory.native import try_lock
 from marlcore.memory.segment import Segment
 from marlcore.testing.rows import filled
+from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
 EPISODE = 7
@@ -69,20 +71,17 @@ def add_rows(writer, words: int, first: int, rows: int) -> None:
 
 def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
     lo, hi = np.zeros((2, replay.lanes), np.int64)
-    replay._lanes.windows(lo, hi)()
+    Mapped(replay).lanes.windows(lo, hi)()
     return list(zip(lo.tolist(), hi.tolist(), strict=True))
 
 
 def rows_of(replay: ReplayBuffer, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tickets, obs, action) of every row in a lane's window, straight from the memory."""
     lo, hi = window(replay)[lane]
-    tickets, geometry = np.arange(lo, hi), replay._geometry
-    found = {}
-    for place in replay._layout.places:
-        stride = geometry.stride(place.column)
-        start = geometry.column_offset(place.column) + lane * geometry.capacity * stride
-        column = replay._segment.body[start : start + geometry.capacity * stride].reshape(-1, stride)
-        found[place.role] = place.views(np.ascontiguousarray(column))[tickets % geometry.capacity]
+    tickets, mapped, found = np.arange(lo, hi), Mapped(replay), {}
+    for place in RecordLayout.of(replay.spec).places:
+        column = np.ascontiguousarray(mapped.column(place.column, lane))
+        found[place.role] = place.views(column)[tickets % len(column)]
     return tickets, found["obs"], found["action"]
 
 
@@ -93,11 +92,6 @@ def wrong_rows(replay: ReplayBuffer) -> int:
         tickets, obs, action = rows_of(replay, lane)
         wrong += int(((obs != filled(obs.shape[1], tickets)).any(1) | (action != tickets)).sum())
     return wrong
-
-
-def trust(monkeypatch) -> None:
-    """The positive control: whatever was copied is believed."""
-    monkeypatch.setattr(NativeLanes, "validator", lambda *arguments: lambda n: 0)
 
 
 # ---- the cut ----
@@ -166,10 +160,11 @@ def save_beside_writers(program, folder: Path, words: int, enough) -> tuple[Coun
     with ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay:
         writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
         assert [writer.line() for writer in writers] == ["ready", "ready"]
+        mapped = Mapped(replay)
         while not enough(saved, seen):
-            before = [replay._lanes.committed(lane) for lane in range(2)]
+            before = [mapped.committed(lane) for lane in range(2)]
             replay.save(folder / "save")
-            after = [replay._lanes.committed(lane) for lane in range(2)]
+            after = [mapped.committed(lane) for lane in range(2)]
             with ReplayBuffer.attach(folder / "save") as copy:
                 seen["wrong"] += wrong_rows(copy)
                 for lane, (lo, hi) in enumerate(window(copy)):
@@ -192,10 +187,12 @@ def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words):
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, monkeypatch, words):
+def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, words):
     """So the test above would notice."""
-    trust(monkeypatch)
-    seen, _ = save_beside_writers(program, tmp_path, words, lambda saved, seen: saved >= 5_000_000 or seen["wrong"] > 0)
+    with trusting():
+        seen, _ = save_beside_writers(
+            program, tmp_path, words, lambda saved, seen: saved >= 5_000_000 or seen["wrong"] > 0
+        )
     assert seen["wrong"] > 0
 
 
@@ -329,7 +326,7 @@ def test_the_samplers_state_never_knows_rows_that_are_not_saved(tmp_path):
         class Late(State):
             def state_dict(self):
                 add_rows(writer, 4, 0, 3)  # committed before the sampler looked
-                return {"seen": np.array(replay._lanes.committed(0))}
+                return {"seen": np.array(Mapped(replay).committed())}
 
         replay.save(tmp_path / "save", Late())
     with ReplayBuffer.load(tmp_path / "save") as copy:
@@ -361,6 +358,7 @@ SAVER = """
     import itertools, os, random, signal, sys, time
     from pathlib import Path
     import numpy as np
+    from mapped import Mapped
     from marlcore.memory.files import File
     from marlcore import ReplayBuffer, SegmentNotFound
 
@@ -381,8 +379,7 @@ SAVER = """
     def saved_version():
         try:
             with ReplayBuffer.load(target) as copy:
-                batch, state = copy._segment.body, copy.sampler_state["version"]
-                rows = batch[copy._geometry.column_offset(1):][:copy.capacity * 512].view(np.uint64)
+                state, rows = copy.sampler_state["version"], Mapped(copy).column(1).view(np.uint64).ravel()
                 assert len(copy) == copy.capacity
                 assert (rows == rows[0]).all() and (state == rows[0]).all(), "half a save"
                 return int(rows[0])
@@ -842,7 +839,7 @@ def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp
     assert writers[1].line() == "ready"
     with ReplayBuffer.attach(path) as replay:
         while min(hi for _, hi in window(replay)) < 4000:
-            assert all(writer._process.poll() is None for writer in writers)
+            assert all(writer.running for writer in writers)
     for writer in writers:
         writer.kill()
     with ReplayBuffer.attach(path) as replay:

@@ -8,6 +8,7 @@ from model import Model, add_batch, random_row
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.rows import TICKET
+from marlcore.transitions import Drawing
 
 EVERY = 4
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -260,15 +261,15 @@ def test_a_sequence_whose_state_is_overwritten_while_it_is_copied_is_drawn_again
         one_episode(replay, 12, before=3)
         sequence = Sequence(3, period=4)
         sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
-        validate, first = sampler._drawing.lapped, []
+        validate, first = Drawing.lapped, []
 
-        def overwrite_and_validate(filled: int):
+        def overwrite_and_validate(drawing: Drawing, filled: int):
             if not first:
-                first.extend(sampler._drawing.chosen[TICKET, :filled].tolist())
+                first.extend(drawing.chosen[TICKET, :filled].tolist())
                 one_episode(replay, 2)  # 3 and 4, and with 4 the state of 7
-            return validate(filled)
+            return validate(drawing, filled)
 
-        monkeypatch.setattr(sampler._drawing, "lapped", overwrite_and_validate)
+        monkeypatch.setattr(Drawing, "lapped", overwrite_and_validate)
         batch = sampler.sample()
         assert set(first) == {3, 7, 11}
         assert set(batch.index.tolist()) == {11} and (batch.extras["h"] == 11).all()
