@@ -525,8 +525,11 @@ def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, C
     return counted
 
 
-def test_every_changed_byte_of_a_header_is_refused_or_gives_something_that_works():
-    """Also with a checksum that is right, which only the checks behind it can refuse."""
+def test_a_changed_header_is_refused_or_works():
+    """Every changed byte of a header is refused or gives something that works.
+
+    Also with a checksum that is right, which only the checks behind it can refuse.
+    """
     for counted in child("headers", HEADERS, SEED, 0.0).values():
         assert counted["refused"] > 2 * PAGE
         assert counted["results"] > 0
@@ -538,7 +541,8 @@ def test_no_counters_and_rows_end_a_process_by_a_signal():
         assert counted["exceptions"] > 0 or name == "control"
 
 
-def test_a_segment_that_changes_all_the_time_ends_no_process_by_a_signal():
+def test_a_segment_that_always_changes_ends_no_process():
+    """A segment that changes all the time ends no process by a signal."""
     for counted in child("racing", list(CASES), SEED, 0.7).values():
         assert counted["results"] > 0
 

@@ -365,7 +365,8 @@ def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> 
 
 
 @pytest.mark.parametrize("words", [12, 48], ids=["in the record", "in columns"])
-def test_no_row_is_torn_or_across_a_boundary_a_seam_or_the_write_head(program, words):
+def test_no_row_is_torn_or_reaches_across_an_edge(program, words):
+    """No row is torn, or reaches across a boundary, a seam or the write head."""
     outcome = sample_live(program, list(KINDS), words, batch_size=64, rows=100_000, deaths=2)
     assert not +outcome.found, str(outcome)
     assert outcome.rows >= 100_000
@@ -375,8 +376,11 @@ def test_no_row_is_torn_or_across_a_boundary_a_seam_or_the_write_head(program, w
 
 
 @pytest.mark.parametrize("fault", ["torn", "head"])
-def test_without_validation_rows_that_are_torn_or_across_the_write_head_are_seen(program, fault):
-    """So the test above would notice: the same check, with the validator made to accept everything."""
+def test_without_validation_torn_and_lapped_rows_are_seen(program, fault):
+    """Without validation, rows that are torn or across the write head are seen.
+
+    So the test above would notice: the same check, with the validator made to accept everything.
+    """
     outcome = sample_live(program, ["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
     assert outcome.found[fault] > 0
 

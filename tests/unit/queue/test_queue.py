@@ -210,7 +210,7 @@ def written_after_a_look(write):
 
 
 @pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
-def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_again(stack, n_step, length):
+def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
     """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
     for more in range(24):
         with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
@@ -231,7 +231,8 @@ def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_agai
 
 
 @pytest.mark.parametrize("more", range(24))
-def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(more):
+def test_overwritten_rows_are_counted_right(more):
+    """Rows overwritten after the look are counted right where nothing can be delivered."""
     with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
 
         def fragments(rows):
@@ -250,7 +251,7 @@ def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(mo
 # What a full lane does
 
 
-def test_a_writer_that_may_not_wait_is_refused_with_nothing_written():
+def test_a_refused_writer_writes_nothing():
     with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert fill_until_full(writer) == 8
         with pytest.raises(TimeoutError, match=r"the reader made no room for 1 more rows in lane 0 in 0\.0 seconds$"):
@@ -262,7 +263,7 @@ def test_a_writer_that_may_not_wait_is_refused_with_nothing_written():
         assert queue.dropped.tolist() == queue.skipped.tolist() == [0]
 
 
-def test_a_refused_add_goes_on_with_its_episode_once_there_is_room():
+def test_a_refused_adds_episode_goes_on():
     with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         fill(writer, range(8))
         with pytest.raises(TimeoutError):
@@ -294,7 +295,8 @@ def test_a_boundary_row_needs_room_too():
         assert writer.add(7, 7, 0.0, terminated=True) == 7
 
 
-def test_dropping_the_oldest_never_waits_and_counts_what_was_overwritten():
+def test_dropping_the_oldest_counts_what_it_overwrites():
+    """Dropping the oldest never waits and counts what was overwritten."""
     with make(8, when_full="drop_oldest") as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(100))
         assert (len(queue), queue.dropped.tolist()) == (8, [92])
@@ -304,8 +306,11 @@ def test_dropping_the_oldest_never_waits_and_counts_what_was_overwritten():
         assert (len(queue), queue.dropped.tolist()) == (2, [92])
 
 
-def test_dropping_the_newest_never_waits_and_begins_an_episode_behind_the_gap():
-    """So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap."""
+def test_dropping_the_newest_begins_an_episode():
+    """Dropping the newest never waits and begins an episode behind the gap.
+
+    So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap.
+    """
     with make(8, when_full="drop_newest") as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert [writer.add(i, i, 0.0) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1]
         rows = np.arange(12, 15)
@@ -319,7 +324,8 @@ def test_dropping_the_newest_never_waits_and_begins_an_episode_behind_the_gap():
         assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([7], [1], 1)
 
 
-def test_a_transition_left_out_counts_once_with_its_boundary_row():
+def test_a_dropped_transition_counts_once():
+    """A transition left out counts once with its boundary row."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         fill(writer, range(7))
         assert writer.add(7, 7, 0.0, truncated=True, final_obs=8) == -1
@@ -327,7 +333,8 @@ def test_a_transition_left_out_counts_once_with_its_boundary_row():
 
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
-def test_an_add_too_long_for_the_reader_is_refused_and_says_what_is_not(when_full):
+def test_an_add_too_long_for_the_reader_is_refused(when_full):
+    """An add too long for the reader is refused and says what is not."""
     with make(16, when_full=when_full) as queue, queue.writer(timeout=0.0) as writer:
         rows = np.arange(16)
         with pytest.raises(ValueError, match=r"^reward: expected at most 15 of the lane's 16 rows"):
@@ -420,7 +427,8 @@ def test_single_transitions_of_a_spec_with_states_are_all_read():
         assert drain(reader) == list(range(30))
 
 
-def test_rows_before_the_next_stored_state_are_skipped_where_an_unroll_cannot_begin():
+def test_rows_before_the_next_stored_state_are_skipped():
+    """Rows before the next stored state are skipped where an unroll cannot begin."""
     with (
         TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
         queue.writer() as writer,
@@ -453,7 +461,8 @@ def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
         timer.join()
 
 
-def test_a_waiting_writer_wakes_when_the_reader_skips_what_nobody_can_read(no_slices):
+def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
+    """A waiting writer wakes when the reader skips what nobody can read."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(8):
             writer.add(i, i, 0.0)
@@ -465,7 +474,7 @@ def test_a_waiting_writer_wakes_when_the_reader_skips_what_nobody_can_read(no_sl
         assert queue.skipped.tolist() == [7]
 
 
-def test_a_waiting_writer_wakes_when_a_reader_comes_that_its_rows_are_too_long_for(no_slices):
+def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
     with make(16) as queue, queue.writer() as writer:
         fill(writer, range(4))
         rows = np.zeros(13)
@@ -486,7 +495,8 @@ def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
         assert reader.stats.waited > 0
 
 
-def test_a_reader_that_may_not_wait_says_what_is_there_and_leaves_it():
+def test_a_reader_that_may_not_wait_says_what_is_there():
+    """A reader that may not wait says what is there and leaves it."""
     with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
         fill(writer, range(4))
         with pytest.raises(NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
@@ -578,7 +588,8 @@ def test_a_lane_has_one_writer_at_a_time():
         queue.writer(0)
 
 
-def test_a_successor_with_a_longer_stack_drops_what_has_no_frames_any_more():
+def test_a_longer_stack_drops_rows_without_frames():
+    """A successor with a longer stack drops what has no frames any more."""
     with make(8) as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(8))
         with queue.reader(1) as reader:
@@ -640,8 +651,11 @@ def reads_until_one_dies_at(queue, writers, count):
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["killed", "interrupted"])
-def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_loses_one_batch_at_most(survives):
-    """At most once: what was in hand is lost behind the store that consumes it, and nothing before that."""
+def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
+    """A reader stopped between any two stores delivers nothing twice and loses one batch at most.
+
+    At most once: what was in hand is lost behind the store that consumes it, and nothing before that.
+    """
     outcomes = Counter()
     for count in range(100):
         with make(32, lanes=2) as queue:
@@ -681,8 +695,11 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
     assert outcomes[True, False] >= 1
 
 
-def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_nothing_of():
-    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
+def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
+    """An interrupted read leaves nothing in a lane that the next batch takes nothing of.
+
+    Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before.
+    """
     for count in range(10):
         with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
             reader = queue.reader(2)
@@ -697,8 +714,11 @@ def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_
             assert (lines(queue).load() == believed(reader)).all()
 
 
-def test_room_that_an_interrupted_read_did_not_give_is_given_by_the_next_try():
-    """Though that finds too little to read: writers that wait for room would never write more."""
+def test_the_next_try_gives_the_room_of_an_interrupted_one():
+    """Room that an interrupted read did not give is given by the next try.
+
+    Though that finds too little to read: writers that wait for room would never write more.
+    """
     for count in range(10):
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
@@ -709,7 +729,7 @@ def test_room_that_an_interrupted_read_did_not_give_is_given_by_the_next_try():
             assert fill_until_full(writer, 8) == 8 + 6
 
 
-def test_what_a_writer_killed_inside_an_add_had_written_is_never_seen():
+def test_a_half_written_add_is_never_seen():
     """It had reserved, overwritten a row of the lane, and not committed; its successor begins an episode there."""
     with make(8, when_full="drop_oldest") as queue:
         writer = queue.writer()
@@ -897,7 +917,7 @@ def test_a_damaged_description_is_refused(when_full):
     ("word", "value"),
     [(0, 3), (0, -1), (1, 7), (1, -1), (1, 2**62), (2, 3), (2, -1), (3, 3), (3, 2**63 - 1), (4, 3), (4, -1)],
 )
-def test_damaged_counters_of_a_reader_are_told_and_leave_its_place_free(word, value):
+def test_a_readers_damaged_counters_are_told(word, value):
     """Six rows were written and two read; a lane's words: released, then twice position, passed, dropped, skipped."""
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(6))
@@ -951,8 +971,11 @@ LAPPED = """
 """
 
 
-def test_a_reader_held_up_while_it_looks_at_a_lane_looks_at_nothing_outside_of_it(program):
-    """In a process of its own, since it would crash."""
+def test_a_held_up_reader_stays_inside_its_lane(program):
+    """A reader held up while it looks at a lane looks at nothing outside of it.
+
+    In a process of its own, since it would crash.
+    """
     with make(16, when_full="drop_oldest") as queue, queue.writer() as writer:
         fill(writer, range(16))
         told, read = program(LAPPED, args=[queue.handle.path]).finish().splitlines()
@@ -1031,7 +1054,7 @@ def start(program, queue, lane, life=0, rows=ROWS, before=""):
     return writer
 
 
-def test_four_writers_that_wait_have_each_row_delivered_exactly_once(program):
+def test_four_waiting_writers_rows_are_delivered_once_each(program):
     with make(4 * 64, 4, spec=FRAMES) as queue, queue.reader(32) as reader:
         writers = [start(program, queue, lane) for lane in range(4)]
         ledger = Ledger()
@@ -1045,8 +1068,11 @@ def test_four_writers_that_wait_have_each_row_delivered_exactly_once(program):
             reader.read()
 
 
-def test_without_the_writers_gate_rows_are_lost_and_without_validation_torn(program):
-    """The positive controls of the test above and of the one below: the ledger sees both."""
+def test_the_ledger_sees_lost_rows_and_torn_ones(program):
+    """Without the writer's gate rows are lost and without validation torn.
+
+    The positive controls of the test above and of the one below: the ledger sees both.
+    """
     with make(64, spec=LARGE) as queue:
         ungated = start(program, queue, 0, rows=-1, before="from seams import without_gates; without_gates()")
         ledger = Ledger()
@@ -1061,7 +1087,7 @@ def test_without_the_writers_gate_rows_are_lost_and_without_validation_torn(prog
 
 
 @pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest"])
-def test_with_live_writers_every_row_that_is_not_read_is_counted(program, when_full):
+def test_every_row_that_is_not_read_is_counted(program, when_full):
     """Of each lane: written == read + dropped + skipped, to the row."""
     lanes, rows = 2, 4 * ROWS
     with make(lanes * 64, lanes, when_full, FRAMES) as queue, queue.reader(8) as reader:
@@ -1092,9 +1118,12 @@ def test_with_live_writers_every_row_that_is_not_read_is_counted(program, when_f
         assert reader.stats.read == sum(delivered)
 
 
-def test_killed_writers_leave_whole_episodes_and_their_successors_begin_new_ones(program):
-    """Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
-    skipped, and counted."""
+def test_killed_writers_leave_whole_episodes(program):
+    """Killed writers leave whole episodes and their successors begin new ones.
+
+    Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
+    skipped, and counted.
+    """
     dice, lanes, lives = random.Random(0), 3, [0, 0, 0]
     with make(lanes * 64, lanes, spec=FRAMES) as queue, queue.reader(16) as reader:
         writers = [start(program, queue, lane, rows=-1) for lane in range(lanes)]
@@ -1182,7 +1211,8 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         assert queue.dropped.sum() == queue.skipped.sum() == 0
 
 
-def test_a_stopped_reader_keeps_its_place_and_a_killed_one_leaves_it(program):
+def test_a_stopped_reader_keeps_its_place(program):
+    """A stopped reader keeps its place and a killed one leaves it."""
     with make(512) as queue:
         reader = program(READ, args=[queue.handle.path])
         assert reader.line() == "ready"
@@ -1220,7 +1250,7 @@ def test_queues_and_handles_go_to_spawned_processes():
         assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
 
 
-def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
+def test_the_highest_counters_are_counted_on_from():
     """A damaged count is wrong by itself; it ends neither a reader's batch nor a writer's add."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         mapped = Mapped(queue)
@@ -1236,7 +1266,7 @@ def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
             assert successor.read().action.tolist() == [6]
 
 
-def test_a_newest_row_that_counts_more_transitions_than_there_are_rows_is_told():
+def test_a_newest_row_that_counts_too_much_is_told():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
@@ -1247,8 +1277,11 @@ def test_a_newest_row_that_counts_more_transitions_than_there_are_rows_is_told()
             Mapped(queue).lanes.committed(0)
 
 
-def test_a_reader_sees_at_once_that_damaged_counters_leave_it_nothing():
-    """It would otherwise take what it never looked at for overwritten, again and again."""
+def test_damaged_counters_that_leave_nothing_are_seen():
+    """A reader sees at once that damaged counters leave it nothing.
+
+    It would otherwise take what it never looked at for overwritten, again and again.
+    """
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(6):
             writer.add(i, i, 0.0, terminated=True)
@@ -1259,8 +1292,11 @@ def test_a_reader_sees_at_once_that_damaged_counters_leave_it_nothing():
         assert reader.stats.lapped == 0
 
 
-def test_a_reader_behind_rows_that_damaged_counters_call_overwritten_waits_for_others_instead_of_copying(monkeypatch):
-    """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
+def test_a_reader_waits_behind_rows_called_overwritten(monkeypatch):
+    """A reader behind rows that damaged counters call overwritten waits for others instead of copying.
+
+    No copy of the rows that it has not read would ever be valid: it would copy until it gives up.
+    """
     monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))

@@ -69,14 +69,14 @@ def test_a_min_size_is_an_integer_of_at_least_one(value):
         RateLimiter(1.0, value, 1.0)
 
 
-def test_a_tolerance_that_no_add_would_fit_in_is_refused_at_once():
+def test_a_tolerance_too_small_for_an_add_is_refused():
     with pytest.raises(ValueError, match=r"^tolerance: expected at least samples_per_insert = 8, .*, got 2$"):
         RateLimiter(8, 10, tolerance=2)
     assert RateLimiter(8, 10, tolerance=8).tolerance == 8
 
 
 @pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
-def test_sampler_and_writer_never_wait_both_and_stay_in_the_band(ratio):
+def test_sampler_and_writer_stay_in_the_band(ratio):
     """Every state that two sides reach in any order, against the rule written in fractions."""
     batch, rows, min_size = 3, 2, 5
     tolerance = max(Fraction(batch), ratio * rows)
@@ -149,8 +149,11 @@ def test_a_sampler_waits_until_min_size_was_inserted():
         sampler.sample()
 
 
-def test_batches_stop_at_the_tolerance_below_and_the_error_says_what_is_missing():
-    """balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two."""
+def test_batches_stop_at_the_tolerance_below():
+    """Batches stop at the tolerance below and the error says what is missing.
+
+    balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two.
+    """
     with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
         sampler = replay.sampler(2)
         fill(writer, 6)
@@ -204,7 +207,7 @@ def test_what_was_lapped_still_counts():
 
 
 @pytest.mark.parametrize("needs", [{"min_size": 20}, {"n_step": 19}, {"n_step": 16, "stack": 4}])
-def test_a_sampler_that_needs_more_rows_than_the_limiter_gets_them(needs):
+def test_a_sampler_that_needs_more_rows_gets_them(needs):
     """Writers may not insert so many: they wait no more until it has drawn."""
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, **needs)
@@ -237,7 +240,8 @@ def test_what_a_dead_sampler_lacked_lets_nobody_go_on():
         fill(writer, 1)
 
 
-def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lacking():
+def test_a_successor_goes_on_with_its_slots_count():
+    """A successor goes on with the count of its slot and clears what was lacking."""
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, min_size=8)
         rows_until_full(writer)
@@ -254,7 +258,8 @@ def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lack
         assert rows_until_full(writer) == 1
 
 
-def test_there_are_slots_for_so_many_samplers_and_those_of_the_dead_are_free():
+def test_slots_of_dead_samplers_are_free():
+    """There are slots for so many samplers and those of the dead are free."""
     with make() as replay:
         samplers = [replay.sampler(1) for _ in range(SLOTS)]
         with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
@@ -469,7 +474,7 @@ def wait_for(condition, *alive):
         os.sched_yield()
 
 
-def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
+def test_killing_samplers_and_writers_stops_nobody(program):
     """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
     limiter = RateLimiter(4.0, 50, 64.0)
     with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
@@ -496,7 +501,8 @@ def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
         steady.kill()
 
 
-def test_a_sampler_killed_while_it_lacked_rows_leaves_the_limit_standing(program):
+def test_a_killed_hungry_sampler_leaves_the_limit(program):
+    """A sampler killed while it lacked rows leaves the limit standing."""
     with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
         rows_until_full(writer)
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])
@@ -507,7 +513,8 @@ def test_a_sampler_killed_while_it_lacked_rows_leaves_the_limit_standing(program
         assert rows_until_full(writer) == 0
 
 
-def test_a_stopped_sampler_holds_writers_and_lets_them_go_on_when_it_does(program):
+def test_a_stopped_sampler_holds_writers_up(program):
+    """A stopped sampler holds writers and lets them go on when it does."""
     with make(2.0, 4, 8.0, capacity=1000) as replay:
         writer = program(WRITE, args=[replay.handle.path, 0])
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])

@@ -100,7 +100,8 @@ def test_rows_of_a_shared_lane_all_begin_an_episode():
             assert record[4:6].view(np.uint16)[0] == 0
 
 
-def test_a_spec_whose_rows_follow_one_another_has_no_shared_lanes():
+def test_shared_lanes_need_next_obs():
+    """A spec whose rows follow one another has no shared lanes."""
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
         with pytest.raises(ValueError, match=r"^shared: expected False.*next_obs=True"):
             replay.writer(shared=True)
@@ -141,7 +142,7 @@ def test_a_closed_or_forked_shared_writer_says_so():
             add(writer, 2)
 
 
-def test_a_child_that_outlives_a_killed_writer_does_not_keep_the_shared_lane(program):
+def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
         holder = program(
             WRITE,
@@ -183,7 +184,7 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
         assert len(tickets) >= 12_000
 
 
-def test_killing_writers_again_and_again_blocks_nobody_and_tears_nothing(program):
+def test_killing_writers_blocks_nobody_and_tears_nothing(program):
     """Two hundred writers are killed wherever they are; one survives them all, and a sampler looks on."""
     dice = random.Random(0)
     with make(capacity=4096) as replay:
@@ -263,7 +264,8 @@ def stopped_inside(program, replay):
         os.kill(child.pid, signal.SIGCONT)
 
 
-def test_a_writer_stopped_inside_an_add_keeps_its_turn_until_it_is_killed(program):
+def test_a_writer_stopped_inside_an_add_keeps_its_turn(program):
+    """A writer stopped inside an add keeps its turn until it is killed."""
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True, timeout=0.0) as writer:
         child = stopped_inside(program, replay)
@@ -289,7 +291,7 @@ def test_without_the_lock_two_writers_take_one_ticket(program, monkeypatch):
         assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before  # which the stopped one has half written
 
 
-def test_a_writer_that_goes_on_after_a_stop_lets_the_waiting_ones_in(program):
+def test_a_writer_that_goes_on_lets_the_others_in(program):
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
         child = stopped_inside(program, replay)
@@ -300,7 +302,7 @@ def test_a_writer_that_goes_on_after_a_stop_lets_the_waiting_ones_in(program):
         wake.join()
 
 
-def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
+def test_a_signal_ends_a_waiting_add_with_nothing_written():
     class Rang(Exception):
         pass
 
@@ -343,7 +345,7 @@ class Clock:
         return self.now
 
 
-def test_signals_that_come_again_and_again_do_not_keep_an_add_from_its_timeout(monkeypatch):
+def test_many_signals_do_not_put_off_a_timeout(monkeypatch):
     clock, attempts = Clock(), []
 
     def interrupted(raw, flags):

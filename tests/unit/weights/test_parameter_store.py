@@ -126,7 +126,8 @@ def test_what_is_published_is_what_is_pulled(mode):
                 assert not subscriber.pull()
 
 
-def test_a_model_keeps_its_values_ties_and_parameter_objects_when_it_is_laid_flat():
+def test_a_flattened_model_keeps_values_and_ties():
+    """A model keeps its values ties and parameter objects when it is laid flat."""
     torch.manual_seed(2)
     model = Odd()
     before, objects = values(model), dict(model.named_parameters())
@@ -186,7 +187,7 @@ def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_store_that_continues_another_goes_on_with_its_versions(mode):
+def test_a_continued_store_goes_on_with_the_versions(mode):
     model = nn.Linear(2, 2)
     with ParameterStore.create(model, mode, begins_after=41) as store:
         local = store.subscriber(nn.Linear(2, 2))
@@ -247,7 +248,7 @@ def test_a_flattened_model_trains_as_any_other():
         assert local.norm.num_batches_tracked == 20
 
 
-def test_an_optimizer_made_before_the_model_was_laid_flat_stays_valid(store, model):
+def test_an_optimizer_of_before_flattening_stays_valid(store, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with store.publisher(model):
         before = values(model)
@@ -281,7 +282,8 @@ def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
     assert addresses(model) == before
 
 
-def test_a_model_laid_flat_and_pulled_in_inference_mode_is_trainable_afterwards(publisher, store):
+def test_inference_mode_leaves_a_flat_model_trainable(publisher, store):
+    """A model laid flat and pulled in inference mode is trainable afterwards."""
     publisher.publish()
     local = mlp()
     with torch.inference_mode():
@@ -453,7 +455,8 @@ def untie(model):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_model_that_became_another_is_a_layout_mismatch_naming_the_tensor(change, named):
+def test_a_changed_model_is_a_layout_mismatch(change, named):
+    """A model that became another is a layout mismatch naming the tensor."""
     model, local = rich(), rich()
     with ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
@@ -472,7 +475,8 @@ def test_a_model_that_became_another_is_a_layout_mismatch_naming_the_tensor(chan
             store.subscriber(other)
 
 
-def test_a_publisher_of_another_model_is_refused_and_gives_the_lane_back(store, model):
+def test_a_publisher_of_another_model_is_refused(store, model):
+    """A publisher of another model is refused and gives the lane back."""
     before = model[0].weight.data_ptr()
     for other in (nn.Linear(3, 8), nn.Sequential(*mlp(), nn.Linear(2, 2))):
         with pytest.raises(LayoutMismatch):
@@ -500,7 +504,8 @@ def extras_publisher(extras_store):
 GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 
 
-def test_the_first_publish_needs_every_extra_and_later_ones_keep_the_last_value(extras_store, extras_publisher):
+def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
+    """The first publish needs every extra and later ones keep the last value."""
     with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
         extras_publisher.publish(epsilon=0.5)
     assert extras_publisher.publish(**GIVEN) == 1
@@ -524,9 +529,8 @@ def test_the_first_publish_needs_every_extra_and_later_ones_keep_the_last_value(
         ({"count": 2**31}, ValueError, "count: expected values that fit int32"),
     ],
 )
-def test_a_wrong_extra_is_refused_by_name_and_nothing_is_published(
-    extras_store, extras_publisher, wrong, error, message
-):
+def test_a_wrong_extra_is_refused_by_name(extras_store, extras_publisher, wrong, error, message):
+    """A wrong extra is refused by name and nothing is published."""
     with pytest.raises(error, match=message):
         extras_publisher.publish(**{**GIVEN, **wrong})
     extras_publisher.publish(**GIVEN)
@@ -558,7 +562,8 @@ def test_wrong_declarations_are_refused(model):
 
 
 @pytest.mark.parametrize(("mode", "slots"), MODES.items())
-def test_a_slot_read_in_place_is_valid_until_the_publisher_comes_round_to_it(mode, slots):
+def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
+    """A slot read in place is valid until the publisher comes round to it."""
     torch.manual_seed(4)
     model, local = Odd().eval(), Odd().eval()
     with ParameterStore.create(model, mode, {"epsilon": ()}) as store, store.publisher(model) as publisher:
@@ -590,7 +595,7 @@ def test_a_slot_read_in_place_is_valid_until_the_publisher_comes_round_to_it(mod
 # ---- waiting ----
 
 
-def test_a_wait_ends_when_a_newer_version_comes_or_the_time_is_up(store, publisher, subscriber):
+def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscriber):
     assert not subscriber.wait(newer_than=0, timeout=0.01)
     assert not subscriber.wait(newer_than=0, timeout=float("nan"))
     publisher.publish()
@@ -640,7 +645,8 @@ def test_closed_things_say_so(store, model):
     successor.close()
 
 
-def test_a_store_is_gone_when_its_creator_leaves_and_stays_when_another_does(model):
+def test_a_store_is_gone_when_its_creator_leaves(model):
+    """A store is gone when its creator leaves and stays when another does."""
     with ParameterStore.create(model) as store:
         with ParameterStore.attach(store.handle) as attached:
             assert os.path.exists(attached.handle.path)
@@ -686,7 +692,7 @@ def test_a_store_has_one_publisher_at_a_time(store, model):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(store, publisher, subscriber, model):
+def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subscriber, model):
     publisher.publish()
     pid = os.fork()
     if pid == 0:
@@ -710,7 +716,8 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(store, publish
 # ---- lapping ----
 
 
-def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkeypatch):
+def test_a_reader_that_is_always_lapped_gets_an_error(monkeypatch):
+    """A reader that is always lapped gets an error and keeps its model."""
     model, local = mlp(), mlp()
     with ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
@@ -785,7 +792,8 @@ def torn(tensors, epsilon: float, version: int | None) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, program):
+def test_no_torn_weights_are_accepted(mode, program):
+    """No torn weights are accepted from a publisher that never rests."""
     local = filled_model()
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
@@ -816,7 +824,7 @@ def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, pr
         writer.kill()
 
 
-def test_in_one_process_a_thread_that_publishes_never_tears_what_another_pulls(store):
+def test_a_publishing_thread_never_tears_a_pull(store):
     """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
     model, local = filled_model(), filled_model()
     with ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store, store.publisher(model) as publisher:
@@ -863,8 +871,11 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
             last = left + 1
 
 
-def test_a_publisher_killed_inside_an_append_leaves_the_older_slots_readable():
-    """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
+def test_a_publisher_killed_inside_leaves_older_slots():
+    """A publisher killed inside an append leaves the older slots readable.
+
+    What it leaves: reserved one ahead of committed, and a slot that is half of each version.
+    """
     model, local = filled_model(), filled_model()
     with ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)
