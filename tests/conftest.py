@@ -174,6 +174,10 @@ class Program:
         self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """SIGKILL, and waits until the kernel has released what the process held."""
         self._process.kill()
@@ -186,7 +190,7 @@ class Program:
         return out.strip()
 
     def end(self) -> None:
-        if self._process.poll() is None:
+        if self.running:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
             try:

@@ -161,7 +161,7 @@ class ForkServer:
         """Starts the server and waits until it is ready."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _start_program(theirs.fileno(), self._preload)
+            self._process = start_program(theirs.fileno(), self._preload)
         self._answer(self._channel, START_S, self._hurry)
         return self._channel
 
@@ -183,7 +183,7 @@ class ForkServer:
         self._channel = self._process = None
 
 
-def _start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     is_main = threading.current_thread() is threading.main_thread()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
+MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 
 
 def draw(metrics: list[Metric], path: Path, title: str) -> None:
@@ -34,7 +34,7 @@ def draw(metrics: list[Metric], path: Path, title: str) -> None:
     figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
-    curves = _returns(metrics)
+    curves = returns_of(metrics)
     _style(axes)
     if curves:
         _draw_curves(axes, curves)
@@ -49,7 +49,7 @@ def draw(metrics: list[Metric], path: Path, title: str) -> None:
     write_atomically(Path(path), png.getvalue())
 
 
-def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
+def returns_of(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
     """By agent, in order: an [episodes, 2] array of step and return, in order of steps."""
     points: dict[str, list[tuple[int, float]]] = {}
     for metric in metrics:
@@ -62,16 +62,16 @@ def _returns(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """The mean of the last `window` values at each index from window - 1 on."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     means: NDArray[np.float64] = (sums[window:] - sums[:-window]) / window
     return means
 
 
-def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A [2, at most _MAX_POINTS] array of evenly picked points."""
-    return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // _MAX_POINTS]
+def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A [2, at most MAX_POINTS] array of evenly picked points."""
+    return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // MAX_POINTS]
 
 
 def _style(axes: Axes) -> None:
@@ -93,8 +93,8 @@ def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
         steps, returns = points.T
         # Wide enough to be smooth, at most a tenth of the run: short runs keep their shape.
         window = max(1, min(100, len(returns) // 10), len(returns) // 50)
-        mean = _thin(steps[window - 1 :], _running_mean(returns, window))
-        axes.plot(*_thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
+        mean = thin(steps[window - 1 :], running_mean(returns, window))
+        axes.plot(*thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
         # A white rim separates the line from the points.
         axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
         label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"

@@ -91,7 +91,8 @@ def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> s
 
 
 @pytest.mark.parametrize("scenario", POINTS)
-def test_whoever_is_killed_at_any_point_others_go_on_with_what_was_whole(scenario: str, core: Path, folder: Path):
+def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
+    """Wherever a process is killed, others go on with what was whole."""
     done = play("kill", scenario, core, folder)
     assert done.returncode == 0, done.stderr
     passed = Counter(json.loads(done.stdout))
@@ -99,9 +100,8 @@ def test_whoever_is_killed_at_any_point_others_go_on_with_what_was_whole(scenari
 
 
 @pytest.mark.parametrize("scenario", FAILING)
-def test_each_system_call_that_fails_is_a_clean_error_and_the_next_attempt_succeeds(
-    scenario: str, core: Path, folder: Path
-):
+def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder: Path):
+    """Each system call that fails is a clean error and the next attempt succeeds."""
     done = play("fail", scenario, core, folder)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
@@ -159,7 +159,7 @@ def test_segments_that_break_a_rule_are_found_out(
 
 
 @pytest.mark.parametrize("length", ["grows", "shrinks", "is empty"])
-def test_a_segment_whose_length_changed_behind_its_users_is_refused(length: str, tmp_path: Path):
+def test_a_segment_of_another_length_is_refused(length: str, tmp_path: Path):
     with closing(Segment.create("test", {}, 10_000, path=tmp_path / "file")) as made:
         os.truncate(made.path, {"grows": made.nbytes + 4096, "shrinks": made.nbytes - 4096, "is empty": 0}[length])
         with pytest.raises(SegmentCorrupt, match="expected a"):

@@ -36,6 +36,7 @@ import numpy as np
 import pytest
 import torch
 from core import CORE, mutants, run
+from mapped import Mapped
 
 from marlcore import (
     Field,
@@ -400,7 +401,7 @@ def begin(name: str, folder: Path) -> Case:
 def live(case: Case, seed: int, seconds: float) -> Counter[str]:
     """Rounds of changes and uses."""
     tally: Counter[str] = Counter()
-    body = case.shared._segment.body
+    body = Mapped(case.shared).body
     whole, control = body.copy(), control_bytes(case.shared)
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
@@ -423,7 +424,7 @@ def live(case: Case, seed: int, seconds: float) -> Counter[str]:
 def racing(case: Case, seed: int, seconds: float) -> Counter[str]:
     """Uses, while another process changes what they look at."""
     tally: Counter[str] = Counter()
-    body, control = case.shared._segment.body, control_bytes(case.shared)
+    body, control = Mapped(case.shared).body, control_bytes(case.shared)
     with warnings.catch_warnings():  # the enemy takes no locks, which the threads of others may have held
         warnings.simplefilter("ignore", DeprecationWarning)
         enemy = os.fork()
@@ -472,9 +473,9 @@ def rewrite(path: Path, header: bytes) -> None:
 def headers(case: Case) -> Counter[str]:
     """Every byte of the header, changed: it is refused, or what it says now works."""
     tally: Counter[str] = Counter()
-    path, kind = case.shared._segment.path, type(case.shared)
+    path, kind = Path(case.shared.handle.path), type(case.shared)
     raw = path.read_bytes()[:PAGE]
-    body = case.shared._segment.body
+    body = Mapped(case.shared).body
     whole = body.copy()
     used = FIXED + struct.unpack_from("<Q", raw, 40)[0]
     for at, changed in changes(raw, used):
@@ -524,8 +525,11 @@ def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, C
     return counted
 
 
-def test_every_changed_byte_of_a_header_is_refused_or_gives_something_that_works():
-    """Also with a checksum that is right, which only the checks behind it can refuse."""
+def test_a_changed_header_is_refused_or_works():
+    """Every changed byte of a header is refused or gives something that works.
+
+    Also with a checksum that is right, which only the checks behind it can refuse.
+    """
     for counted in child("headers", HEADERS, SEED, 0.0).values():
         assert counted["refused"] > 2 * PAGE
         assert counted["results"] > 0
@@ -537,7 +541,8 @@ def test_no_counters_and_rows_end_a_process_by_a_signal():
         assert counted["exceptions"] > 0 or name == "control"
 
 
-def test_a_segment_that_changes_all_the_time_ends_no_process_by_a_signal():
+def test_a_segment_that_always_changes_ends_no_process():
+    """A segment that changes all the time ends no process by a signal."""
     for counted in child("racing", list(CASES), SEED, 0.7).values():
         assert counted["results"] > 0
 

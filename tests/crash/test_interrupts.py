@@ -183,7 +183,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_exception_before_any_instruction_leaves_nothing_and_takes_nothing(operation: str, world: World) -> None:
+def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
+    """An exception before any instruction leaves nothing and takes nothing."""
     program, act = Program(), getattr(world, operation)
     act()
     with interrupting(-1, program) as seen:

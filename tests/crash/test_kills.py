@@ -42,8 +42,11 @@ def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> dict[str,
     return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
-def test_processes_of_the_core_killed_at_any_moment_leave_others_whole_rows_and_free_lanes(core: Path) -> None:
-    """Also inside an append, asleep, before they have the lane, and nearly all at once."""
+def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
+    """Processes of the core killed at any moment leave others whole rows and free lanes.
+
+    Also inside an append, asleep, before they have the lane, and nearly all at once.
+    """
     found = counts(run([core, "--cycles", "600"]))
     assert found["kills"] > found["cycles"] == 600
     assert min(found[phase] for phase in ("starting", "inside", "waiting")) > 0
@@ -51,8 +54,11 @@ def test_processes_of_the_core_killed_at_any_moment_leave_others_whole_rows_and_
 
 
 @pytest.mark.parametrize("control", ["--lower-reserved", "--no-validation"])
-def test_torn_rows_are_seen_where_a_successor_lowers_reserved_or_nobody_validates(core: Path, control: str) -> None:
-    """The positive controls: the test above would notice."""
+def test_a_broken_rule_of_takeover_tears_rows(core: Path, control: str) -> None:
+    """Torn rows are seen where a successor lowers reserved or nobody validates.
+
+    The positive controls: the test above would notice.
+    """
     assert counts(run([core, "--cycles", "20000", "--until-torn", control]), status=1)["torn"] > 0
 
 
@@ -61,7 +67,8 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_python_processes_killed_at_any_moment_stop_nobody_and_leave_nothing(method: str) -> None:
+def test_killed_python_processes_stop_nobody(method: str) -> None:
+    """Python processes killed at any moment stop nobody and leave nothing."""
     found = counts(python(method, "12"))
     assert found["kills"] >= 12
     assert found["rows"] > 0

@@ -149,9 +149,8 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run) -> None:
     [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGHUP, signal.SIGTERM), 129)],
     ids=["int-int", "hup-term"],
 )
-def test_a_signal_that_comes_twice_at_once_keeps_the_last_checkpoints(
-    run: Run, signals: tuple[int, int], code: int
-) -> None:
+def test_a_doubled_signal_keeps_the_last_checkpoints(run: Run, signals: tuple[int, int], code: int) -> None:
+    """A signal that comes twice at once keeps the last checkpoints."""
     segments = run.segments
     run.slow_down(3.0)
     for signum in signals:
@@ -163,7 +162,8 @@ def test_a_signal_that_comes_twice_at_once_keeps_the_last_checkpoints(
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
-def test_a_second_ctrl_c_waits_for_nothing_and_what_was_saved_before_is_whole(run: Run) -> None:
+def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
+    """A second Ctrl-C waits for nothing and what was saved before is whole."""
     segments = run.segments
     run.slow_down(FOR_EVER_S)
     run.until(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)

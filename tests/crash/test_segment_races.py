@@ -276,7 +276,8 @@ def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_no_segment_is_swept_while_it_is_held_and_one_sweep_removes_what_the_killed_left() -> None:
+def test_no_held_segment_is_swept_and_every_orphan_is() -> None:
+    """No segment is swept while it is held, and one sweep removes those of killed processes."""
     code, told = child(2000)
     assert code == 0, told
     assert "\n0 faults; " in told

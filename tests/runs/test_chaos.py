@@ -15,7 +15,8 @@ from marlcore.testing.chaos import wreak
 from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 
 
-def test_a_run_whose_processes_are_killed_reads_nothing_torn_and_leaves_nothing() -> None:
+def test_a_run_under_kills_reads_nothing_torn() -> None:
+    """A run whose processes are killed reads nothing torn and leaves nothing."""
     report = wreak(seconds=20, seed=1, pause=0.5)
     assert report.good, str(report)
     assert report.restarts >= 2 and report.rows > 10_000

@@ -125,9 +125,8 @@ def test_a_notebook_hands_over_the_function_of_a_cell(tmp_path: Path) -> None:
     ],
     ids=["gymnasium", "pettingzoo", "marlcore", "nothing"],
 )
-def test_an_environment_itself_is_refused_in_a_line_that_says_what_to_pass(
-    tmp_path: Path, given: Any, got: str
-) -> None:
+def test_an_environment_instead_of_its_maker_is_refused(tmp_path: Path, given: Any, got: str) -> None:
+    """An environment itself is refused in a line that says what to pass."""
     with pytest.raises(TypeError, match=r"^env_fn: expected a function .* or a name, .*, got " + got) as caught:
         train(given, tmp_path / "run")
     assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -210,9 +209,7 @@ def test_a_run_that_made_a_step_keeps_its_directory(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "config.json").exists()
 
 
-def test_runs_that_start_in_the_same_second_have_their_own_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from marlcore.training.run_directory import RunDirectory
 
     monkeypatch.chdir(tmp_path)
@@ -235,7 +232,7 @@ def test_runs_that_start_in_the_same_second_have_their_own_directories(
 # A fault that will come again
 
 
-def test_an_environment_that_fails_in_its_first_episode_gets_one_more_try(tmp_path: Path) -> None:
+def test_a_failure_in_the_first_episode_is_tried_again_once(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="the floor gave way") as caught:
         train(partial(Corridor, fails_at=3), tmp_path / "run")
     assert caught.value.reason == "environment"
@@ -260,7 +257,7 @@ class Broken(Corridor):
     ("fault", "message"),
     [("shape", r"obs: expected float32 \(1,\), got shape \(3,\)"), ("reward", "reward: expected a finite number")],
 )
-def test_a_value_that_the_replay_refuses_is_the_environments_fault(tmp_path: Path, fault: str, message: str) -> None:
+def test_a_refused_value_is_the_environments_fault(tmp_path: Path, fault: str, message: str) -> None:
     with pytest.raises(mc.WorkerFailed, match=f"environment copy 0, agent_0: {message}") as caught:
         train(partial(Broken, fault, 2), tmp_path / "run")
     assert caught.value.reason == "environment"
@@ -308,7 +305,7 @@ def test_a_known_package_that_is_not_installed_is_named(monkeypatch: pytest.Monk
     assert str(caught.value) == expected
 
 
-def test_a_dependency_that_is_not_installed_is_named_in_one_line() -> None:
+def test_a_missing_dependency_is_named_in_one_line() -> None:
     def needs_more(**options: Any) -> None:
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, try: pip install gymnasium[box2d]")
 

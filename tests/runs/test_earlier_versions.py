@@ -21,7 +21,8 @@ def files(tmp_path):
     return copy
 
 
-def test_a_save_of_an_earlier_version_is_loaded_with_its_sampler(files):
+def test_a_save_of_an_earlier_version_is_loaded(files):
+    """A save of an earlier version is loaded with its sampler."""
     with mc.ReplayBuffer.load(files / "save", SPEC) as replay:
         assert (replay.lanes, len(replay)) == (2, 10)
         sampler = replay.sampler(64, seed=0, min_size=1, prioritized=mc.Prioritized())

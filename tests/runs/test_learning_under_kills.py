@@ -130,7 +130,8 @@ def returns(states: dict[str, dict[str, Any]]) -> dict[str, float]:
     return mean_returns(choose)
 
 
-def test_a_run_whose_workers_are_killed_every_two_seconds_learns(tmp_path: Path) -> None:
+def test_a_run_under_kills_learns(tmp_path: Path) -> None:
+    """A run whose workers are killed every two seconds learns."""
     kills = Kills(PAUSE_S, least=3)
     found = returns(learn(tmp_path, 8 * EVERY, kills))
     assert min(found.values()) > bar(), found

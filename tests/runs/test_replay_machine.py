@@ -32,6 +32,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
@@ -220,9 +221,9 @@ class ReplayMachine(RuleBasedStateMachine):
         """It has raised `reserved` and written any of its words, and commits none of its rows."""
         lane, endings = self.lane(lane), endings if batched else endings[:1]
         self.writer(lane, who)
-        body, geometry = self.replay._segment.body, self.replay._geometry
-        rows = body[geometry.column_offset(0) : geometry.nbytes].view(np.uint64)
-        committed = body[geometry.counters_offset(lane) :][:8].view(np.int64)
+        mapped = Mapped(self.replay)
+        rows = mapped.body[mapped.geometry.column_offset(0) : mapped.geometry.nbytes].view(np.uint64)
+        committed = mapped.counters(lane)[:1]
         rows_before, committed_before = rows.copy(), committed.copy()
         before = copy.deepcopy(self.model.lanes[lane])
         self.write(lane, endings, batched, who)

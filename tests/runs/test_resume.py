@@ -94,7 +94,7 @@ def test_a_replay_that_was_saved_is_what_the_run_goes_on_with(tmp_path: Path, sa
     assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
 
 
-def test_a_run_whose_parent_was_killed_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "marlcore", "train"]
     options = ["--total-steps", "10000000", "--learner.checkpoint-interval", "50", "--learner.warmup", "100"]
@@ -137,7 +137,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0 and f"results in {run}" in again.stdout, again.stderr
 
 
-def test_versions_go_on_so_that_rows_of_a_saved_replay_are_never_of_the_future(tmp_path: Path) -> None:
+def test_no_saved_row_is_of_a_future_version(tmp_path: Path) -> None:
+    """Versions go on so that rows of a saved replay are never of the future."""
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=2000, replay=ReplayConfig(save=True))
     first = train(config)
     before = checkpoints(first.run_dir)
@@ -165,7 +166,8 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("total", [3000, 100])
-def test_a_run_without_a_step_left_is_refused_and_stays_as_it_was(tmp_path: Path, total: int) -> None:
+def test_a_run_without_a_step_left_is_refused(tmp_path: Path, total: int) -> None:
+    """A run without a step left is refused and stays as it was."""
     run = train(replace(RUN, run_dir=str(tmp_path / "run"))).run_dir
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ValueError) as caught:
@@ -193,7 +195,8 @@ def marlcore_train(folder: Path, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_an_algorithm_and_an_environment_of_ones_own_are_trained_and_resumed_by_name(tmp_path: Path) -> None:
+def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> None:
+    """An algorithm and an environment of one's own are trained and resumed by name."""
     (tmp_path / "mine.py").write_text(MODULE)
     named = ["--env", "mine:hunt", "--algo", "mine:Mine", "--algorithm.shape", "5", "6"]
     first = marlcore_train(tmp_path, *named, *SMALL, "--total-steps", "200")

@@ -78,7 +78,8 @@ def check_run(result: Any, config: mc.Config) -> list[Metric]:
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "iqn"])
-def test_a_run_with_processes_ends_by_itself_and_leaves_its_results(tmp_path: Path, algorithm: str) -> None:
+def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str) -> None:
+    """A run with processes ends by itself and leaves its results."""
     config = small(tmp_path / "run")
     result = mc.train(HUNT, algorithm, config, progress=False)
     assert config.total_steps <= result.steps < config.total_steps + config.actor.envs
@@ -104,7 +105,8 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> Non
     assert runs[0] != runs[2]
 
 
-def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_a_workers_exception_ends_the_run(tmp_path: Path) -> None:
+    """An exception in a worker ends the run with its traceback."""
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
         mc.train(FailingHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
     assert (caught.value.worker, caught.value.reason) == ("actor-0", "environment")
@@ -124,7 +126,7 @@ def test_a_traceback_that_fits_no_pipe_ends_the_run_too(tmp_path: Path) -> None:
         mc.train(WordyHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
 
 
-def test_in_serial_mode_a_failing_environment_is_told_apart_from_bad_input(tmp_path: Path) -> None:
+def test_serial_failures_are_told_from_bad_input(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="the treasure is cursed") as caught:
         mc.train(FailingHunt, "dqn", small(tmp_path / "run", mode="serial"), progress=False)
     assert caught.value.reason == "environment"
@@ -139,12 +141,13 @@ def test_a_run_that_memory_has_no_room_for_leaves_no_directory(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_the_death_of_a_worker_ends_the_run_and_names_the_signal(tmp_path: Path) -> None:
+def test_a_workers_death_ends_the_run_by_its_signal(tmp_path: Path) -> None:
+    """The death of a worker ends the run and names the signal."""
     with pytest.raises(mc.WorkerFailed, match="SIGKILL"):
         mc.train(DyingHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
 
 
-def test_an_environment_that_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
+def test_an_unpicklable_environment_is_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"env_fn: expected something that can be pickled, .*lock"):
         mc.train(lambda: lock and TreasureHunt(), "dqn", small(tmp_path / "run"), progress=False)

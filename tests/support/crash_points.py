@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 from core import call_names
-from seams import replace
 
 
 def _load_core(path: str) -> ctypes.CDLL:
@@ -48,6 +47,8 @@ from marlcore.memory.native import Event  # noqa: E402
 from marlcore.memory.files import File  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
+from mapped import Mapped  # noqa: E402
+from seams import replace  # noqa: E402
 
 ERRORS = {  # besides EIO
     "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
@@ -94,14 +95,14 @@ class Add:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.replay = ReplayBuffer.create(self.spec, CAPACITY, name="crash", limiter=self.limiter)
+        self.watch(ReplayBuffer.create(self.spec, CAPACITY, name="crash", limiter=self.limiter))
         self.seams = {BEFORE - 1}  # nothing follows what another writer wrote
         self.boundaries: set[int] = set()
         self.other = self.replay.writer(shared=True) if self.shared else None
         self.write(range(BEFORE))
         self.sampler = self.replay.sampler(64, min_size=1, seed=0)
         self.look()
-        Event(self.replay._segment.body).prepare(1)
+        Event(self.mapped.body).prepare(1)
 
     # the victim
 
@@ -109,11 +110,11 @@ class Add:
         """What is done before the first point; the path of a segment that the survivor shall attach to, if any."""
         self.own = ReplayBuffer.attach(self.replay.handle)
         self.writer = self.own.writer(shared=self.shared)
+        self.ticket = self.mapped.committed()
         return ""
 
     def act(self) -> None:
-        ticket = self.own._lanes.committed(0)
-        assert self.add(ticket) == ticket
+        assert self.add(self.ticket) == self.ticket
 
     def add(self, ticket: int) -> int:
         row = rows(ticket, self.spec)
@@ -126,12 +127,16 @@ class Add:
 
     # the survivor
 
+    def watch(self, replay: ReplayBuffer) -> None:
+        """What is looked at from now on, when its name is gone too."""
+        self.replay, self.mapped = replay, Mapped(replay)
+
     def meet(self, path: str) -> None:
         """Attaches to what the victim made."""
 
     def check(self, done: bool) -> None:
         """What survivors and successors find; `done` says that the operation must have come to its end."""
-        committed = self.replay._lanes.committed(0)
+        committed = self.mapped.committed()
         assert committed - BEFORE in ((self.written,) if done else (0, self.written))
         self.boundaries = {ticket for ticket in self.final if ticket < committed}
         self.look()
@@ -139,11 +144,11 @@ class Add:
         self.look()
         self.write(range(committed + 1, committed + 5))
         self.look()
-        assert self.replay._lanes.written(0) == committed + 5 - len(self.boundaries)
+        assert self.mapped.lanes.written(0) == committed + 5 - len(self.boundaries)
 
     def write(self, tickets) -> None:
         """A successor adds these rows; to a shared lane, a writer that was there all along."""
-        self.seams.add(self.replay._lanes.committed(0) - 1)
+        self.seams.add(self.mapped.committed() - 1)
         writer = self.other or self.replay.writer()
         for ticket in tickets:
             assert writer.add(**rows(ticket, self.spec)) == ticket
@@ -152,9 +157,7 @@ class Add:
 
     def look(self) -> None:
         """All that can be drawn is drawn, and every row is what was written."""
-        geometry = self.replay._geometry
-        lines = self.replay._segment.body[geometry.counters_offset(0) :][:16].view(np.int64)
-        committed, reserved = map(int, lines)
+        committed, reserved = self.mapped.counters().tolist()
         held = range(max(0, reserved - CAPACITY), committed)
         wanted = {t for t in held if self.spec.next_obs or self.follows(t, committed)}
         assert len(self.replay) == len(set(held) - self.boundaries), "torn or wrong: the count of rows"
@@ -174,7 +177,7 @@ class Add:
 
     def close(self) -> None:
         self.replay.close()
-        del self.replay, self.sampler, self.other
+        del self.replay, self.mapped, self.sampler, self.other
 
 
 class AddFrame(Add):
@@ -262,7 +265,8 @@ class Close(Add):
         self.writer = None
 
     def meet(self, path: str) -> None:
-        self.replay, self.other = ReplayBuffer.attach(path), None
+        self.watch(ReplayBuffer.attach(path))
+        self.other = None
         self.seams, self.boundaries = {BEFORE - 1}, set()
         self.sampler = self.replay.sampler(64, min_size=1, seed=0)
 
@@ -288,7 +292,7 @@ class Create(Add):
     def check(self, done: bool) -> None:
         self.seams, self.boundaries, self.other = set(), set(), None
         for name in names():
-            self.replay = ReplayBuffer.attach(survey.SHM_DIR / name)
+            self.watch(ReplayBuffer.attach(survey.SHM_DIR / name))
             self.sampler = self.replay.sampler(64, min_size=1, seed=0)
             assert len(self.replay) == 0
             self.write([0, 1])
@@ -315,7 +319,7 @@ class CreateFile(Create):
     def check(self, done: bool) -> None:
         self.seams, self.boundaries, self.other = set(), set(), None
         if self.target.exists():
-            self.replay = ReplayBuffer.attach(self.target)
+            self.watch(ReplayBuffer.attach(self.target))
             self.sampler = self.replay.sampler(64, min_size=1, seed=0)
             self.write([0, 1])
             self.replay.unlink()
@@ -381,12 +385,13 @@ class Save(Add):
     def find(self, committed: tuple[int, ...]) -> None:
         """The save is whole, and of one of these moments."""
         live = self.replay
-        with ReplayBuffer.load(self.target) as self.replay:
-            assert self.replay._lanes.committed(0) in committed
+        with ReplayBuffer.load(self.target) as saved:
+            self.watch(saved)
+            assert self.mapped.committed() in committed
             self.sampler = self.replay.sampler(64, min_size=1, seed=0)
             self.look()
             del self.sampler
-        self.replay = live
+        self.watch(live)
         self.sampler = live.sampler(64, min_size=1, seed=0)
 
 
@@ -398,7 +403,7 @@ class Draw(Add):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.write([BEFORE])  # behind a seam: eight rows in a row are held no more
-        self.sampled = self.replay._gate(0)._sampled()
+        self.sampled = self.mapped.sampled
 
     def prepare(self) -> str:
         self.own = ReplayBuffer.attach(self.replay.handle)
@@ -415,11 +420,10 @@ class Draw(Add):
         super().release()
 
     def check(self, done: bool) -> None:
-        gate = self.replay._gate(0)
-        assert gate._sampled() - self.sampled in ((8,) if done else (0, 8))
+        assert self.mapped.sampled - self.sampled in ((8,) if done else (0, 8))
         inserted = BEFORE + 1
         with self.replay.writer(timeout=0.0) as writer:
-            while self.limiter.may_insert(inserted, gate._sampled(), 1):
+            while self.limiter.may_insert(inserted, self.mapped.sampled, 1):
                 writer.add(**rows(inserted, self.spec))
                 inserted += 1
             try:
@@ -445,7 +449,7 @@ class Publish:
         for _ in range(3):
             self.publish(self.store)
         assert self.pulled() == 3
-        Event(self.store._segment.body).prepare(1)
+        Event(Mapped(self.store).body).prepare(1)
 
     def model(self):
         return self.torch.nn.Linear(30, 20)

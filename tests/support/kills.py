@@ -30,8 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mapped import Mapped
+from seams import trusting
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
+from marlcore.memory import writer_lock
 from marlcore.memory.survey import survey_segments, sweep
 from marlcore.testing.rows import filled
 
@@ -105,7 +108,7 @@ def working(line: np.ndarray) -> Iterator[None]:
 def add(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
     with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
         writer.policy_version = birth
-        ticket = replay._lanes.committed(lane)
+        ticket = Mapped(replay).committed(lane)
         for _ in working(line):
             assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
             ticket += 1
@@ -114,7 +117,7 @@ def add(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
 def add_batch(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
     with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
         writer.policy_version = birth
-        ticket = replay._lanes.committed(lane)
+        ticket = Mapped(replay).committed(lane)
         for _ in working(line):
             tickets = ticket + np.arange(random.randint(1, ROWS))
             assert writer.add_batch(observations(lane, tickets, birth), tickets, np.zeros(len(tickets))) == ticket
@@ -127,7 +130,7 @@ def come_and_go(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
     for _ in working(line):
         with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
             writer.policy_version = birth
-            ticket = replay._lanes.committed(lane)
+            ticket = Mapped(replay).committed(lane)
             assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
         with ReplayBuffer.create(spec(), ROWS, name=name) as own, ReplayBuffer.attach(own.handle) as again:
             own.writer().add(observations(0, 0, 0), 0, 0.0)
@@ -176,7 +179,7 @@ def inherit(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
                 line[REFUSED] += 1
                 time.sleep(1e-3)
         writer.policy_version = birth
-        ticket = replay._lanes.committed(lane)
+        ticket = Mapped(replay).committed(lane)
         first = observations(lane, ticket, birth)
         assert writer.add(first, ticket, 0.0) == ticket
         line[CLOCK], line[TICKET] = time.monotonic_ns(), ticket
@@ -266,7 +269,7 @@ class Nursery:
 
 def counters(shared: Any, lane: int) -> tuple[int, int]:
     """Committed and reserved."""
-    committed, reserved = shared._segment.body[shared._geometry.counters_offset(lane) :][:16].data.cast("q")
+    committed, reserved = Mapped(shared).counters(lane).tolist()
     return committed, reserved
 
 
@@ -284,7 +287,8 @@ class Kills:
     def __init__(self, method: str, folder: Path, trust: bool) -> None:
         name = f"kills{os.getpid()}"
         self.replay = ReplayBuffer.create(spec(), LANES * ROWS, LANES, name=name)
-        self.sampler = self.replay.sampler(BATCH, seed=0)
+        with trusting() if trust else contextlib.nullcontext():
+            self.sampler = self.replay.sampler(BATCH, seed=0)
         self.roles = [(add, self.replay, 0), (add_batch, self.replay, 1), (come_and_go, self.replay, 2),
                       (sample, self.replay, None)]  # fmt: skip
         self.store = None
@@ -296,8 +300,6 @@ class Kills:
             self.subscriber = self.store.subscriber(self.model)
             self.roles += [(publish, self.store, 0), (subscribe, self.store, None)]
         self.trust = trust
-        if trust:
-            self.sampler._drawing._validate = lambda n: 0
         self.births = Births(LANES)
         self.nursery = Nursery(method, folder, len(self.roles))
         self.counts = self.nursery.counts
@@ -353,7 +355,7 @@ class Kills:
         if lane is not None:
             before, after = self.lives[slot].counters, counters(shared, lane)
             self.counts["fell"] += after[0] < before[0] or after[1] < before[1]
-            self.counts["kept"] += shared._segment.is_locked(1 + lane)
+            self.counts["kept"] += Mapped(shared).segment.is_locked(writer_lock(lane))
             if after[1] > max(after[0], before[1]):  # else its predecessor may have reserved that
                 phase = "inside"
             if shared is self.replay:
@@ -392,7 +394,7 @@ class Kills:
             self.survive()
         self.counts["rows_of_the_killed"] = int(lines[:, READ].sum())
         self.counts["torn"] += int(lines[:, TORN].sum())
-        self.counts["added"] = sum(self.replay._lanes.committed(lane) for lane in range(LANES))
+        self.counts["added"] = sum(counters(self.replay, lane)[0] for lane in range(LANES))
 
     def close(self) -> None:
         self.replay.close()

@@ -248,7 +248,7 @@ class Priorities:
         for index, mass in self.masses.items():
             expected[index % len(lanes), index // len(lanes) % lanes[0].capacity] = mass
         np.testing.assert_allclose(sampler.state_dict()["masses"], expected.ravel(), rtol=1e-12)
-        assert np.isclose(sampler._strategy.highest, self.highest, rtol=1e-12)
+        assert np.isclose(sampler.state_dict()["highest"], self.highest, rtol=1e-12)
 
 
 class InOrder:

@@ -1,9 +1,17 @@
-"""The seam through which a test replaces a function or constant of a room, wherever that room's files use it."""
+"""The seams: a function or constant of a room replaced wherever that room's files use it, and rules left out."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+
+import marlcore.queue.queue
+import marlcore.replay.buffer  # noqa: F401
+from marlcore.memory import NativeLanes
 
 
 def holders(room: str, name: str) -> list[Any]:
@@ -26,3 +34,16 @@ def patch(monkeypatch: Any, room: str, **replacements: Any) -> None:
     for name, value in replacements.items():
         for module in holders(room, name):
             monkeypatch.setattr(module, name, value)
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """The control of every validation: what samplers, readers and saves made meanwhile copy is whole to them."""
+    with mock.patch.object(NativeLanes, "validator", lambda *arguments: lambda n: 0):
+        yield
+
+
+def without_gates() -> None:
+    """The control of every wait for room: writers that this process opens from now on pass no gate."""
+    replace("queue", QueueGate=lambda *arguments: None)
+    replace("replay", WriteGate=SimpleNamespace(of=lambda *arguments: None))

@@ -34,7 +34,7 @@ def test_every_public_name_can_be_imported() -> None:
         _ = marlcore.nothing
 
 
-def test_settings_and_protocols_are_found_without_importing_torch() -> None:
+def test_settings_are_found_without_importing_torch() -> None:
     names = "Algorithm Environment Trainer Config ActorConfig LearnerConfig ReplayConfig ExplorationConfig "
     names += "SupervisionConfig NamedEnvironment TreasureHunt"
     code = f"import sys, marlcore as mc\nfor name in {names.split()}: getattr(mc, name)\nprint('torch' in sys.modules)"
@@ -73,7 +73,8 @@ def egg_info(folder: Path) -> Path:
     return folder / "marlcore.egg-info"
 
 
-def test_the_source_distribution_has_every_file_that_its_tests_read(tmp_path: Path) -> None:
+def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
+    """The source distribution has every file that its tests read."""
     listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
     kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".typed"}

@@ -39,8 +39,11 @@ def test_a_shape_of_anything_but_positive_integers_is_refused(shape):
 
 
 @pytest.mark.parametrize("every", [0, -4, 2.0, True, 2**23 + 1])
-def test_an_interval_that_an_episode_cannot_be_counted_in_is_refused(every):
-    """Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one."""
+def test_an_interval_too_long_to_count_is_refused(every):
+    """An interval that an episode cannot be counted in is refused.
+
+    Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one.
+    """
     assert Field((), every=2**23).every == 2**23
     with pytest.raises(ValueError) as caught:
         Field((), every=every)
@@ -94,14 +97,16 @@ def test_a_spec_keeps_its_own_copy_of_the_dicts():
     assert list(spec.extras) == ["x"]
 
 
-def test_equal_specs_have_equal_layouts_in_whatever_order_they_name_their_fields():
+def test_equal_specs_have_equal_layouts():
+    """Equal specs have equal layouts in whatever order they name their fields."""
     one = TransitionSpec({"a": OBS, "b": OBS}, ACTION, {"x": Field(), "y": Field()})
     two = TransitionSpec({"b": OBS, "a": OBS}, ACTION, {"y": Field(), "x": Field()})
     assert one == two
     assert RecordLayout.of(one) == RecordLayout.of(two)
 
 
-def test_small_fields_are_packed_behind_the_head_aligned_and_apart():
+def test_small_fields_are_packed_behind_the_head():
+    """Small fields are packed behind the head aligned and apart."""
     spec = TransitionSpec(
         {"a": Field((3,), "uint8"), "b": Field((5,), "float64"), "c": Field((1,), "int16")},
         Field((), "bool"),
@@ -181,7 +186,8 @@ def test_a_field_of_more_axes_than_a_batch_can_have_is_refused():
         Field((1,) * 70)
 
 
-def test_a_refused_observation_space_lists_dict_among_those_that_are_taken():
+def test_a_refused_observation_space_lists_dict():
+    """A refused observation space lists dict among those that are taken."""
     with pytest.raises(ValueError, match=r"^observation_space: expected a Box, .* MultiBinary or Dict space, got"):
         TransitionSpec.from_spaces(spaces.Text(3), spaces.Discrete(2))
 

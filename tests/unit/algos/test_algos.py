@@ -68,7 +68,8 @@ def plain_quantile_loss(predicted, target, taus, kappa):
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_dqn_loss_is_the_weighted_huber_loss_of_the_bootstrapped_error(double):
+def test_dqn_loss_is_the_weighted_huber_loss(double):
+    """DQN loss is the weighted Huber loss of the bootstrapped error."""
     hyper = DQN(double=double, hidden=(8, 8))
     network, trainer = made_trainer(hyper, actions=4)
     batch = made_batch(rows=32, actions=4)
@@ -99,7 +100,8 @@ def test_quantile_huber_loss_is_what_the_paper_writes(kappa):
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_iqn_loss_is_the_weighted_quantile_huber_loss_of_the_bootstrapped_error(double):
+def test_iqn_loss_is_the_weighted_quantile_huber_loss(double):
+    """IQN loss is the weighted quantile Huber loss of the bootstrapped error."""
     hyper = IQN(double=double, hidden=(8, 8), n_tau=3, n_tau_prime=5)
     network, trainer = made_trainer(hyper, actions=4)
     batch = made_batch(rows=32, actions=4)
@@ -130,7 +132,8 @@ def test_iqn_values_are_the_mean_of_quantiles_at_midpoints():
     torch.testing.assert_close(network(obs), network.quantiles(obs, taus).mean(1))
 
 
-def test_iqn_embeds_a_fraction_as_relu_of_a_linear_map_of_cosines():
+def test_iqn_embeds_fractions_by_cosines():
+    """IQN embeds a fraction as ReLU of a linear map of cosines."""
     network = IQN(n_cos=5, hidden=(4, 4), dueling=False).make_network(VECTOR, 2, 1)
     obs, tau = torch.randn(1, 3), 0.3
     cosines = torch.tensor([np.cos(np.pi * i * tau) for i in range(5)], dtype=torch.float32)
@@ -138,7 +141,8 @@ def test_iqn_embeds_a_fraction_as_relu_of_a_linear_map_of_cosines():
     torch.testing.assert_close(network.quantiles(obs, torch.tensor([[tau]]))[:, 0], expected)
 
 
-def test_dueling_values_are_the_state_value_plus_centred_advantages():
+def test_dueling_values_add_centred_advantages():
+    """Dueling values are the state value plus centred advantages."""
     network = DQN(hidden=(8, 8)).make_network(VECTOR, 3, 1)
     obs = torch.randn(4, 3)
     raw = network.head.output(torch.relu(network.head.hidden(network.torso(obs))))
@@ -176,7 +180,7 @@ def test_a_soft_update_moves_the_target_by_tau_of_the_way(algorithm):
 
 
 @BOTH
-def test_a_hard_update_copies_the_network_once_in_so_many_updates(algorithm):
+def test_a_hard_update_copies_the_network_at_intervals(algorithm):
     network, trainer = made_trainer(algorithm(target_update_freq=3))
     before = weights(trainer.target)
     for _ in range(2):
@@ -187,7 +191,7 @@ def test_a_hard_update_copies_the_network_once_in_so_many_updates(algorithm):
 
 
 @BOTH
-def test_gradients_longer_than_max_grad_norm_are_scaled_down_to_it(algorithm):
+def test_long_gradients_are_scaled_down_to_max_grad_norm(algorithm):
     network, trainer = made_trainer(algorithm(max_grad_norm=1e-3))
     before_clipping = trainer.update(made_batch())["grad_norm"].item()
     applied = torch.cat([one.grad.flatten() for one in network.parameters()]).norm().item()
@@ -228,7 +232,8 @@ def test_the_same_generator_state_gives_the_same_actions(algorithm):
 
 
 @BOTH
-def test_the_target_shares_no_memory_even_if_the_network_is_views_of_one_flat_tensor(algorithm):
+def test_the_target_shares_no_memory_with_the_network(algorithm):
+    """The target shares no memory even if the network is views of one flat tensor."""
     hyper = algorithm()
     network = hyper.make_network(VECTOR, 2, 1)
     tensors = [*network.parameters(), *network.buffers()]
@@ -286,7 +291,8 @@ def chain_batch(rng, rows=64, length=4):
 
 @BOTH
 @pytest.mark.parametrize("variant", [{}, {"double": False, "dueling": False, "target_update_freq": 20}])
-def test_the_optimal_policy_of_a_chain_is_learned_from_random_moves(algorithm, variant):
+def test_the_optimal_policy_of_a_chain_is_learned(algorithm, variant):
+    """The optimal policy of a chain is learned from random moves."""
     hyper = algorithm(learning_rate=3e-3, tau=0.1, **variant)
     network = hyper.make_network(Field((4,)), 2, 1)
     trainer = hyper.make_trainer(network)
@@ -322,7 +328,7 @@ def optimal_chain_values(length=4):
         (Field((36, 40, 3), "float32"), 2),
     ],
 )
-def test_every_shape_and_dtype_of_observation_gives_values_and_learns(algorithm, field, stack):
+def test_every_kind_of_observation_is_learned_from(algorithm, field, stack):
     hyper = algorithm()
     network, trainer = made_trainer(hyper, actions=3, field=field, stack=stack)
     stacked = Field((stack, *field.shape) if stack > 1 else field.shape, field.dtype)

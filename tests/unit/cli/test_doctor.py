@@ -83,7 +83,8 @@ def mounts(tmp_path: Path, *kinds: tuple[Path, str]) -> Path:
     return path
 
 
-def test_a_large_tmpfs_is_fine_and_its_room_is_counted_in_transitions(tmp_path):
+def test_a_large_tmpfs_is_fine(tmp_path):
+    """A large tmpfs is fine and its room is counted in transitions."""
     tmpfs = mounts(tmp_path, (Path("/"), "overlay"), (tmp_path, "ext4"), (tmp_path, "tmpfs"))
     finding = doctor.check_shared_memory(tmp_path, tmpfs, statvfs(8 * GIB, 4 * GIB))
     fine(finding)
@@ -92,7 +93,8 @@ def test_a_large_tmpfs_is_fine_and_its_room_is_counted_in_transitions(tmp_path):
 
 
 @pytest.mark.parametrize(("free", "state"), [(64 << 20, "warning"), (1 << 20, "problem"), (0, "problem")])
-def test_a_tmpfs_too_small_for_the_default_replay_says_how_to_make_it_larger(tmp_path, free, state):
+def test_a_small_tmpfs_says_how_to_make_it_larger(tmp_path, free, state):
+    """A tmpfs too small for the default replay says how to make it larger."""
     finding = doctor.check_shared_memory(tmp_path, mounts(tmp_path, (tmp_path, "tmpfs")), statvfs(8 * GIB, free))
     bad(finding, state, "a replay has 100,000", "--shm-size")
 
@@ -103,7 +105,7 @@ def test_shared_memory_that_is_no_memory_is_a_warning(tmp_path, free, state):
     bad(doctor.check_shared_memory(tmp_path, disk, statvfs(8 * GIB, free)), state, "overlay of 8", "mount a tmpfs")
 
 
-def test_shared_memory_that_is_not_there_or_not_writable_is_a_problem(tmp_path, monkeypatch):
+def test_missing_or_read_only_shared_memory_is_a_problem(tmp_path, monkeypatch):
     bad(doctor.check_shared_memory(tmp_path / "no"), "problem", "is no directory", "mount a tmpfs")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     bad(doctor.check_shared_memory(tmp_path), "problem", "cannot be written", "read-write")
@@ -115,7 +117,8 @@ def test_no_memory_limit_and_a_wide_one_are_fine():
 
 
 @pytest.mark.parametrize(("left", "state"), [(500 << 20, "warning"), (0, "problem")])
-def test_a_memory_limit_that_leaves_too_little_for_the_default_replay_is_named(left, state):
+def test_a_memory_limit_that_is_too_low_is_named(left, state):
+    """A memory limit that leaves too little for the default replay is named."""
     finding = doctor.check_memory_limit(lambda: MemoryLimit(8 * GIB, left))
     bad(finding, state, "8.0 GiB, ", "--memory")
 
@@ -205,7 +208,8 @@ def test_a_machine_without_control_groups_has_no_limits(tmp_path):
 
 
 @pytest.mark.parametrize("name", kernel_features.FEATURES)
-def test_a_feature_that_works_is_fine_and_its_attempt_leaves_nothing(name):
+def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
+    """A feature that works is fine and its attempt leaves nothing."""
     before = set(os.listdir("/proc/self/fd"))
     fine(doctor.check_feature(name))
     assert set(os.listdir("/proc/self/fd")) == before
@@ -218,7 +222,7 @@ def test_a_feature_that_a_file_system_lacks_is_a_problem(name, monkeypatch):
     bad(finding, "problem", f"needed: {kernel_features.FEATURES[name].purpose}", kernel_features.FEATURES[name].advice)
 
 
-def test_a_directory_that_is_not_there_is_not_blamed_on_the_kernel(tmp_path):
+def test_a_missing_directory_is_not_blamed_on_the_kernel(tmp_path):
     bad(doctor.check_feature("futex", tmp_path / "no"), "problem", "No such file", f"first fix {tmp_path}")
 
 
@@ -253,7 +257,8 @@ def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
 # ---- processors and accelerators ----
 
 
-def test_a_processor_for_each_worker_is_fine_and_fewer_are_a_warning():
+def test_fewer_processors_than_workers_are_a_warning():
+    """A processor for each worker is fine and fewer are a warning."""
     fine(doctor.check_processors(lambda: 4.0))
     finding = doctor.check_processors(lambda: 1.5)
     bad(finding, "warning", "1.5 for 1 actors and 3 learners", "--cpus")
@@ -298,7 +303,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(cache):
     bad(doctor.check_numba_cache(cache, {}), "problem", "cannot be cached: ", "set NUMBA_CACHE_DIR")
 
 
-def test_a_cache_elsewhere_than_where_it_was_asked_for_is_a_warning(tmp_path):
+def test_a_cache_at_another_place_is_a_warning(tmp_path):
     finding = doctor.check_numba_cache(lambda: tmp_path, {"NUMBA_CACHE_DIR": "/proc/nothing"})
     bad(finding, "warning", f"/proc/nothing cannot be written; kernels are cached in {tmp_path}", "NUMBA_CACHE_DIR")
 
@@ -355,7 +360,9 @@ def test_a_driver_that_does_not_work_is_a_warning():
 
 
 @pytest.mark.parametrize("error", [OSError("no"), ImportError(""), ValueError("two\nlines"), PermissionError(13, "no")])
-def test_a_check_that_fails_is_a_finding_of_one_line_and_the_others_go_on(error):
+def test_a_failing_check_is_a_finding_of_one_line(error):
+    """A check that fails is a finding of one line and the others go on."""
+
     def fails() -> Finding:
         raise error
 

@@ -44,7 +44,7 @@ def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     return collect
 
 
-def test_a_dry_run_names_what_a_killed_process_left_and_leaves_it(program, collected, tmp_path):
+def test_a_dry_run_names_orphans_and_leaves_them(program, collected, tmp_path):
     owner = program(HOLD, args=[tmp_path / "marlcore-left"])
     path = Path(owner.line())
     owner.kill()
@@ -67,7 +67,7 @@ def test_what_a_killed_process_left_is_removed(program, collected, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
-def test_what_a_living_process_holds_is_kept_and_its_process_named(program, collected, tmp_path, arguments):
+def test_a_held_segment_is_kept_and_its_process_named(program, collected, tmp_path, arguments):
     owner = program(HOLD, args=[tmp_path / "marlcore-live"])
     path = Path(owner.line())
     found = collected(*arguments)
@@ -77,7 +77,7 @@ def test_what_a_living_process_holds_is_kept_and_its_process_named(program, coll
     Segment.attach(path).close()
 
 
-def test_a_segment_whose_creator_was_killed_is_kept_for_the_one_that_attached(program, collected, tmp_path):
+def test_a_dead_creators_segment_is_kept_for_its_users(program, collected, tmp_path):
     owner = program(HOLD, args=[tmp_path / "marlcore-live"])
     other = Segment.attach(owner.line())
     assert collected()["marlcore-live"][3] == ",".join(map(str, sorted([owner.pid, os.getpid()])))
@@ -87,7 +87,9 @@ def test_a_segment_whose_creator_was_killed_is_kept_for_the_one_that_attached(pr
     assert collected()["marlcore-live"][0] == "removed"
 
 
-def test_a_dry_run_takes_no_lock_that_could_turn_away_who_attaches(collected, tmp_path, monkeypatch):
+def test_a_dry_run_takes_no_lock_in_anybodys_way(collected, tmp_path, monkeypatch):
+    """A dry run takes no lock that could turn away a process that attaches."""
+
     def refuse(*args: object) -> bool:
         raise AssertionError("a dry run took a lock")
 
@@ -96,7 +98,8 @@ def test_a_dry_run_takes_no_lock_that_could_turn_away_who_attaches(collected, tm
     assert collected("--dry-run")["marlcore-left"][0] == "orphaned"
 
 
-def test_links_fifos_directories_and_other_names_are_left_and_not_listed(collected, tmp_path):
+def test_what_is_no_segment_is_left_and_not_listed(collected, tmp_path):
+    """Links, FIFOs, directories and other names are left and not listed."""
     target = tmp_path / "precious"
     target.write_text("precious")
     (tmp_path / "marlcore-link").symlink_to(target)
@@ -120,7 +123,7 @@ def test_a_file_of_another_user_is_left(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"marlcore", b"marlcore" + b"\xff" * 5000, b"x" * 10_000])
-def test_a_file_of_our_name_that_nobody_holds_is_removed_whatever_it_holds(collected, tmp_path, content):
+def test_an_orphan_is_removed_whatever_it_holds(collected, tmp_path, content):
     (tmp_path / "marlcore-broken").write_bytes(content)
     assert collected()["marlcore-broken"][0] == "removed"
     assert not (tmp_path / "marlcore-broken").exists()
@@ -154,7 +157,8 @@ def test_an_unknown_option_is_one_line_and_removes_nothing(arguments, tmp_path, 
     assert errors.startswith("marlcore: ") and len(errors.splitlines()) == 1
 
 
-def test_the_command_keeps_a_live_segment_of_shared_memory_and_removes_a_dead_one(program):
+def test_the_command_removes_dead_segments_alone(program):
+    """The command keeps a live segment of shared memory and removes a dead one."""
     live, dead = program(HOLD), program(HOLD)
     live_path, dead_path = Path(live.line()), Path(dead.line())
     dead.kill()
@@ -169,7 +173,7 @@ def test_the_command_keeps_a_live_segment_of_shared_memory_and_removes_a_dead_on
 
 @pytest.mark.parametrize("command", ["gc --dry-run", "doctor --json", "--version"])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_command_whose_standard_streams_are_closed_does_its_work(command, closed):
+def test_a_command_works_with_closed_standard_streams(command, closed):
     """Python has None in their place, and what opens a file next would get their numbers."""
     run = f"exec {sys.executable} -W error -m marlcore {command} {closed}"
     done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)

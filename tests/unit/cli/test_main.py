@@ -62,7 +62,7 @@ def test_a_stopped_run_says_how_to_go_on(
     assert capfd.readouterr().err == f"marlcore: {says}\n"
 
 
-def test_a_pipe_of_something_else_that_breaks_is_an_error_like_any_other(
+def test_another_broken_pipe_is_an_ordinary_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(arguments: list[str]) -> int:

@@ -191,7 +191,8 @@ def test_an_update_of_a_row_that_was_overwritten_is_passed_over() -> None:
     assert by_position == {0: 0.5, 1: 1.0, 2: 0.25, 3: 0.25}
 
 
-def test_other_processes_learn_the_greatest_priority_at_the_learners_updates() -> None:
+def test_updates_tell_others_the_greatest_priority() -> None:
+    """Other processes learn the greatest priority at the learner's updates."""
     buffer = MPPrioritizedReplayBuffer(4, {"t": {}})
     elsewhere = pickle.loads(pickle.dumps(buffer))
     elsewhere.add(t=np.arange(4), priorities=np.full(4, 3.0))
@@ -203,7 +204,7 @@ def test_other_processes_learn_the_greatest_priority_at_the_learners_updates() -
     assert buffer.get_max_priority() == elsewhere.get_max_priority() == 1.0
 
 
-def test_a_priority_of_zero_can_be_raised_again_before_the_next_sample() -> None:
+def test_a_priority_of_zero_can_be_raised_again() -> None:
     buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=np.arange(4))
     buffer.sample(4)
@@ -225,7 +226,7 @@ def test_priorities_of_zero_alone_are_told_at_once(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("alpha", [8.0, 40.0])
-def test_the_greatest_priority_that_is_taken_leaves_the_sum_finite(alpha) -> None:
+def test_the_greatest_allowed_priority_has_a_finite_sum(alpha) -> None:
     buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=alpha)
     with pytest.raises(ValueError, match=r"priorities: expected numbers from 0 to .*, got \[inf\]"):
         buffer.add(t=0, priorities=np.inf)
@@ -260,7 +261,8 @@ def between(monkeypatch, buffer, *, before=(), after=()) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_indexes_are_of_the_rows_when_another_process_clears_inside_sample(when, monkeypatch) -> None:
+def test_indexes_survive_a_clear_inside_sample(when, monkeypatch) -> None:
+    """Indexes are of the rows when another process clears inside sample."""
     buffer = MPPrioritizedReplayBuffer(5, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=np.arange(3), priorities=[1.0, 2.0, 3.0])
     other = pickle.loads(pickle.dumps(buffer))
@@ -278,7 +280,8 @@ def test_indexes_are_of_the_rows_when_another_process_clears_inside_sample(when,
     np.testing.assert_allclose(sample["weights"], 1 / (at + 1), rtol=1e-6)
 
 
-def test_a_row_that_came_inside_the_sample_that_drew_it_takes_its_update(monkeypatch) -> None:
+def test_a_row_added_inside_sample_takes_its_update(monkeypatch) -> None:
+    """A row that came inside the sample that drew it takes its update."""
     buffer = MPPrioritizedReplayBuffer(50, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=0, priorities=1.0)
     between(monkeypatch, buffer, before=[lambda: buffer.add(t=1, priorities=1000.0)])
@@ -291,7 +294,8 @@ def test_a_row_that_came_inside_the_sample_that_drew_it_takes_its_update(monkeyp
     np.testing.assert_array_equal(again["weights"], np.where(again["indexes"] == 1, least / 4, 1.0))
 
 
-def test_a_row_that_was_overwritten_inside_the_sample_leaves_its_update_to_none(monkeypatch) -> None:
+def test_a_row_overwritten_inside_sample_takes_no_update(monkeypatch) -> None:
+    """A row that was overwritten inside the sample leaves its update to none."""
     buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=np.arange(4))
     adds = [lambda: buffer.add(t=[4, 5], priorities=[1.0, 1.0]), lambda: buffer.add(t=[6, 7], priorities=[1e-9, 1e-9])]
@@ -306,7 +310,8 @@ def test_a_row_that_was_overwritten_inside_the_sample_leaves_its_update_to_none(
 
 
 @BOTH
-def test_a_clear_and_an_add_inside_a_look_count_the_rows_after_the_clear(cls, monkeypatch) -> None:
+def test_a_clear_inside_a_look_counts_what_follows_it(cls, monkeypatch) -> None:
+    """A clear and an add inside a look count the rows after the clear."""
     buffer = cls(8, {"t": {}})
     buffer.add(t=np.arange(3))
     other, edges = pickle.loads(pickle.dumps(buffer)), buffer._ring.rows.edges
@@ -322,7 +327,7 @@ def test_a_clear_and_an_add_inside_a_look_count_the_rows_after_the_clear(cls, mo
 
 
 @BOTH
-def test_the_transitions_at_positions_are_those_that_were_added_there(cls) -> None:
+def test_transitions_lie_at_the_positions_of_their_add(cls) -> None:
     buffer = cls(6, {"t": {}, "x": {"shape": (2, 2)}})
     buffer.add(t=np.arange(4), x=np.zeros((4, 2, 2)))
     np.testing.assert_array_equal(buffer._encode_sample(range(6))["t"].ravel(), [0, 1, 2, 3, 0, 0])
@@ -527,7 +532,7 @@ NURSERY = """
 def learn(buffer, nursery) -> tuple[int, int]:
     """Samples until the nursery ended; batches drawn, and rows that were torn."""
     drawn = wrong = 0
-    while nursery._process.poll() is None:
+    while nursery.running:
         if not buffer.get_stored_size():
             continue
         sample = buffer.sample(32)
@@ -539,7 +544,8 @@ def learn(buffer, nursery) -> tuple[int, int]:
 
 
 @BOTH
-def test_explorers_killed_inside_add_block_nobody_and_leave_no_torn_row(cls, program: Callable) -> None:
+def test_killed_explorers_block_nobody_and_tear_no_row(cls, program: Callable) -> None:
+    """Explorers killed inside add block nobody and leave no torn row."""
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH])
     drawn, wrong = learn(buffer, nursery)

@@ -158,14 +158,16 @@ def test_a_full_buffer_draws_the_newest_steps_and_nothing_older():
     assert len(held) - ends <= len(found)
 
 
-def test_a_timeout_is_a_termination_only_where_timeouts_are_not_handled():
+def test_unhandled_timeouts_are_terminations():
+    """A timeout is a termination only where timeouts are not handled."""
     steps = list(stream(BOX, ACTIONS["discrete"], 60))
     for handled in (True, False):
         theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=steps, handle_timeout_termination=handled)
         assert set(drawn(ours)) == everything(theirs)
 
 
-def test_truncation_bootstraps_from_the_terminal_observation_with_optimize_memory_usage_too():
+def test_truncation_bootstraps_from_the_terminal_observation():
+    """Truncation bootstraps from the terminal observation with optimize_memory_usage too."""
     steps = list(stream(BOX, ACTIONS["discrete"], 60))
     theirs, _ = pair(400, BOX, ACTIONS["discrete"], steps=steps)
     ours = ReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, optimize_memory_usage=True)
@@ -180,12 +182,13 @@ def test_truncation_bootstraps_from_the_terminal_observation_with_optimize_memor
     assert everything(cut) != everything(theirs)  # the control: its own memory-saving variant loses them
 
 
-def test_a_stream_that_breaks_off_without_done_keeps_every_transition():
+def test_a_stream_that_breaks_off_keeps_its_transitions():
     theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 60, breaks=(7, 8, 30)))
     assert set(drawn(ours)) == everything(theirs)
 
 
-def test_the_first_step_can_be_drawn_at_once_and_an_empty_buffer_says_so():
+def test_the_first_step_can_be_drawn_at_once():
+    """The first step can be drawn at once and an empty buffer says so."""
     steps = list(stream(BOX, ACTIONS["discrete"], 1))
     theirs, ours = pair(400, BOX, ACTIONS["discrete"])
     with pytest.raises(NotEnoughData, match="at least one step"):
@@ -297,7 +300,8 @@ def test_a_closed_replay_takes_no_more_steps():
         ours.add(*next(stream(BOX, ACTIONS["discrete"], 1)))
 
 
-def test_reset_forgets_and_a_pickle_goes_on_where_the_buffer_was():
+def test_reset_forgets_and_a_pickle_goes_on():
+    """Reset forgets and a pickle goes on where the buffer was."""
     steps = list(stream(BOX, ACTIONS["discrete"], 60))
     theirs, ours = pair(400, BOX, ACTIONS["discrete"], steps=steps[:30])
     copy = pickle.loads(pickle.dumps(ours))
@@ -355,7 +359,8 @@ def test_the_arrays_are_those_of_its_own_buffer(space):
                     array[0] = 1
 
 
-def test_the_arrays_of_a_full_buffer_and_of_its_pickle_hold_the_newest_steps():
+def test_arrays_of_a_full_buffer_hold_the_newest_steps():
+    """The arrays of a full buffer and of its pickle hold the newest steps."""
     theirs, ours = pair(80, BOX, ACTIONS["discrete"], steps=stream(BOX, ACTIONS["discrete"], 150))
     copy = pickle.loads(pickle.dumps(ours))
     expected, got, again = arrays(theirs), arrays(ours), arrays(copy)
@@ -370,7 +375,8 @@ def test_the_arrays_of_a_full_buffer_and_of_its_pickle_hold_the_newest_steps():
 
 
 @pytest.mark.parametrize("space", ["box", "dict"])
-def test_subclasses_get_the_steps_at_positions_as_from_its_own_buffer(space):
+def test_subclasses_get_the_steps_at_positions(space):
+    """Subclasses get the steps at positions as from its own buffer."""
     space = DICT if space == "dict" else BOX
     theirs, ours = pair(160, space, ACTIONS["box"])
     with pytest.raises(NotEnoughData, match="empty buffer"):
@@ -387,7 +393,8 @@ def test_subclasses_get_the_steps_at_positions_as_from_its_own_buffer(space):
         ours._get_samples(np.array([3, 60]))
 
 
-def test_subclasses_get_n_step_returns_as_from_its_own_n_step_buffer():
+def test_subclasses_get_n_step_returns():
+    """Subclasses get n-step returns as from its own n-step buffer."""
     made = (buffers.NStepReplayBuffer, ReplayBuffer)
     theirs, ours = (made_by(25, BOX, ACTIONS["box"], "cpu", 1, n_steps=3, gamma=0.9) for made_by in made)
     for step in stream(BOX, ACTIONS["box"], 40, envs=1):  # more than fit

@@ -69,7 +69,8 @@ def row(t: int):
 
 @pytest.mark.parametrize("n_frames", [1, 2, 4])
 @pytest.mark.parametrize("steps", [30, 50, 51, 120, 333])
-def test_one_seed_draws_what_sorrel_draws_away_from_the_write_head(n_frames: int, steps: int) -> None:
+def test_one_seed_draws_what_sorrel_draws(n_frames: int, steps: int) -> None:
+    """One seed draws what sorrel draws away from the write head."""
     buffer, oracle = Buffer(50, OBS, n_frames), Oracle(50, n_frames)
     for t in range(steps):
         for one in (buffer, oracle):
@@ -102,7 +103,7 @@ def crossings(states: np.ndarray, next_states: np.ndarray, n_frames: int) -> int
     return int((np.diff(frames, axis=1) != 1).any(axis=1).sum())
 
 
-def test_no_window_crosses_the_write_head_and_every_other_one_is_drawn() -> None:
+def test_all_windows_but_those_across_the_head_are_drawn() -> None:
     buffer, oracle = Buffer(30, OBS, 3), Oracle(30, 3)
     for t in range(47):
         buffer.add(np.full(OBS, t), 0, 0.0, False)
@@ -122,7 +123,8 @@ def test_no_window_crosses_the_write_head_and_every_other_one_is_drawn() -> None
     assert drawn == set(range(30, 44)) | set(range(17, 26))
 
 
-def test_a_batch_repeats_a_window_only_when_there_are_not_enough_others() -> None:
+def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
+    """A batch repeats a window only when there are not enough others."""
     buffer = Buffer(12, (1,), 2)
     for t in range(18):
         buffer.add([t], 0, 0.0, False)
@@ -162,7 +164,8 @@ def test_last_transition_counts_back_from_the_newest() -> None:
     assert buffer.last_transition(3) is None
 
 
-def test_a_cleared_buffer_begins_at_position_0_and_returns_nothing_old() -> None:
+def test_a_cleared_buffer_begins_at_position_0() -> None:
+    """A cleared buffer begins at position 0 and returns nothing old."""
     buffer, oracle = Buffer(10, OBS, 3), Oracle(10, 3)
     for t in range(14):
         buffer.add(*row(t))
@@ -335,7 +338,7 @@ def test_one_process_adds_until_it_releases_the_buffer() -> None:
     assert len(buffer) == 3
 
 
-def test_a_buffer_filled_from_others_is_free_for_the_next_process(tmp_path: Path) -> None:
+def test_a_filled_buffer_is_free_for_the_next_process(tmp_path: Path) -> None:
     buffer, games = Buffer(4, (1,)), Buffer(9, (1,))
     buffer.add([1], 1, 1.0, False)
     buffer.save(tmp_path / "games.npz")

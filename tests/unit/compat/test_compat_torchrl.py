@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_and_adds_nothing():
     assert len(ours) == 10
 
 
-def test_no_rows_are_an_extension_too_and_rows_may_be_of_a_graph():
+def test_extensions_may_be_empty_or_of_a_graph():
     theirs, ours = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(50)), TensorDictReplayBuffer(50)
     of_a_graph = rows(5).set("value", torch.ones(5, requires_grad=True) * 2)
     ours.extend(of_a_graph[:0])  # its own takes none as the first
@@ -201,7 +201,7 @@ def write_rows(buffer, first, count, all_write):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_write_side_by_side_and_what_is_drawn_is_whole(method):
+def test_what_processes_write_side_by_side_is_whole(method):
     context = multiprocessing.get_context(method)
     ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
     all_write = context.Barrier(2)

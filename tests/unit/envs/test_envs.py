@@ -104,7 +104,7 @@ def test_every_environment_keeps_to_the_protocol(factory: Callable[[], Environme
     env.close()
 
 
-def test_a_seed_makes_an_episode_and_all_that_follow_reproducible(
+def test_a_seed_makes_all_episodes_reproducible(
     factory: Callable[[], Environment],
 ) -> None:
     ours, theirs = factory(), factory()
@@ -112,7 +112,7 @@ def test_a_seed_makes_an_episode_and_all_that_follow_reproducible(
     assert_same(record(ours, episodes=4), record(theirs, episodes=4))
 
 
-def test_an_action_is_due_from_the_living_and_none_from_those_whose_episode_ended(
+def test_only_living_agents_are_due_an_action(
     factory: Callable[[], Environment],
 ) -> None:
     env = factory()
@@ -157,8 +157,11 @@ def moved(planes: NDArray[Any], place: tuple[int, int], action: int) -> tuple[ND
 
 
 @pytest.mark.parametrize(("agents", "size", "items"), [(1, 5, 3), (3, 5, 4), (3, 2, 0), (8, 4, 2)])
-def test_agents_act_one_after_another_on_the_board_the_previous_one_left(agents: int, size: int, items: int) -> None:
-    """Also: walls and agents block the way, and the reward comes at the agent's own next turn."""
+def test_agents_act_one_after_another(agents: int, size: int, items: int) -> None:
+    """Agents act one after another on the board the previous one left.
+
+    Also: walls and agents block the way, and the reward comes at the agent's own next turn.
+    """
     env = TreasureHunt(
         agents=agents, size=size, view=size, horizon=40, gems=items, food=items, bones=items, respawn=0.0
     )
@@ -186,7 +189,8 @@ def test_agents_act_one_after_another_on_the_board_the_previous_one_left(agents:
     assert blocked > 0
 
 
-def test_entities_come_back_at_the_start_of_a_turn_before_any_agent_acts() -> None:
+def test_entities_come_back_before_any_agent_acts() -> None:
+    """Entities come back at the start of a turn before any agent acts."""
     env = TreasureHunt(agents=2, size=3, view=3, horizon=30, gems=4, food=0, bones=0, respawn=1.0)
     rng = np.random.default_rng(2)
     total = 0
@@ -213,14 +217,16 @@ def test_what_was_picked_up_stays_away_when_nothing_comes_back() -> None:
     assert sorted(reward for reward in rewards if reward) == [-10.0, -10.0, 5.0, 5.0, 10.0, 10.0]
 
 
-def test_the_time_limit_truncates_every_agent_after_its_own_last_action() -> None:
+def test_the_time_limit_truncates_after_the_last_action() -> None:
+    """The time limit truncates every agent after its own last action."""
     turns = record(TreasureHunt(agents=3, horizon=12), episodes=1)
     assert [turn.agent for turn in turns] == ["agent_0", "agent_1", "agent_2"] * 13
     assert [turn.truncated for turn in turns] == [False] * 36 + [True] * 3
     assert not any(turn.terminated for turn in turns)
 
 
-def test_an_observation_shows_walls_and_the_agent_itself_in_ones_and_zeros() -> None:
+def test_observations_are_ones_and_zeros() -> None:
+    """An observation shows walls and the agent itself in ones and zeros."""
     env = TreasureHunt(view=2)
     assert env.observations["agent_0"].shape == (5, 5, 5)
     for turn in record(env, episodes=3):
@@ -352,14 +358,15 @@ def test_spread_is_what_pettingzoo_itself_gives() -> None:
             seen, rewards, *_ = env.step({turn.agent: turn.action for turn in round_})
 
 
-def test_agents_that_come_and_go_are_the_same_through_both_interfaces() -> None:
+def test_both_interfaces_show_agents_that_come_and_go() -> None:
     assert_same(
         record(ParallelEnvironment(Relay()), episodes=3),
         record(AECEnvironment(parallel_to_aec(Relay())), episodes=3),
     )
 
 
-def test_an_agent_that_dies_first_takes_its_last_turn_with_its_last_reward() -> None:
+def test_a_dead_agents_last_turn_has_its_last_reward() -> None:
+    """An agent that dies first takes its last turn with its last reward."""
     turns = record(ParallelEnvironment(Relay()), episodes=1)
     order = [turn.agent + ("!" if turn.action is None else "") for turn in turns]
     assert order == ["a", "b"] * 2 + ["a", "b", "c"] + ["a!", "b", "c"] + ["b", "c"] + ["b!", "c!"]
@@ -379,7 +386,8 @@ class Lingering(Relay):
         return result
 
 
-def test_an_agent_that_stays_on_the_list_after_its_end_still_has_one_last_turn() -> None:
+def test_an_ended_agent_still_listed_has_one_last_turn() -> None:
+    """An agent that stays on the list after its end still has one last turn."""
     assert_same(
         record(ParallelEnvironment(Lingering()), episodes=2),
         record(ParallelEnvironment(Relay()), episodes=2),
@@ -407,7 +415,8 @@ def test_an_agent_that_stays_on_the_list_after_its_end_still_has_one_last_turn()
         "vizdoom:basic",
     ],
 )
-def test_an_unknown_name_is_answered_in_one_line_with_what_is_expected(name: str) -> None:
+def test_an_unknown_name_is_answered_in_one_line(name: str) -> None:
+    """An unknown name is answered in one line with what is expected."""
     with pytest.raises(ValueError) as error:
         make(name)
     message = str(error.value)
@@ -436,7 +445,8 @@ def test_a_space_that_is_not_supported_is_named_with_its_agent(name: str, option
         make(name, **options)
 
 
-def test_each_adapter_wants_its_own_kind_of_environment_with_agents_known_beforehand() -> None:
+def test_each_adapter_refuses_other_kinds_of_environment() -> None:
+    """Each adapter wants its own kind of environment with agents known beforehand."""
     with pytest.raises(ValueError, match=r"^AECEnvironment: expected a pettingzoo.AECEnv, got "):
         AECEnvironment(Relay())
     with pytest.raises(ValueError, match=r"^ParallelEnvironment: expected a pettingzoo.ParallelEnv, got "):
@@ -451,9 +461,7 @@ def test_each_adapter_wants_its_own_kind_of_environment_with_agents_known_before
     ("package", "name"),
     [("gymnasium", "gymnasium:CartPole-v1"), ("pettingzoo", "pettingzoo:mpe2.simple_spread_v3")],
 )
-def test_a_missing_package_is_an_import_error_that_says_what_to_install(
-    package: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_says_what_to_install(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"marlcore.envs.{package}")
     with pytest.raises(ImportError, match=r"pip install marlcore\[envs\]"):

@@ -31,7 +31,7 @@ def cases() -> list[tuple[str, int, int, str]]:
 
 
 @pytest.mark.parametrize(("name", "stack", "n_step", "pad"), cases())
-def test_every_row_that_may_be_drawn_is_drawn_and_is_as_the_oracle_says(name, stack, n_step, pad, rng):
+def test_every_allowed_row_is_drawn_as_the_oracle_says(name, stack, n_step, pad, rng):
     spec = SPECS[name]
     with ReplayBuffer.create(spec, 3 * 30, lanes=3) as replay:
         model = Model(spec, 3, 30)
@@ -45,7 +45,7 @@ def test_every_row_that_may_be_drawn_is_drawn_and_is_as_the_oracle_says(name, st
         assert seen == set(allowed)
 
 
-def test_where_hardly_any_row_may_be_drawn_batches_are_right_too(rng):
+def test_batches_are_right_where_few_rows_may_be_drawn(rng):
     """Chance draws fail here, and the sampler lists the rows; what it had filled before must stay as it was."""
     spec = SPECS["vector"]
     with ReplayBuffer.create(spec, 2000) as replay, replay.writer() as writer:
@@ -63,8 +63,11 @@ def test_where_hardly_any_row_may_be_drawn_batches_are_right_too(rng):
                 model.check(sampler.sample(), 1, 1800, allowed=allowed)
 
 
-def test_a_listed_row_that_was_overwritten_meanwhile_leaves_no_row_of_the_batch_unfilled(rng, monkeypatch):
-    """As if a writer came between the list and the copy: the list has a row that is no transition any more."""
+def test_a_listed_row_overwritten_meanwhile_is_replaced(rng, monkeypatch):
+    """A listed row that was overwritten meanwhile leaves no row of the batch unfilled.
+
+    As if a writer came between the list and the copy: the list has a row that is no transition any more.
+    """
     spec, list_sampleable = SPECS["vector"], uniform.list_sampleable
 
     def list_one_more(*args):
@@ -117,7 +120,7 @@ def test_the_generator_is_xoshiro256plusplus(seed):
     assert state.tolist() == reference
 
 
-def test_the_generators_first_numbers_are_those_of_the_published_code():
+def test_the_generator_is_that_of_the_published_code():
     """From xoshiro256plusplus.c with the state 1, 2, 3, 4, as other implementations' tests list them."""
     state = np.array([1, 2, 3, 4], np.uint64)
     assert [int(next_random(state)) for _ in range(4)] == [
@@ -176,7 +179,8 @@ CHANGED = """
 """
 
 
-def test_a_change_of_what_a_kernel_takes_from_another_file_is_compiled_in(program, tmp_path):
+def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path):
+    """A change of what a kernel takes from another file is compiled in."""
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
     rewards = [float(program(CHANGED, args=[tmp_path]).finish())]
@@ -186,7 +190,7 @@ def test_a_change_of_what_a_kernel_takes_from_another_file_is_compiled_in(progra
     assert rewards == [1.0, 3.0, 3.0]
 
 
-def test_kernels_load_from_the_cache_and_work_in_another_process(program, rng):
+def test_cached_kernels_work_in_another_process(program, rng):
     spec = SPECS["vector"]
     with ReplayBuffer.create(spec, 50) as replay:
         fill(replay, Model(spec, 1, 50), rng, [40])

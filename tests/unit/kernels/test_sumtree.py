@@ -44,7 +44,8 @@ def sparse(rng: np.random.Generator, size: int) -> np.ndarray:
     return masses.astype(float)
 
 
-def test_each_level_has_a_node_for_16_below_and_the_last_has_one():
+def test_each_node_of_a_level_has_16_below():
+    """Each level has a node for 16 below and the last has one."""
     powers = [FANOUT**k + d for k in range(2, 7) for d in (-1, 0, 1)]
     for leaves in [*range(1, 20_001), *powers]:
         widths = np.diff(level_offsets(leaves)).tolist()
@@ -68,7 +69,8 @@ def test_every_sum_is_its_childrens(size, rng):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [0, 1, 3, 40, 1000])
-def test_repairing_some_leaves_gives_the_tree_of_all_anew_bit_for_bit(size, count, rng):
+def test_a_repaired_tree_equals_one_built_anew(size, count, rng):
+    """Repairing some leaves gives the tree built anew from all of them, bit for bit."""
     masses = rng.random(size)
     tree, offsets = planted(masses)
     leaves = rng.integers(0, size, count)
@@ -80,7 +82,8 @@ def test_repairing_some_leaves_gives_the_tree_of_all_anew_bit_for_bit(size, coun
 
 
 @pytest.mark.parametrize("size", [1, 16, 17, 300, 4097, 20_000])
-def test_repairing_a_range_of_any_level_makes_what_is_above_it_and_nothing_else(size, rng):
+def test_repairing_a_range_touches_only_what_is_above(size, rng):
+    """Repairing a range of any level makes what is above it and nothing else."""
     tree, offsets = planted(rng.random(size))
     for bottom in range(len(offsets) - 1):
         width = int(offsets[bottom + 1] - offsets[bottom])
@@ -112,7 +115,7 @@ def test_an_empty_range_changes_nothing(rng):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_whole_point_falls_on_the_leaf_that_the_cumulative_sum_says(size, rng):
+def test_whole_points_fall_where_the_cumulative_sum_says(size, rng):
     masses = sparse(rng, size)
     tree, offsets = planted(masses)
     ends = np.cumsum(masses)
@@ -137,7 +140,7 @@ def test_the_only_leaf_with_mass_is_always_found(size, where):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_points_among_real_masses_fall_where_the_cumulative_sum_says_but_for_rounding(size, rng):
+def test_real_points_fall_right_but_for_rounding(size, rng):
     masses = 10.0 ** rng.uniform(-6, 6, size) * (rng.random(size) < 0.7)
     masses[size // 2] = 1.0
     tree, offsets = planted(masses)
@@ -151,7 +154,8 @@ def test_points_among_real_masses_fall_where_the_cumulative_sum_says_but_for_rou
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_point_that_rounding_put_at_the_end_or_behind_it_falls_on_mass(size, rng):
+def test_a_point_behind_the_end_falls_on_mass(size, rng):
+    """A point that rounding put at the end or behind it falls on mass."""
     for _ in range(200):
         masses = rng.random(size) ** 8 * (rng.random(size) < 0.3)
         masses[rng.integers(size)] = 0.1
@@ -163,8 +167,11 @@ def test_a_point_that_rounding_put_at_the_end_or_behind_it_falls_on_mass(size, r
         assert (masses[leaves] > 0).all()
 
 
-def test_ten_million_updates_do_not_move_the_total_away_from_the_exact_sum(rng):
-    """A sum that adds differences, as the control below does, moves far away."""
+def test_ten_million_updates_keep_the_total_exact(rng):
+    """Ten million updates do not move the total away from the exact sum.
+
+    A sum that adds differences, as the control below does, moves far away.
+    """
     size, batch, limit = 60_000, 256, 4
     masses = 10.0 ** rng.uniform(-6, 6, size)
     tree, offsets = planted(masses)

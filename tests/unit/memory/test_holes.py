@@ -55,7 +55,8 @@ def test_a_file_with_holes_is_not_looked_at(shared: Path):
     assert 512 * shared.stat().st_blocks == 4096
 
 
-def test_a_save_that_was_copied_with_holes_loads_and_is_written_to(tmp_path: Path):
+def test_a_save_copied_with_holes_loads(tmp_path: Path):
+    """A save that was copied with holes loads and is written to."""
     with ReplayBuffer.create(SPEC, 100_000) as replay, replay.writer() as writer:
         writer.add(1.0, 2, 3.0)
         replay.save(tmp_path / "save")
@@ -81,7 +82,7 @@ except SharedMemoryFull as full:
 
 
 @pytest.mark.parametrize("free_is_known", [True, False])
-def test_holes_that_a_file_system_cannot_fill_are_an_error_beforehand(small_tmpfs, program, free_is_known):
+def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_known):
     """Whoever wrote on found the disk full, and was ended by SIGBUS."""
     whole = small_tmpfs.parent / "save"
     ReplayBuffer.create(SPEC, 100_000, path=whole).close()
@@ -92,8 +93,11 @@ def test_holes_that_a_file_system_cannot_fill_are_an_error_beforehand(small_tmpf
     assert said.startswith(f"{small_tmpfs}: ") and "bytes asked for" in said and "\n" not in said
 
 
-def test_holes_are_told_from_compression_and_from_what_was_never_written(tmp_path: Path, monkeypatch):
-    """Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE."""
+def test_holes_are_told_from_compression(tmp_path: Path, monkeypatch):
+    """Holes are told from compression and from what was never written.
+
+    Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE.
+    """
     path = tmp_path / "file"
     with closing(Segment.create("test", {}, 1 << 20, path=path)) as made:
         made.body[:] = 1
@@ -113,7 +117,7 @@ def _with_few_blocks(status: os.stat_result) -> SimpleNamespace:
     return SimpleNamespace(**{name: getattr(status, name) for name in names} | {"st_blocks": 1})
 
 
-def test_what_a_process_keeps_of_lanes_does_not_grow_with_their_number(tmp_path: Path):
+def test_memory_does_not_grow_with_the_number_of_lanes(tmp_path: Path):
     """200,000 lanes took 120 MB in each process, whatever was written to them."""
     with ReplayBuffer.create(SPEC, 200_000, 200_000, path=tmp_path / "lanes"):
         before = private()

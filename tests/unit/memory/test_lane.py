@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import Field, LaneBusy, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.memory.lanes import LaneGeometry, claim
@@ -63,7 +64,7 @@ def test_lines_and_columns_of_all_lanes_lie_apart_and_aligned():
     assert all(GEOMETRY.column_offset(column) % LINE == 0 for column in range(3))
 
 
-def test_what_is_appended_is_read_back_in_every_column_across_the_wrap(segment, lanes):
+def test_appended_rows_are_read_back_across_the_wrap(segment, lanes):
     one_column = LaneGeometry(2, 3, (16,)).bind(segment.body)
     row, got = np.zeros(16, np.uint8), np.zeros(16, np.uint8)
     append = one_column.appender(1, row)
@@ -76,7 +77,7 @@ def test_what_is_appended_is_read_back_in_every_column_across_the_wrap(segment, 
     assert one_column.committed(0) == 0
 
 
-def test_tickets_that_are_not_there_yet_or_no_more_are_ordinary_results(segment):
+def test_absent_tickets_are_ordinary_results(segment):
     import errno
 
     lanes = LaneGeometry(1, 3, (16,)).bind(segment.body)
@@ -100,7 +101,8 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     claim(segment, lanes, 1).release()
 
 
-def test_a_lane_has_one_writer_among_processes_and_a_killed_ones_is_free(segment, lanes, program):
+def test_a_lane_has_one_writer_among_processes(segment, lanes, program):
+    """A lane has one writer among processes and a killed one's is free."""
     holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
     assert holder.line() == "held"
     with pytest.raises(LaneBusy):
@@ -126,7 +128,7 @@ def test_a_forgotten_claim_is_given_back(segment, lanes):
     claim(segment, lanes, 2).release()
 
 
-def test_a_child_that_outlives_a_killed_writer_does_not_keep_its_lane(segment, lanes, program):
+def test_a_killed_writers_child_does_not_keep_its_lane(segment, lanes, program):
     holder = program(
         CLAIM,
         """
@@ -156,7 +158,7 @@ def test_a_child_that_outlives_a_killed_writer_does_not_keep_its_lane(segment, l
     ("committed", "reserved"),
     [(1, 0), (0, 6), (100, 106), (2**62, 2**62), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1), (2**63, 5)],
 )
-def test_a_lane_whose_counters_contradict_one_another_is_quarantined(segment, lanes, committed, reserved):
+def test_contradictory_counters_quarantine_a_lane(segment, lanes, committed, reserved):
     counters(segment, 1)[:] = committed, reserved
     with pytest.raises(SegmentCorrupt, match="quarantined"):
         claim(segment, lanes, 1)
@@ -174,7 +176,7 @@ def test_counters_damaged_below_a_living_writer_stop_it():
     spec = TransitionSpec(Field(), Field())
     with ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
         writer.add(0.0, 0.0, 0.0)
-        words = replay._segment.body[2 * LINE : 2 * LINE + 16].view(np.uint64)
+        words = Mapped(replay).counters()
         words[:] = 2**62, 2**62
         with pytest.raises(SegmentCorrupt):
             writer.add(0.0, 0.0, 0.0)

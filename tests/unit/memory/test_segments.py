@@ -58,7 +58,8 @@ def descriptors() -> int:
 # ---- create, attach, close, unlink ----
 
 
-def test_a_new_segment_is_zeroed_page_sized_and_named_after_its_nonce(segment):
+def test_a_new_segment_is_zeroed_and_page_sized(segment):
+    """A new segment is zeroed, page-sized and named after its nonce."""
     assert segment.path.name == f"marlcore-test-{segment.nonce:016x}"
     assert len(segment.body) == 12_288
     assert not segment.body.any()
@@ -106,7 +107,8 @@ def test_two_segments_of_one_name_are_two(segment):
     other.close()
 
 
-def test_a_creator_that_closes_takes_the_name_away_and_those_attached_keep_the_memory(segment):
+def test_a_closing_creator_removes_the_name_alone(segment):
+    """A creator that closes takes the name away and those attached keep the memory."""
     other = Segment.attach(segment.handle)
     segment.body[0] = 9
     segment.close()
@@ -183,7 +185,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path):
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_handle_of_a_segment_whose_name_was_taken_by_another_is_stale(tmp_path):
+def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
     first = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
     first.unlink()
     second = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
@@ -232,7 +234,8 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(step, monkeypatch):
     assert descriptors() == fds
 
 
-def test_a_segment_is_whole_where_the_kernel_writes_less_than_it_was_asked_to(tmp_path, monkeypatch):
+def test_a_segment_is_whole_after_short_writes(tmp_path, monkeypatch):
+    """A segment is whole where the kernel writes less than it was asked to."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:50], at))
     data = np.arange(5000).astype(np.uint8)
@@ -242,8 +245,11 @@ def test_a_segment_is_whole_where_the_kernel_writes_less_than_it_was_asked_to(tm
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace_file"])
-def test_a_segment_that_another_locks_through_proc_before_it_has_a_name_is_none(tmp_path, replaces):
-    """Without its lock it would be taken for left behind."""
+def test_a_nameless_segment_locked_by_another_is_given_up(tmp_path, replaces):
+    """A segment that another process locks through /proc before it has a name is given up.
+
+    Without its lock it would be taken for left behind.
+    """
     thief: list[int] = []
 
     def steal(put: object) -> None:
@@ -261,7 +267,8 @@ def test_a_segment_that_another_locks_through_proc_before_it_has_a_name_is_none(
     assert not list(tmp_path.iterdir())
 
 
-def test_more_than_shared_memory_holds_is_an_error_that_says_what_to_do():
+def test_too_much_shared_memory_is_an_error_with_advice():
+    """More than shared memory holds is an error that says what to do."""
     before = names()
     file_system = os.statvfs("/dev/shm")
     too_much = file_system.f_blocks * file_system.f_frsize + 4096
@@ -272,7 +279,7 @@ def test_more_than_shared_memory_holds_is_an_error_that_says_what_to_do():
     assert names() == before
 
 
-def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
+def test_more_than_the_control_group_leaves_is_an_error(monkeypatch):
     """Past that limit the kernel kills."""
     before = names()
     monkeypatch.setattr("marlcore.cgroup.memory_limit", lambda: MemoryLimit(1 << 30, 16_383))
@@ -282,7 +289,8 @@ def test_more_than_the_control_group_leaves_is_an_error_beforehand(monkeypatch):
 
 
 @pytest.mark.parametrize("free_is_known", [True, False])
-def test_a_full_file_system_is_noticed_beforehand_or_when_allocating(small_tmpfs, monkeypatch, free_is_known):
+def test_a_full_file_system_is_an_error(small_tmpfs, monkeypatch, free_is_known):
+    """A full file system is noticed beforehand or when allocating."""
     fds = descriptors()
     if not free_is_known:
         patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 40)
@@ -422,7 +430,8 @@ def unmapped(segment, tmp_path):
 
 
 @pytest.mark.parametrize("then", ["leaves it", "removes it"])
-def test_while_a_sweeper_holds_a_segment_its_name_decides_whether_it_is_there(unmapped, monkeypatch, then):
+def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, then):
+    """While a sweeper holds a segment, its name decides whether it is there."""
     fds = descriptors()
     sweeper = os.open(unmapped, os.O_RDWR)
     assert try_lock(sweeper, 0, exclusive=True)
@@ -443,7 +452,7 @@ def test_while_a_sweeper_holds_a_segment_its_name_decides_whether_it_is_there(un
     assert descriptors() == fds
 
 
-def test_a_sweeper_that_goes_no_further_does_not_make_others_wait_for_ever(unmapped, monkeypatch):
+def test_a_stopped_sweeper_holds_nobody_up_for_ever(unmapped, monkeypatch):
     fds = descriptors()
     patch(monkeypatch, "memory", SWEEP_S=0.01)
     sweeper = os.open(unmapped, os.O_RDWR)
@@ -475,7 +484,7 @@ def test_sweep_removes_the_segment_of_a_killed_process(program):
     assert not path.exists()
 
 
-def test_sweep_leaves_a_segment_whose_creator_is_dead_while_another_process_has_it(program):
+def test_sweep_leaves_a_segment_that_a_user_still_has(program):
     owner = program(HOLD, "s = Segment.create('shared', {}, 10); print(s.path, flush=True); sys.stdin.read()")
     path = Path(owner.line())
     user = program(HOLD, "s = Segment.attach(sys.argv[1]); print('ready', flush=True); sys.stdin.read()", args=[path])
@@ -500,7 +509,7 @@ def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):
     assert path.name in sweep()
 
 
-def test_sweep_leaves_what_somebody_merely_holds_a_shared_lock_on(tmp_path):
+def test_sweep_leaves_what_is_locked_shared(tmp_path):
     path = Path("/dev/shm/marlcore-locked")
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -534,7 +543,8 @@ def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
 # ---- fork ----
 
 
-def test_a_forked_childs_segment_is_stale_and_attaches_again_by_its_handle(program):
+def test_a_forked_childs_segment_is_stale(program):
+    """A forked child's segment is stale and attaches again by its handle."""
     out = program("""
         import os, sys
         from marlcore import StaleHandle

@@ -122,15 +122,14 @@ def told(server: ForkServer, what: str) -> Any:
     return found
 
 
-def test_what_is_forked_has_the_environment_and_the_signal_mask_of_whoever_asked(
-    server: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child has the environment and the signal mask of the process that asked for it."""
     monkeypatch.setenv("MARLCORE_TEST", "here")
     assert told(server, "environment") == "here"
     assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_signals_that_a_whole_group_gets_do_not_end_what_is_forked(lasting: ForkServer) -> None:
+def test_signals_to_the_group_do_not_end_children(lasting: ForkServer) -> None:
     with closing(Child(lasting, linger)) as child:
         pid = child.receive()
         status = Path(f"/proc/{pid}/status")
@@ -159,7 +158,8 @@ def test_each_process_has_random_numbers_of_its_own(lasting: ForkServer) -> None
     assert len({told(lasting, "numbers") for _ in range(3)}) == 3
 
 
-def test_what_is_forked_holds_nothing_of_the_server_and_its_other_children(lasting: ForkServer) -> None:
+def test_a_child_holds_nothing_of_the_server(lasting: ForkServer) -> None:
+    """A forked child holds nothing of the server and its other children."""
     with closing(Child(lasting, linger)) as other:
         other.receive()
         held = told(lasting, "descriptors")
@@ -172,7 +172,8 @@ def test_how_a_process_ended_is_told(lasting: ForkServer, how: int) -> None:
         assert child.status() == how
 
 
-def test_a_killed_server_takes_its_children_along_and_is_started_again(server: ForkServer) -> None:
+def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> None:
+    """A killed server takes its children along and is started again."""
     children = [Child(server, linger) for _ in range(2)]
     try:
         for child in children:
@@ -194,20 +195,21 @@ def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.Mo
     stopped = server.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    start = forkserver._start_program
+    start = forkserver.start_program
 
     def start_patiently(*arguments: Any) -> Any:
         monkeypatch.setattr(forkserver, "REPLY_S", 60.0)
         return start(*arguments)
 
     monkeypatch.setattr(forkserver, "REPLY_S", 0.2)
-    monkeypatch.setattr(forkserver, "_start_program", start_patiently)
+    monkeypatch.setattr(forkserver, "start_program", start_patiently)
     with closing(Child(server, linger)) as child:
         child.receive()
         assert server.pid != stopped
 
 
-def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_to_start() -> None:
+def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
+    """A parent in a hurry does not wait for a server to start."""
     came = []
     before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
     try:
@@ -235,11 +237,9 @@ def test_a_server_that_cannot_start_is_an_error(
     assert server.pid is None
 
 
-def test_a_server_that_is_killed_while_it_starts_is_started_again(
-    server: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    start, killed = forkserver._start_program, []
+    start, killed = forkserver.start_program, []
 
     def start_and_kill(*arguments: Any) -> Any:
         process = start(*arguments)
@@ -248,12 +248,13 @@ def test_a_server_that_is_killed_while_it_starts_is_started_again(
             killed.append(process.pid)
         return process
 
-    monkeypatch.setattr(forkserver, "_start_program", start_and_kill)
+    monkeypatch.setattr(forkserver, "start_program", start_and_kill)
     assert told(server, "environment") is None
     assert len(killed) == 3
 
 
-def test_a_process_that_is_killed_takes_its_server_and_what_that_forked_along(program: Any) -> None:
+def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
+    """A killed process takes its fork server and that server's children along."""
     parent = program(
         """
         import os, signal, sys
@@ -286,7 +287,8 @@ def in_a_program(code: str, *flags: str, path: Path) -> str:
     return path.read_text()
 
 
-def test_how_a_process_ended_is_told_where_the_deaths_of_children_are_ignored(tmp_path: Path) -> None:
+def test_exit_codes_are_told_where_sigchld_is_ignored(tmp_path: Path) -> None:
+    """How a process ended is told where the deaths of children are ignored."""
     code = """
         import signal, sys
         from test_forkserver import PRELOAD, Child, end
@@ -304,7 +306,8 @@ def tell_flags(report: Connection) -> None:
     report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
 
 
-def test_what_is_forked_has_the_interpreters_flags_and_all_standard_streams(tmp_path: Path) -> None:
+def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
+    """A forked child has the interpreter's flags and all standard streams."""
     code = """
         import os, sys
         from test_forkserver import PRELOAD, Child, tell_flags
@@ -326,8 +329,11 @@ def attach(report: Connection, name: str) -> None:
     memory.close()
 
 
-def test_memory_that_pythons_own_means_share_outlives_who_is_forked(lasting: ForkServer) -> None:
-    """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
+def test_memory_shared_by_python_outlives_a_child(lasting: ForkServer) -> None:
+    """Memory that Python's own means share outlives a forked child.
+
+    As if it were spawned: a process with a tracker of its own would take the name away at its end.
+    """
     memory = SharedMemory(create=True, size=4)
     try:
         memory.buf[:4] = b"here"

@@ -102,12 +102,13 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield made
 
 
-def test_the_first_process_is_told_that_it_is_the_first_and_noted(scene: Scene) -> None:
+def test_the_first_process_is_told_so_and_noted(scene: Scene) -> None:
+    """The first process is told that it is the first and noted."""
     assert scene.log == ["start actor-0.1"]
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1001, 0)
 
 
-def test_a_worker_that_died_is_started_again_after_the_back_off_and_not_before(scene: Scene) -> None:
+def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
     scene.die()
     scene.supervisor.watch(0.0)
     assert scene.log[1:] == ["close actor-0.1"] and not scene.supervisor.running
@@ -173,7 +174,8 @@ def test_a_worker_that_ended_well_is_done_and_stays_so(scene: Scene) -> None:
     assert scene.worker.done and scene.worker.attempts == 1 and scene.worker.failure is None
 
 
-def test_a_silent_worker_is_killed_and_its_successor_waits_until_it_is_dead(scene: Scene) -> None:
+def test_a_silent_workers_successor_waits_for_its_death(scene: Scene) -> None:
+    """A silent worker is killed and its successor waits until it is dead."""
     scene.watch_until(TIMEOUT)
     assert scene.log == ["start actor-0.1"]
     scene.watch_until(TIMEOUT + 0.5)
@@ -188,7 +190,7 @@ def test_a_silent_worker_is_killed_and_its_successor_waits_until_it_is_dead(scen
     assert scene.worker.failure.reason == "hang"
 
 
-def test_what_a_worker_raised_before_it_was_killed_as_hung_is_kept(scene: Scene) -> None:
+def test_what_a_hung_worker_raised_is_kept(scene: Scene) -> None:
     scene.watch_until(TIMEOUT + 0.5)
     scene.process.end(Failure("environment", "Traceback: the server does not answer"))
     scene.supervisor.watch(0.0)
@@ -215,7 +217,8 @@ def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
     assert scene.log == ["start actor-0.1"]
 
 
-def test_a_parent_that_was_stopped_itself_holds_it_against_nobody(scene: Scene) -> None:
+def test_a_parents_own_stop_is_held_against_nobody(scene: Scene) -> None:
+    """A parent that was itself stopped counts no worker as hung for it."""
     scene.supervisor.watch(0.0)
     scene.now += 3600.0
     scene.supervisor.watch(0.0)
@@ -236,7 +239,8 @@ def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monk
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_an_environment_that_fails_twice_before_an_episode_ended_is_not_tried_again(scene: Scene, ended: bool) -> None:
+def test_two_early_failures_are_not_tried_again(scene: Scene, ended: bool) -> None:
+    """An environment that fails twice before an episode ended is not tried again."""
     scene.counters.store(EPISODES, int(ended))
     fault = Failure("environment", "Traceback: the floor gave way")
     scene.process.end(fault)
@@ -260,7 +264,7 @@ def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:
     assert scene.worker.attempts == 3
 
 
-def test_a_system_that_starts_no_process_now_may_start_one_later(scene: Scene) -> None:
+def test_a_refused_start_is_tried_later(scene: Scene) -> None:
     scene.refused = 2
     scene.die()
     scene.watch_until(8.0)
@@ -285,7 +289,7 @@ def test_who_dies_after_standing_down_is_not_started_again(scene: Scene) -> None
     assert scene.worker.failure is not None and not scene.worker.done
 
 
-def test_a_restart_that_was_due_does_not_happen_after_standing_down(scene: Scene) -> None:
+def test_no_restart_happens_after_standing_down(scene: Scene) -> None:
     scene.die()
     scene.supervisor.watch(0.0)
     scene.supervisor.stand_down()
@@ -374,7 +378,8 @@ def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: st
     assert max(steps) >= config.total_steps - 100
 
 
-def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """A learner goes on from what it published and its last checkpoint."""
     algorithm = TrappedDQN()
     object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
     config = replace(RUN, run_dir=str(tmp_path / "run"))
@@ -392,7 +397,8 @@ def test_a_learner_goes_on_from_what_it_published_and_its_last_checkpoint(tmp_pa
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
 
-def test_an_actor_that_fails_too_often_ends_the_run_with_every_traceback(tmp_path: Path) -> None:
+def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
+    """An actor that fails too often ends the run with every traceback."""
     hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, max_restarts=1))
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
@@ -402,9 +408,10 @@ def test_an_actor_that_fails_too_often_ends_the_run_with_every_traceback(tmp_pat
     assert "start 1: Traceback" in caught.value.traceback and "start 2: Traceback" in caught.value.traceback
 
 
-def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_said(
+def test_work_is_done_in_turn_where_no_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Where no processes can be started, the work is done in turn, and the run says so."""
     started = []
     first = system.WorkerProcess
 
@@ -421,9 +428,9 @@ def test_where_no_processes_can_be_started_the_work_is_done_in_turn_and_that_is_
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
 
 
-def test_without_the_fallback_a_system_that_starts_no_process_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the fallback, a system that starts no process ends the run."""
+
     def start(*arguments: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -433,9 +440,7 @@ def test_without_the_fallback_a_system_that_starts_no_process_ends_the_run(
         mc.train(HUNT, "dqn", config, progress=False)
 
 
-def test_a_fork_server_that_dies_whenever_it_starts_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_server_that_always_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     before = spawn.get_executable()
     spawn.set_executable("/bin/false")

@@ -3,8 +3,8 @@
 import multiprocessing
 import time
 
-import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.memory.lanes import LaneGeometry
@@ -37,9 +37,8 @@ FOREIGN = [None, 3, "ab", {"a": 0}, ["a", 1], ["a", None], [["a"]], ["a", "a"], 
 @pytest.mark.parametrize(
     ("kind", "room_for_two"), [(Control, LINE * 5), (Telemetry, LaneGeometry(2, ROWS, (88,)).nbytes)]
 )
-def test_a_segment_whose_workers_are_none_or_do_not_fit_it_is_refused(
-    kind: type[Shared], room_for_two: int, workers: object
-) -> None:
+def test_a_segment_with_unfit_workers_is_refused(kind: type[Shared], room_for_two: int, workers: object) -> None:
+    """A segment whose workers are none or do not fit it is refused."""
     description = {"kind": kind.kind, "workers": workers, "about": {}}
     segment = Segment.create("foreign", description, room_for_two)
     for attach in (kind.attach, kind.watch):
@@ -48,7 +47,8 @@ def test_a_segment_whose_workers_are_none_or_do_not_fit_it_is_refused(
     segment.close()
 
 
-def test_a_control_block_that_says_nothing_of_its_run_is_refused() -> None:
+def test_a_control_block_without_its_run_is_refused() -> None:
+    """A control block that says nothing of its run is refused."""
     for about in (None, 3, "run", [1]):
         segment = Segment.create("foreign", {"kind": Control.kind, "workers": ["a"], "about": about}, LINE * 3)
         with pytest.raises(SegmentCorrupt, match="expected a control block"):
@@ -78,12 +78,12 @@ def test_metrics_that_nobody_read_in_time_are_counted_as_lost() -> None:
     telemetry.close()
 
 
-def test_a_worker_that_died_while_reporting_does_not_hang_the_parent() -> None:
+def test_a_worker_dead_while_reporting_hangs_no_parent() -> None:
     telemetry = Telemetry.create(["a"])
     reporter = telemetry.reporter("a")
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
-    counters = telemetry._segment.body[2 * LINE : 2 * LINE + 16].view(np.int64)
+    counters = Mapped(telemetry).counters()
     assert counters[1] == counters[0]
     counters[1] += 1  # as if it had begun another row
     del counters
@@ -118,7 +118,7 @@ def _report_many(handle: SegmentHandle, count: int) -> None:
     telemetry.close()
 
 
-def test_a_tail_beside_a_fast_worker_sees_every_metric_whole_or_counts_it() -> None:
+def test_a_tail_sees_every_metric_whole_or_counts_it() -> None:
     telemetry = Telemetry.create(["a"])
     count = 50_000
     process = multiprocessing.get_context("spawn").Process(target=_report_many, args=(telemetry.handle, count))
@@ -140,11 +140,11 @@ def test_damaged_rows_and_counters_end_no_tail() -> None:
     telemetry = Telemetry.create(["a"])
     reporter = telemetry.reporter("a")
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
-    body, geometry = telemetry._segment.body, LaneGeometry(1, ROWS, (88,))
-    body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
+    mapped, geometry = Mapped(telemetry), LaneGeometry(1, ROWS, (88,))
+    mapped.body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
     assert telemetry.tail()[0].name == "\ufffd" * 32
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
-    counters = body[geometry.counters_offset(0) :][:16].view(np.int64)
+    counters = mapped.counters()
     counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once
     assert telemetry.tail() == []
     counters[0] = 2**62

@@ -64,7 +64,7 @@ def start(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
     return one
 
 
-def test_an_end_that_nobody_has_noted_yet_ends_every_later_wait_at_once(start: Start) -> None:
+def test_an_unnoted_end_ends_every_later_wait(start: Start) -> None:
     with closing(start(ends)) as ended, closing(start(stays)) as living:
         wait_any([ended], 3600.0)
         assert not ended.running
@@ -72,7 +72,8 @@ def test_an_end_that_nobody_has_noted_yet_ends_every_later_wait_at_once(start: S
         assert living.running
 
 
-def test_a_worker_that_said_that_it_is_done_needs_no_server_to_say_it(start: Start, server: ForkServer) -> None:
+def test_a_worker_that_said_done_needs_no_server(start: Start, server: ForkServer) -> None:
+    """A worker that said that it is done needs no server to say it."""
     assert server.pid is not None
     with closing(start(does)) as worker:
         os.kill(server.pid, signal.SIGSTOP)
@@ -90,15 +91,16 @@ def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:
     assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.text
 
 
-def test_a_wait_for_processes_that_live_ends_when_the_time_is_up(start: Start) -> None:
+def test_a_wait_for_the_living_ends_in_time(start: Start) -> None:
     with closing(start(stays)) as living:
         wait_any([living], 0.01)
         assert living.running
 
 
-def test_a_process_that_the_kernel_cannot_end_is_named_and_left_alone(
+def test_a_process_that_cannot_end_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A process that the kernel cannot end is named and left alone."""
     stuck = start(stays)
     monkeypatch.setattr(processes, "KILL_S", 0.1)
     monkeypatch.setattr(stuck, "kill", lambda: None)  # as if it were in a call that no signal ends

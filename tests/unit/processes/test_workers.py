@@ -104,7 +104,7 @@ def await_end(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
-def test_actors_fill_a_replay_that_a_learner_in_the_parent_samples(lasting: ForkServer) -> None:
+def test_actors_fill_a_replay_that_the_parent_samples(lasting: ForkServer) -> None:
     with mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as replay, mc.Workers() as workers:
         for lane in range(2):
             workers.start(act, replay, lane)

@@ -10,10 +10,14 @@ import random
 import signal
 import threading
 from collections import Counter
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
+from mapped import Mapped
 from model import InOrder, Model, column
+from seams import trusting
 
 from marlcore import (
     ClosedError,
@@ -29,6 +33,10 @@ from marlcore import (
     TrajectoryQueue,
     TransitionSpec,
 )
+from marlcore.kernels.inorder import PASSED
+from marlcore.memory import Words
+from marlcore.memory.native import Windows
+from marlcore.queue.cursor import CursorLines, ReadCursor
 from marlcore.testing.rows import torn
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
@@ -52,6 +60,19 @@ def fill_until_full(writer, number=0) -> int:
         except TimeoutError:
             return number
         number += 1
+
+
+def lines(queue) -> CursorLines:
+    """The cursor, as any process sees it."""
+    mapped = Mapped(queue)
+    return CursorLines(mapped.segment, mapped.geometry)
+
+
+def held(queue) -> np.ndarray:
+    """Transitions of each lane that are there to be read, int64 [lanes]."""
+    native, lanes = Mapped(queue).lanes, range(queue.lanes)
+    behind = np.array([native.written(lane) for lane in lanes]) - lines(queue).load()[PASSED]
+    return np.minimum(behind, [native.transitions(lane) for lane in lanes])
 
 
 def drain(reader) -> list[int]:
@@ -174,28 +195,30 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
         assert all(lane.next_ticket > 3 * lane_rows for lane in model.lanes)
 
 
-def write_after_a_look(reader, write) -> None:
-    """The next time that the reader looks how far the lanes are, rows are written before it reads any."""
-    look, todo = reader._drawing.read_windows, [write]
+@contextlib.contextmanager
+def written_after_a_look(write):
+    """The next time that a reader looks how far the lanes are, rows are written before it reads any."""
+    look, todo = Windows.__call__, [write]
 
-    def look_and_write():
-        look()
+    def look_and_write(windows):
+        look(windows)
         while todo:
             todo.pop()()
 
-    reader._drawing.read_windows = look_and_write
+    with mock.patch.object(Windows, "__call__", look_and_write):
+        yield
 
 
 @pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
-def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_again(stack, n_step, length):
+def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
     """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
     for more in range(24):
         with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
             fill(writer, range(24))
             with queue.reader(2, stack=stack, n_step=n_step, length=length) as reader:
                 read = reader.read().reward.size
-                write_after_a_look(reader, lambda writer=writer, more=more: fill(writer, range(24, 24 + more)))
-                batch = reader.read()
+                with written_after_a_look(partial(fill, writer, range(24, 24 + more))):
+                    batch = reader.read()
             newest = batch.index.reshape(2, *[1] * (batch.obs.ndim - 1))
             if length:
                 newest = newest + np.arange(length).reshape(1, length, *[1] * (batch.obs.ndim - 2))
@@ -208,7 +231,8 @@ def test_rows_overwritten_between_a_look_at_the_lanes_and_the_copy_are_read_agai
 
 
 @pytest.mark.parametrize("more", range(24))
-def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(more):
+def test_overwritten_rows_are_counted_right(more):
+    """Rows overwritten after the look are counted right where nothing can be delivered."""
     with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
 
         def fragments(rows):
@@ -217,8 +241,7 @@ def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(mo
                 writer.new_episode()
 
         fragments(30)
-        write_after_a_look(reader, lambda: fragments(more))
-        with pytest.raises(NotEnoughData, match=r"got 0$"):
+        with written_after_a_look(lambda: fragments(more)), pytest.raises(NotEnoughData, match=r"got 0$"):
             reader.read()
         dropped, skipped = queue.dropped.sum(), queue.skipped.sum()
         assert (dropped + skipped, len(queue)) == (29 + more, 1)
@@ -228,19 +251,19 @@ def test_rows_overwritten_so_are_counted_right_where_nothing_can_be_delivered(mo
 # What a full lane does
 
 
-def test_a_writer_that_may_not_wait_is_refused_with_nothing_written():
+def test_a_refused_writer_writes_nothing():
     with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert fill_until_full(writer) == 8
         with pytest.raises(TimeoutError, match=r"the reader made no room for 1 more rows in lane 0 in 0\.0 seconds$"):
             writer.add(8, 8, 0.0)
-        assert queue._lanes.committed(0) == len(queue) == 8
+        assert Mapped(queue).committed() == len(queue) == 8
         assert reader.read().action.tolist() == [0, 1]
         assert fill_until_full(writer, 8) == 10
         assert drain(reader) == [2, 3, 4, 5, 6, 7]
         assert queue.dropped.tolist() == queue.skipped.tolist() == [0]
 
 
-def test_a_refused_add_goes_on_with_its_episode_once_there_is_room():
+def test_a_refused_adds_episode_goes_on():
     with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         fill(writer, range(8))
         with pytest.raises(TimeoutError):
@@ -272,7 +295,8 @@ def test_a_boundary_row_needs_room_too():
         assert writer.add(7, 7, 0.0, terminated=True) == 7
 
 
-def test_dropping_the_oldest_never_waits_and_counts_what_was_overwritten():
+def test_dropping_the_oldest_counts_what_it_overwrites():
+    """Dropping the oldest never waits and counts what was overwritten."""
     with make(8, when_full="drop_oldest") as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(100))
         assert (len(queue), queue.dropped.tolist()) == (8, [92])
@@ -282,8 +306,11 @@ def test_dropping_the_oldest_never_waits_and_counts_what_was_overwritten():
         assert (len(queue), queue.dropped.tolist()) == (2, [92])
 
 
-def test_dropping_the_newest_never_waits_and_begins_an_episode_behind_the_gap():
-    """So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap."""
+def test_dropping_the_newest_begins_an_episode():
+    """Dropping the newest never waits and begins an episode behind the gap.
+
+    So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap.
+    """
     with make(8, when_full="drop_newest") as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert [writer.add(i, i, 0.0) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1]
         rows = np.arange(12, 15)
@@ -297,7 +324,8 @@ def test_dropping_the_newest_never_waits_and_begins_an_episode_behind_the_gap():
         assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([7], [1], 1)
 
 
-def test_a_transition_left_out_counts_once_with_its_boundary_row():
+def test_a_dropped_transition_counts_once():
+    """A transition left out counts once with its boundary row."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         fill(writer, range(7))
         assert writer.add(7, 7, 0.0, truncated=True, final_obs=8) == -1
@@ -305,7 +333,8 @@ def test_a_transition_left_out_counts_once_with_its_boundary_row():
 
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
-def test_an_add_too_long_for_the_reader_is_refused_and_says_what_is_not(when_full):
+def test_an_add_too_long_for_the_reader_is_refused(when_full):
+    """An add too long for the reader is refused and says what is not."""
     with make(16, when_full=when_full) as queue, queue.writer(timeout=0.0) as writer:
         rows = np.arange(16)
         with pytest.raises(ValueError, match=r"^reward: expected at most 15 of the lane's 16 rows"):
@@ -338,7 +367,7 @@ def test_reader_and_writers_never_all_wait(seed):
             assert str(error).startswith("batch_size: expected a queue of at least ")
             queue.close()
             lane_rows += 1
-    longest = queue._lines.longest()
+    longest = lines(queue).longest()
     assert longest >= 2
     with queue:
         writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
@@ -398,7 +427,8 @@ def test_single_transitions_of_a_spec_with_states_are_all_read():
         assert drain(reader) == list(range(30))
 
 
-def test_rows_before_the_next_stored_state_are_skipped_where_an_unroll_cannot_begin():
+def test_rows_before_the_next_stored_state_are_skipped():
+    """Rows before the next stored state are skipped where an unroll cannot begin."""
     with (
         TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
         queue.writer() as writer,
@@ -431,7 +461,8 @@ def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
         timer.join()
 
 
-def test_a_waiting_writer_wakes_when_the_reader_skips_what_nobody_can_read(no_slices):
+def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
+    """A waiting writer wakes when the reader skips what nobody can read."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(8):
             writer.add(i, i, 0.0)
@@ -443,7 +474,7 @@ def test_a_waiting_writer_wakes_when_the_reader_skips_what_nobody_can_read(no_sl
         assert queue.skipped.tolist() == [7]
 
 
-def test_a_waiting_writer_wakes_when_a_reader_comes_that_its_rows_are_too_long_for(no_slices):
+def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
     with make(16) as queue, queue.writer() as writer:
         fill(writer, range(4))
         rows = np.zeros(13)
@@ -464,7 +495,8 @@ def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
         assert reader.stats.waited > 0
 
 
-def test_a_reader_that_may_not_wait_says_what_is_there_and_leaves_it():
+def test_a_reader_that_may_not_wait_says_what_is_there():
+    """A reader that may not wait says what is there and leaves it."""
     with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
         fill(writer, range(4))
         with pytest.raises(NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
@@ -556,7 +588,8 @@ def test_a_lane_has_one_writer_at_a_time():
         queue.writer(0)
 
 
-def test_a_successor_with_a_longer_stack_drops_what_has_no_frames_any_more():
+def test_a_longer_stack_drops_rows_without_frames():
+    """A successor with a longer stack drops what has no frames any more."""
     with make(8) as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(8))
         with queue.reader(1) as reader:
@@ -572,18 +605,25 @@ class Dies(BaseException):
     pass
 
 
-def die_before(words, count: int) -> None:
+@contextlib.contextmanager
+def dies_before(count: int):
     """The `count`-th store from now on does not take place any more."""
-    store = words.store
+    store = Words.store
 
-    def counted(index, value):
+    def counted(words, index, value):
         nonlocal count
         if count == 0:
             raise Dies
         count -= 1
-        store(index, value)
+        store(words, index, value)
 
-    words.store = counted
+    with mock.patch.object(Words, "store", counted):
+        yield
+
+
+def believed(reader) -> np.ndarray:
+    """The cursor as the reader itself has it in mind, int64 [4, lanes]."""
+    return reader._cursor.now
 
 
 def reads_until_one_dies_at(queue, writers, count):
@@ -592,42 +632,48 @@ def reads_until_one_dies_at(queue, writers, count):
         fill(writer, range(100 * i, 100 * i + 12))
     reader = queue.reader(3)
     delivered = [reader.read().action.tolist() for _ in range(5)]
-    move, in_hand = reader._cursor.move, []
-    reader._cursor.move = lambda cursor: (in_hand.append(cursor.copy()), move(cursor))
-    die_before(reader._cursor._words, count)
-    before = reader._cursor.load()
+    move, in_hand = ReadCursor.move, []
+
+    def note_and_move(read_cursor, cursor):
+        in_hand.append(cursor.copy())
+        move(read_cursor, cursor)
+
+    before = lines(queue).load()
     died = False
-    try:
-        delivered.append(reader.read().action.tolist())
-    except Dies:
-        died = True
-    for thing, name in ((reader._cursor._words, "store"), (reader._cursor, "move")):
-        delattr(thing, name)
+    with mock.patch.object(ReadCursor, "move", note_and_move), dies_before(count):
+        try:
+            delivered.append(reader.read().action.tolist())
+        except Dies:
+            died = True
     first, last = before[0], in_hand[0][0]
     lost = [100 * lane + t for lane in range(2) for t in range(first[lane], last[lane])] if died else []
     return [action for batch in delivered for action in batch], lost, reader, died
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["killed", "interrupted"])
-def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_loses_one_batch_at_most(survives):
-    """At most once: what was in hand is lost behind the store that consumes it, and nothing before that."""
+def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
+    """A reader stopped between any two stores delivers nothing twice and loses one batch at most.
+
+    At most once: what was in hand is lost behind the store that consumes it, and nothing before that.
+    """
     outcomes = Counter()
     for count in range(100):
         with make(32, lanes=2) as queue:
             writers = [queue.writer(lane, timeout=0.0) for lane in range(2)]
             delivered, in_hand, reader, died = reads_until_one_dies_at(queue, writers, count)
-            turn = queue._lines._words.load(0)
+            mapped, shared = Mapped(queue), lines(queue)
+            turn = mapped.words(mapped.geometry.slot_offset(0))[0]
             if not survives:
                 reader.close()
                 reader = queue.reader(3)
-                assert [queue._lines.released(i) for i in range(2)] == queue._lines.load()[0].tolist()
+                assert [shared.released(i) for i in range(2)] == shared.load()[0].tolist()
             # What may be overwritten is, before anything else is read.
             ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
             delivered += reader.read().action.tolist()
-            assert (queue._lines.load() == reader._cursor.now).all()
+            assert (shared.load() == believed(reader)).all()
             delivered += drain(reader)
             assert [fill_until_full(*at) for at in zip(writers, ends, strict=True)] == [
-                released + 16 + 100 * i for i, released in enumerate(map(queue._lines.released, range(2)))
+                released + 16 + 100 * i for i, released in enumerate(map(shared.released, range(2)))
             ]
             delivered += drain(reader)
             reader.close()
@@ -639,7 +685,7 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
             for i in range(2):
                 of_lane = [action for action in delivered if action // 100 == i]
                 assert of_lane == sorted(of_lane)
-                every = set(range(100 * i, 100 * i + queue._lanes.committed(i) - 1))
+                every = set(range(100 * i, 100 * i + mapped.committed(i) - 1))
                 assert Counter(of_lane) == Counter(every - missing)
             outcomes[died, bool(missing)] += 1
         if not died:
@@ -649,8 +695,11 @@ def test_a_reader_stopped_between_any_two_stores_delivers_nothing_twice_and_lose
     assert outcomes[True, False] >= 1
 
 
-def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_nothing_of():
-    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
+def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
+    """An interrupted read leaves nothing in a lane that the next batch takes nothing of.
+
+    Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before.
+    """
     for count in range(10):
         with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
             reader = queue.reader(2)
@@ -658,37 +707,35 @@ def test_an_interrupted_read_leaves_nothing_in_a_lane_that_the_next_batch_takes_
             fill(third, range(2))
             assert (reader.read().index % 3).tolist() == [1, 2]
             fill(first, range(2))
-            die_before(reader._cursor._words, count)
-            with contextlib.suppress(Dies):
+            with contextlib.suppress(Dies), dies_before(count):
                 reader.read()
-            del reader._cursor._words.store
             fill(third, range(2, 4))
             reader.read()
-            assert (queue._lines.load() == reader._cursor.now).all()
+            assert (lines(queue).load() == believed(reader)).all()
 
 
-def test_room_that_an_interrupted_read_did_not_give_is_given_by_the_next_try():
-    """Though that finds too little to read: writers that wait for room would never write more."""
+def test_the_next_try_gives_the_room_of_an_interrupted_one():
+    """Room that an interrupted read did not give is given by the next try.
+
+    Though that finds too little to read: writers that wait for room would never write more.
+    """
     for count in range(10):
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
             reader.read()
-            die_before(reader._cursor._words, count)
-            with contextlib.suppress(Dies):
+            with contextlib.suppress(Dies), dies_before(count):
                 reader.read()
-            del reader._cursor._words.store
             drain(reader)
             assert fill_until_full(writer, 8) == 8 + 6
 
 
-def test_what_a_writer_killed_inside_an_add_had_written_is_never_seen():
+def test_a_half_written_add_is_never_seen():
     """It had reserved, overwritten a row of the lane, and not committed; its successor begins an episode there."""
     with make(8, when_full="drop_oldest") as queue:
         writer = queue.writer()
         fill(writer, range(8))
-        queue._segment.body[256:272].view(np.uint64)[1] = 11
-        record = queue._geometry.column_offset(0)
-        queue._segment.body[record : record + 3 * queue._geometry.stride(0)] = 255
+        Mapped(queue).counters()[1] = 11
+        Mapped(queue).column(0)[:3] = 255
         writer.close()
         with queue.reader(2) as reader:
             assert drain(reader) == [3, 4, 5, 6]
@@ -860,27 +907,24 @@ def test_a_damaged_description_is_refused(when_full):
     from marlcore.memory.segment import Segment
 
     with make() as queue:
-        description = queue._segment.description | {"when_full": when_full}
-        bad = Segment.create("bad", description, len(queue._segment.body))
+        made = Mapped(queue).segment
+        bad = Segment.create("bad", made.description | {"when_full": when_full}, len(made.body))
         with pytest.raises(SegmentCorrupt):
             TrajectoryQueue(bad)
-
-
-def words_of(queue, offset):
-    return queue._segment.body[offset : offset + 128].view(np.int64)
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
     [(0, 3), (0, -1), (1, 7), (1, -1), (1, 2**62), (2, 3), (2, -1), (3, 3), (3, 2**63 - 1), (4, 3), (4, -1)],
 )
-def test_damaged_counters_of_a_reader_are_told_and_leave_its_place_free(word, value):
+def test_a_readers_damaged_counters_are_told(word, value):
     """Six rows were written and two read; a lane's words: released, then twice position, passed, dropped, skipped."""
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(6))
         with queue.reader(2) as reader:
             reader.read()
-        words = words_of(queue, queue._geometry.slot_offset(1))
+        mapped = Mapped(queue)
+        words = mapped.words(mapped.geometry.slot_offset(1))
         whole = words.copy()
         assert whole[0] == whole[1 + 4] == whole[2 + 4] == 2
         words[word] = value
@@ -902,20 +946,21 @@ def test_damaged_counters_of_a_reader_are_told_and_leave_its_place_free(word, va
 def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait(slot, word, value):
     with make(8) as queue, queue.writer() as writer, queue.reader(2):
         fill(writer, range(8))
-        offset = queue._geometry.slot_offset(slot) if slot >= 0 else queue._geometry.counters_offset(0)
-        words_of(queue, offset)[word] = value
+        mapped = Mapped(queue)
+        words = mapped.words(mapped.geometry.slot_offset(slot)) if slot >= 0 else mapped.counters()
+        words[word] = value
         if slot < 0:
-            words_of(queue, offset)[1] = value
+            words[1] = value
         with pytest.raises(SegmentCorrupt, match=r"of lane 0 and of its reader contradict one another$"):
             writer.add(8, 8, 0.0)
 
 
 LAPPED = """
     import sys
-    import numpy as np
+    from mapped import Mapped
     from marlcore import NotEnoughData, TrajectoryQueue
     with TrajectoryQueue.attach(sys.argv[1]) as queue, queue.reader(2) as reader:
-        counters = queue._segment.body[256:272].view(np.uint64)
+        counters = Mapped(queue).counters()
         counters[:] = 2**40, 2**40 + 16  # as a reader sees them that was held up between its two loads
         try:
             reader.read()
@@ -926,8 +971,11 @@ LAPPED = """
 """
 
 
-def test_a_reader_held_up_while_it_looks_at_a_lane_looks_at_nothing_outside_of_it(program):
-    """In a process of its own, since it would crash."""
+def test_a_held_up_reader_stays_inside_its_lane(program):
+    """A reader held up while it looks at a lane looks at nothing outside of it.
+
+    In a process of its own, since it would crash.
+    """
     with make(16, when_full="drop_oldest") as queue, queue.writer() as writer:
         fill(writer, range(16))
         told, read = program(LAPPED, args=[queue.handle.path]).finish().splitlines()
@@ -944,14 +992,15 @@ WRITE = """
 
     queue = TrajectoryQueue.attach(sys.argv[1])
     lane, life, rows = map(int, sys.argv[2:])
+    words = queue.spec.obs.shape[0]
     with queue.writer(lane) as writer:
         print("ready", flush=True)
         refused = number = 0
         while number != rows:
             episode, place = divmod(number, 7)
-            ends, obs = place == 6, filled(64, lane, life, number, episode)
+            ends, obs = place == 6, filled(words, lane, life, number, episode)
             if ends and episode % 2:
-                final = filled(64, lane, life, number + 1, episode)
+                final = filled(words, lane, life, number + 1, episode)
                 ticket = writer.add(obs, number, 1.0, truncated=True, final_obs=final)
             else:
                 ticket = writer.add(obs, number, 1.0, terminated=ends)
@@ -960,6 +1009,7 @@ WRITE = """
         print(refused, flush=True)
 """
 FRAMES = TransitionSpec(Field((64,), "uint64"), Field((), "int64"))
+LARGE = TransitionSpec(Field((1024,), "uint64"), Field((), "int64"))  # whose copies take long enough to be torn
 ROWS = 14 * 1024  # whole pairs of episodes, so that the last row can be delivered
 
 
@@ -998,13 +1048,13 @@ class Ledger:
         return sum(numbers[-1] + 1 - len(numbers) for numbers in self.numbers.values())
 
 
-def start(program, queue, lane, life=0, rows=ROWS, code=WRITE):
-    writer = program(code, args=[queue.handle.path, lane, life, rows])
+def start(program, queue, lane, life=0, rows=ROWS, before=""):
+    writer = program(before, WRITE, args=[queue.handle.path, lane, life, rows])
     assert writer.line() == "ready"
     return writer
 
 
-def test_four_writers_that_wait_have_each_row_delivered_exactly_once(program):
+def test_four_waiting_writers_rows_are_delivered_once_each(program):
     with make(4 * 64, 4, spec=FRAMES) as queue, queue.reader(32) as reader:
         writers = [start(program, queue, lane) for lane in range(4)]
         ledger = Ledger()
@@ -1018,36 +1068,38 @@ def test_four_writers_that_wait_have_each_row_delivered_exactly_once(program):
             reader.read()
 
 
-def test_without_the_writers_gate_rows_are_lost_and_without_validation_torn(program):
-    """The positive controls of the test above and of the one below: the ledger sees both."""
-    with make(64, spec=FRAMES) as queue, queue.reader(16) as reader:
-        ungated = start(
-            program, queue, 0, rows=-1, code=WRITE.replace('    print("r', '    writer._gate = None\n        print("r')
-        )
+def test_the_ledger_sees_lost_rows_and_torn_ones(program):
+    """Without the writer's gate rows are lost and without validation torn.
+
+    The positive controls of the test above and of the one below: the ledger sees both.
+    """
+    with make(64, spec=LARGE) as queue:
+        ungated = start(program, queue, 0, rows=-1, before="from seams import without_gates; without_gates()")
         ledger = Ledger()
-        while not ledger.missing():
-            ledger.enter(reader.read(timeout=60), 1)
-        reader._validate = lambda n: 0
-        while not ledger.faults["torn"]:
-            ledger.enter(reader.read(timeout=60), 1)
+        with queue.reader(16) as reader:
+            while not ledger.missing():
+                ledger.enter(reader.read(timeout=60), 1)
+        assert not ledger.faults["torn"]
+        with trusting(), queue.reader(16) as reader:
+            while not ledger.faults["torn"]:
+                ledger.enter(reader.read(timeout=60), 1)
         ungated.kill()
 
 
 @pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest"])
-def test_with_live_writers_every_row_that_is_not_read_is_counted(program, when_full):
+def test_every_row_that_is_not_read_is_counted(program, when_full):
     """Of each lane: written == read + dropped + skipped, to the row."""
     lanes, rows = 2, 4 * ROWS
     with make(lanes * 64, lanes, when_full, FRAMES) as queue, queue.reader(8) as reader:
         writers = [start(program, queue, lane, rows=rows) for lane in range(lanes)]
-        ledger, before = Ledger(), np.zeros(lanes, np.int64)
+        ledger, before, mapped = Ledger(), np.zeros(lanes, np.int64), Mapped(queue)
         while True:
-            done = (queue._lanes.committed(0), queue._lanes.committed(1))
+            done = mapped.committed(0), mapped.committed(1)
             try:
                 ledger.enter(reader.read(), lanes)
             except NotEnoughData:
-                if all(writer._process.poll() is not None for writer in writers) and done == (
-                    queue._lanes.committed(0), queue._lanes.committed(1)
-                ):  # fmt: skip
+                ended = not any(writer.running for writer in writers)
+                if ended and done == (mapped.committed(0), mapped.committed(1)):
                     break
             now = queue.dropped
             assert (now >= before).all()
@@ -1062,22 +1114,24 @@ def test_with_live_writers_every_row_that_is_not_read_is_counted(program, when_f
         assert not +ledger.faults
         assert dropped.sum() > 0
         delivered = [len(ledger.numbers[lane, 0]) for lane in range(lanes)]
-        held = queue._counts()[1]
-        assert (delivered + dropped + skipped + held).tolist() == [rows] * lanes
+        assert (delivered + dropped + skipped + held(queue)).tolist() == [rows] * lanes
         assert reader.stats.read == sum(delivered)
 
 
-def test_killed_writers_leave_whole_episodes_and_their_successors_begin_new_ones(program):
-    """Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
-    skipped, and counted."""
+def test_killed_writers_leave_whole_episodes(program):
+    """Killed writers leave whole episodes and their successors begin new ones.
+
+    Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
+    skipped, and counted.
+    """
     dice, lanes, lives = random.Random(0), 3, [0, 0, 0]
     with make(lanes * 64, lanes, spec=FRAMES) as queue, queue.reader(16) as reader:
         writers = [start(program, queue, lane, rows=-1) for lane in range(lanes)]
-        ledger = Ledger()
+        ledger, mapped = Ledger(), Mapped(queue)
         for _ in range(9):
             lane = dice.randrange(lanes)
-            enough = queue._lanes.committed(lane) + dice.randrange(100, 400)
-            while queue._lanes.committed(lane) < enough:
+            enough = mapped.committed(lane) + dice.randrange(100, 400)
+            while mapped.committed(lane) < enough:
                 ledger.enter(reader.read(timeout=60), lanes)
             writers[lane].kill()
             lives[lane] += 1
@@ -1094,8 +1148,8 @@ def test_killed_writers_leave_whole_episodes_and_their_successors_begin_new_ones
         assert queue.dropped.sum() == 0
         assert queue.skipped.sum() <= sum(lives)
         delivered = [sum(len(n) for key, n in ledger.numbers.items() if key[0] == lane) for lane in range(lanes)]
-        written = [queue._lanes.written(lane) for lane in range(lanes)]
-        assert (delivered + queue.skipped + queue._counts()[1]).tolist() == written
+        written = [mapped.lanes.written(lane) for lane in range(lanes)]
+        assert (delivered + queue.skipped + held(queue)).tolist() == written
 
 
 READ = """
@@ -1144,7 +1198,7 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         with queue.reader(32) as reader:
             for _ in range(10):
                 enter(" ".join(map(str, reader.read(timeout=60).index.tolist())))
-            position = reader._cursor.now[0]
+            position = lines(queue).load()[0]
         for writer in writers:
             writer.kill()
         missing = 0
@@ -1157,7 +1211,8 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         assert queue.dropped.sum() == queue.skipped.sum() == 0
 
 
-def test_a_stopped_reader_keeps_its_place_and_a_killed_one_leaves_it(program):
+def test_a_stopped_reader_keeps_its_place(program):
+    """A stopped reader keeps its place and a killed one leaves it."""
     with make(512) as queue:
         reader = program(READ, args=[queue.handle.path])
         assert reader.line() == "ready"
@@ -1195,11 +1250,12 @@ def test_queues_and_handles_go_to_spawned_processes():
         assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
 
 
-def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
+def test_the_highest_counters_are_counted_on_from():
     """A damaged count is wrong by itself; it ends neither a reader's batch nor a writer's add."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
-        words_of(queue, queue._geometry.counters_offset(0))[2] = 2**63 - 1  # refused
-        turn = words_of(queue, queue._geometry.slot_offset(0))
+        mapped = Mapped(queue)
+        mapped.words(mapped.geometry.counters_offset(0))[2] = 2**63 - 1  # refused
+        turn = mapped.words(mapped.geometry.slot_offset(0))
         turn[0] = -2
         with queue.reader(2) as reader:
             fill(writer, range(20))
@@ -1210,35 +1266,41 @@ def test_counters_that_are_as_high_as_can_be_are_counted_on_from():
             assert successor.read().action.tolist() == [6]
 
 
-def test_a_newest_row_that_counts_more_transitions_than_there_are_rows_is_told():
+def test_a_newest_row_that_counts_too_much_is_told():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
-        queue._segment.body[queue._geometry.column_offset(0) :].view(np.uint32)[2 * queue._geometry.stride(0) // 4] = 9
+        Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
         with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
             len(queue)
-        words_of(queue, queue._geometry.counters_offset(0))[:2] = 2**62
+        Mapped(queue).counters()[:] = 2**62
         with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
-            queue._lanes.committed(0)
+            Mapped(queue).lanes.committed(0)
 
 
-def test_a_reader_sees_at_once_that_damaged_counters_leave_it_nothing():
-    """It would otherwise take what it never looked at for overwritten, again and again."""
+def test_damaged_counters_that_leave_nothing_are_seen():
+    """A reader sees at once that damaged counters leave it nothing.
+
+    It would otherwise take what it never looked at for overwritten, again and again.
+    """
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(6):
             writer.add(i, i, 0.0, terminated=True)
         assert drain(reader) == list(range(6))
-        words_of(queue, queue._geometry.counters_offset(0))[1] = 2**62 - 1  # reserved
+        Mapped(queue).counters()[1] = 2**62 - 1  # reserved
         with pytest.raises(NotEnoughData):
             reader.read()
         assert reader.stats.lapped == 0
 
 
-def test_a_reader_behind_rows_that_damaged_counters_call_overwritten_waits_for_others_instead_of_copying(monkeypatch):
-    """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
+def test_a_reader_waits_behind_rows_called_overwritten(monkeypatch):
+    """A reader behind rows that damaged counters call overwritten waits for others instead of copying.
+
+    No copy of the rows that it has not read would ever be valid: it would copy until it gives up.
+    """
     monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
-        words_of(queue, queue._geometry.counters_offset(0))[1] = 100  # reserved
+        Mapped(queue).counters()[1] = 100  # reserved
         with pytest.raises(NotEnoughData, match="expected 2 transitions that are whole, got 0"):
             reader.read()
         with pytest.raises(TimeoutError):

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import (
     ClosedError,
@@ -22,6 +23,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
+from marlcore.memory import slot_lock
 from marlcore.replay.gates import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
@@ -67,14 +69,14 @@ def test_a_min_size_is_an_integer_of_at_least_one(value):
         RateLimiter(1.0, value, 1.0)
 
 
-def test_a_tolerance_that_no_add_would_fit_in_is_refused_at_once():
+def test_a_tolerance_too_small_for_an_add_is_refused():
     with pytest.raises(ValueError, match=r"^tolerance: expected at least samples_per_insert = 8, .*, got 2$"):
         RateLimiter(8, 10, tolerance=2)
     assert RateLimiter(8, 10, tolerance=8).tolerance == 8
 
 
 @pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
-def test_sampler_and_writer_never_wait_both_and_stay_in_the_band(ratio):
+def test_sampler_and_writer_stay_in_the_band(ratio):
     """Every state that two sides reach in any order, against the rule written in fractions."""
     batch, rows, min_size = 3, 2, 5
     tolerance = max(Fraction(batch), ratio * rows)
@@ -147,8 +149,11 @@ def test_a_sampler_waits_until_min_size_was_inserted():
         sampler.sample()
 
 
-def test_batches_stop_at_the_tolerance_below_and_the_error_says_what_is_missing():
-    """balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two."""
+def test_batches_stop_at_the_tolerance_below():
+    """Batches stop at the tolerance below and the error says what is missing.
+
+    balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two.
+    """
     with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
         sampler = replay.sampler(2)
         fill(writer, 6)
@@ -178,9 +183,9 @@ def test_boundary_rows_are_not_counted():
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         for _ in range(8):
             writer.add(0.0, 0.0, 0.0, truncated=True, final_obs=0.0)
-        assert replay._lanes.committed(0) == 16
+        assert Mapped(replay).committed() == 16
         assert rows_until_full(writer) == 0
-        assert replay._lanes.inserted() == 8
+        assert Mapped(replay).lanes.inserted() == 8
 
 
 def test_all_lanes_count_together():
@@ -197,12 +202,12 @@ def test_what_was_lapped_still_counts():
         for _ in range(50):
             rows_until_full(writer)
             sampler.sample()
-        assert replay._lanes.inserted() == 1 + 4 + 2 * 49
+        assert Mapped(replay).lanes.inserted() == 1 + 4 + 2 * 49
         assert len(replay) == 5
 
 
 @pytest.mark.parametrize("needs", [{"min_size": 20}, {"n_step": 19}, {"n_step": 16, "stack": 4}])
-def test_a_sampler_that_needs_more_rows_than_the_limiter_gets_them(needs):
+def test_a_sampler_that_needs_more_rows_gets_them(needs):
     """Writers may not insert so many: they wait no more until it has drawn."""
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, **needs)
@@ -235,7 +240,8 @@ def test_what_a_dead_sampler_lacked_lets_nobody_go_on():
         fill(writer, 1)
 
 
-def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lacking():
+def test_a_successor_goes_on_with_its_slots_count():
+    """A successor goes on with the count of its slot and clears what was lacking."""
     with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, min_size=8)
         rows_until_full(writer)
@@ -248,11 +254,12 @@ def test_a_successor_goes_on_with_the_count_of_its_slot_and_clears_what_was_lack
         sampler = replay.sampler(2)
         assert rows_until_full(writer) == 0
         sampler.sample()
-        assert sampler._gate._sampled() == 4
+        assert Mapped(replay).sampled == 4
         assert rows_until_full(writer) == 1
 
 
-def test_there_are_slots_for_so_many_samplers_and_those_of_the_dead_are_free():
+def test_slots_of_dead_samplers_are_free():
+    """There are slots for so many samplers and those of the dead are free."""
     with make() as replay:
         samplers = [replay.sampler(1) for _ in range(SLOTS)]
         with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
@@ -273,8 +280,9 @@ def test_a_damaged_description_is_refused():
     from marlcore.memory.segment import Segment
 
     with make() as replay:
-        description = replay._segment.description | {"limiter": {"samples_per_insert": -1.0}}
-        bad = Segment.create("bad", description, len(replay._segment.body))
+        made = Mapped(replay).segment
+        damaged = made.description | {"limiter": {"samples_per_insert": -1.0}}
+        bad = Segment.create("bad", damaged, len(made.body))
         with pytest.raises(SegmentCorrupt):
             ReplayBuffer(bad)
 
@@ -282,7 +290,7 @@ def test_a_damaged_description_is_refused():
 def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
     with make() as replay, replay.writer() as writer:
         fill(writer, 4)
-        replay._segment.body[256:272].view(np.uint64)[:] = 2**62
+        Mapped(replay).counters()[:] = 2**62
         with pytest.raises(SegmentCorrupt):
             writer.add(0.0, 0.0, 0.0)
         with pytest.raises(SegmentCorrupt):
@@ -306,7 +314,7 @@ def test_a_waiting_writer_wakes_when_a_sampler_draws(no_slices):
         timer.start()
         writer.add(0.0, 0.0, 0.0)
         timer.join()
-        assert replay._lanes.inserted() == 9
+        assert Mapped(replay).lanes.inserted() == 9
 
 
 def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
@@ -317,7 +325,7 @@ def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
         timer.start()
         writer.add(0.0, 0.0, 0.0)
         timer.join()
-        assert replay._lanes.inserted() == 9
+        assert Mapped(replay).lanes.inserted() == 9
 
 
 def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
@@ -342,7 +350,7 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
         def draw():
             for _ in range(9):
                 time.sleep(0.02)
-                inserted.append(replay._lanes.inserted())
+                inserted.append(Mapped(replay).lanes.inserted())
                 sampler.sample()
 
         drawer = threading.Thread(target=draw)
@@ -365,7 +373,7 @@ def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
         alarm(ring)
         with pytest.raises(Rang):
             writer.add(0.0, 0.0, 0.0)
-        assert replay._lanes.inserted() == 8
+        assert Mapped(replay).lanes.inserted() == 8
 
 
 def test_closing_ends_a_wait(alarm):
@@ -398,7 +406,7 @@ def test_a_forked_child_has_no_slot_and_does_not_wait():
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
         sampler.sample()
-        assert sampler._gate._sampled() == 4
+        assert Mapped(replay).sampled == 4
 
 
 # Processes
@@ -433,11 +441,12 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
         for writer in writers:
             assert writer.line() == "ready"
         sampler = replay.sampler(batch, seed=0)
-        lowest, highest = np.inf, -np.inf
+        lowest, highest, mapped = np.inf, -np.inf, Mapped(replay)
+        inserted = mapped.lanes.inserted
         for drawn in range(1, 1501):
             sampler.sample(timeout=60)
-            assert sampler._gate._sampled() == batch * drawn
-            now = ratio * (replay._lanes.inserted() - 100) - batch * drawn
+            assert mapped.sampled == batch * drawn
+            now = ratio * (inserted() - 100) - batch * drawn
             lowest, highest = min(lowest, now), max(highest, now)
         assert lowest >= -limiter.tolerance
         assert highest <= limiter.tolerance + ratio  # two writers may act on the same room
@@ -448,12 +457,12 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
 def test_without_the_writers_gate_the_band_is_left(program):
     """The positive control: the same look at writers that do not wait."""
     limiter = RateLimiter(1.0, 100, 64.0)
-    ungated = WRITE.replace("    print(", "    writer._gate = None\n    print(")
     with ReplayBuffer.create(SPEC, 10_000, 1, limiter=limiter) as replay:
-        writer = program(ungated, args=[replay.handle.path, 0])
+        writer = program("from seams import without_gates; without_gates()", WRITE, args=[replay.handle.path, 0])
         assert writer.line() == "ready"
         sampler = replay.sampler(32, seed=0)
-        while replay._lanes.inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
+        inserted = Mapped(replay).lanes.inserted
+        while inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
             sampler.sample(timeout=60)
         writer.kill()
 
@@ -465,12 +474,13 @@ def wait_for(condition, *alive):
         os.sched_yield()
 
 
-def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
+def test_killing_samplers_and_writers_stops_nobody(program):
     """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
     limiter = RateLimiter(4.0, 50, 64.0)
     with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
         path = replay.handle.path
-        inserted = replay._lanes.inserted
+        mapped = Mapped(replay)
+        inserted = mapped.lanes.inserted
         steady = program(WRITE, args=[path, 0])
         for round_ in range(6):
             sampler = program(SAMPLE, args=[path, 16, 1 + 40 * (round_ % 3)])
@@ -478,17 +488,21 @@ def test_killing_samplers_and_writers_again_and_again_stops_nobody(program):
             wait_for(lambda before=before: inserted() > before + 500, steady, sampler)
             if round_ % 2:
                 writer = program(WRITE, args=[path, 1])
-                before = replay._lanes.committed(1)
-                wait_for(lambda before=before: replay._lanes.committed(1) > before + 200, steady, sampler, writer)
+                before = mapped.committed(1)
+                wait_for(lambda before=before: mapped.committed(1) > before + 200, steady, sampler, writer)
                 writer.kill()
                 before = inserted()
                 wait_for(lambda before=before: inserted() > before + 200, steady, sampler)
             sampler.kill()
-        assert replay.sampler(16)._gate._at == 0  # the slot that all of them had
+        own = replay.sampler(16)  # has the slot that all of them had
+        taken = [mapped.segment.is_locked(slot_lock(2, slot)) for slot in range(SLOTS)]
+        assert taken == [True] + [False] * (SLOTS - 1)
+        del own
         steady.kill()
 
 
-def test_a_sampler_killed_while_it_lacked_rows_leaves_the_limit_standing(program):
+def test_a_killed_hungry_sampler_leaves_the_limit(program):
+    """A sampler killed while it lacked rows leaves the limit standing."""
     with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
         rows_until_full(writer)
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])
@@ -499,11 +513,12 @@ def test_a_sampler_killed_while_it_lacked_rows_leaves_the_limit_standing(program
         assert rows_until_full(writer) == 0
 
 
-def test_a_stopped_sampler_holds_writers_and_lets_them_go_on_when_it_does(program):
+def test_a_stopped_sampler_holds_writers_up(program):
+    """A stopped sampler holds writers and lets them go on when it does."""
     with make(2.0, 4, 8.0, capacity=1000) as replay:
         writer = program(WRITE, args=[replay.handle.path, 0])
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
-        inserted = replay._lanes.inserted
+        inserted = Mapped(replay).lanes.inserted
         wait_for(lambda: inserted() > 500, writer, sampler)
         for _ in range(20):
             os.kill(sampler.pid, signal.SIGSTOP)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from mapped import Mapped
 
 from marlcore import (
     Field,
@@ -40,7 +41,8 @@ def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
                 writer.add(np.full(2, base + lane, np.float32), base + t, 0.5, terminated=t % 10 == 9)
 
 
-def test_each_row_says_which_replay_it_is_from_and_is_that_replays_row(replays):
+def test_each_row_says_which_replay_it_is_from(replays):
+    """Each row says which replay it is from and is that replay's row."""
     for i, replay in enumerate(replays):
         fill(replay, 10_000 * i)
     mixture = Mixture(replays, [0.25, 0.25, 0.5], 64, stack=2, seed=1)
@@ -60,7 +62,8 @@ def test_each_row_says_which_replay_it_is_from_and_is_that_replays_row(replays):
 @pytest.mark.parametrize(
     ("fractions", "batch_size"), [([1 / 3, 2 / 3], 256), ([0.5, 0.5], 1), ([0.1, 0.9], 7), ([0.0, 1.0], 5)]
 )
-def test_in_the_long_run_the_shares_are_exact_and_no_batch_is_a_row_off(replays, fractions, batch_size):
+def test_shares_are_exact_in_the_long_run(replays, fractions, batch_size):
+    """In the long run the shares are exact, and no batch is a row off."""
     for replay in replays[:2]:
         fill(replay, 0)
     mixture = Mixture(replays[:2], fractions, batch_size, seed=1)
@@ -72,7 +75,8 @@ def test_in_the_long_run_the_shares_are_exact_and_no_batch_is_a_row_off(replays,
         assert (abs(drawn - batches * batch_size * np.array(fractions)) < 1).all()
 
 
-def test_while_a_replay_is_empty_the_others_give_its_rows_in_proportion(replays):
+def test_the_others_give_an_empty_replays_rows(replays):
+    """While a replay is empty, the others give its rows in proportion."""
     fill(replays[1], 0)
     fill(replays[2], 0)
     mixture = Mixture(replays, [0.5, 0.125, 0.375], 64, seed=0)
@@ -104,7 +108,8 @@ def test_with_nothing_to_draw_from_it_says_so(replays):
     assert len(mixture.sample(timeout=0.0)) == 8
 
 
-def test_rows_drawn_for_an_empty_replay_are_weighed_with_the_others_and_are_one_batch_of_beta_steps(replays):
+def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
+    """Rows drawn for an empty replay are weighed with the others and are one batch of beta steps."""
     fill(replays[0], 0, 60)
     prioritized = Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
     mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=0, prioritized=prioritized)
@@ -129,7 +134,8 @@ def add(writer, rows):
 
 
 @pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
-def test_a_limiter_is_waited_for_and_its_replays_share_goes_to_nobody(replays, fractions):
+def test_a_limited_replays_share_goes_to_nobody(replays, fractions):
+    """A limiter is waited for and its replay's share goes to nobody."""
     fill(replays[0], 0)
     with limited(tolerance=16.0) as replay, replay.writer() as writer:
         mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
@@ -161,10 +167,11 @@ def test_rows_that_are_not_returned_are_not_counted(replays):
         for _ in range(3):
             with pytest.raises(NotEnoughData, match="the limiter expects"):
                 mixture.sample()
-        assert mixture.samplers[0].stats.drawn == mixture.samplers[0]._gate._sampled() == 8
+        assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
 
 
-def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays, monkeypatch):
+def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
+    """A batch that fails in one replay leaves no trace in the others."""
     fill(replays[0], 0)
     with limited() as replay, replay.writer() as writer:
         add(writer, 8)
@@ -178,7 +185,7 @@ def test_a_batch_that_fails_in_one_replay_leaves_no_trace_in_the_others(replays,
             patch.setattr(mixture.samplers[1], "_fill", fails)
             mixture.sample()
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
-        assert replay.sampler(8)._gate._sampled() == 0
+        assert Mapped(replay).sampled == 0
         assert [sampler.state_dict().get("batches") for sampler in mixture.samplers] == before
         assert np.bincount(mixture.sample().source).tolist() == [2, 6]
 
@@ -195,7 +202,7 @@ def test_waiting_for_data_does_not_move_the_shares(replays):
     assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
 
 
-def test_a_limited_replay_with_too_little_to_draw_lets_its_writers_go_on(replays):
+def test_a_limited_replay_short_of_data_lets_writers_go_on(replays):
     fill(replays[0], 0)
     with limited(2, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
@@ -232,7 +239,7 @@ def test_priorities_go_back_to_the_replay_that_a_row_came_from(replays):
     assert [sampler.stats.ignored for sampler in mixture.samplers] == [0, 0]
 
 
-def test_weights_are_divided_by_the_largest_of_their_replays_rows(replays):
+def test_weights_are_divided_by_their_replays_largest(replays):
     for replay in replays[:2]:
         fill(replay, 0, 100)
     mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
@@ -250,7 +257,8 @@ def test_weights_are_divided_by_the_largest_of_their_replays_rows(replays):
         assert np.allclose(batch.weight[mine], (p.min() / p) ** 0.5)
 
 
-def test_replays_drawn_uniformly_beside_prioritized_ones_are_passed_over(replays):
+def test_updates_pass_over_uniform_replays(replays):
+    """Replays drawn uniformly beside prioritized ones are passed over."""
     for replay in replays[:2]:
         fill(replay, 0)
     mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])

@@ -107,7 +107,8 @@ def test_no_more_than_depth_batches_are_drawn_ahead():
     assert sampler.number <= 1 + 3
 
 
-def test_too_little_data_is_said_at_once_and_what_comes_is_found_at_once(replay):
+def test_too_little_data_is_said_at_once(replay):
+    """Too little data is said at once and what comes is found at once."""
     with Prefetch(replay.sampler(8)) as batches:
         assert not batches.can_sample()
         for _ in range(3):
@@ -130,7 +131,8 @@ def test_a_timeout_waits_for_a_writer(replay):
         writer.join()
 
 
-def test_an_error_of_the_thread_comes_once_behind_the_batches_before_it_with_its_traceback():
+def test_the_threads_error_comes_once_behind_its_batches():
+    """An error of the thread comes once behind the batches before it with its traceback."""
     with Prefetch(Counting(fails_at=3)) as batches:
         assert [batches.sample(), batches.sample()] == [1, 2]
         with pytest.raises(OSError, match="the disk is gone") as caught:
@@ -142,7 +144,8 @@ def test_an_error_of_the_thread_comes_once_behind_the_batches_before_it_with_its
     assert not threads()
 
 
-def test_priorities_are_updated_between_draws_and_hold_for_the_next_one():
+def test_priorities_are_updated_between_draws():
+    """Priorities are updated between draws and hold for the next one."""
     sampler = Counting()
     with Prefetch(sampler, depth=2) as batches:
         for i in range(30):
@@ -188,7 +191,8 @@ def test_a_closed_replay_says_so(replay):
 
 
 @pytest.mark.parametrize("min_size", [8, 90])
-def test_the_interpreter_exits_while_the_thread_draws_or_waits_for_data(program, min_size):
+def test_the_interpreter_exits_beside_the_thread(program, min_size):
+    """The interpreter exits while the thread draws or waits for data."""
     code = """
         import sys, numpy as np, marlcore as mc
         replay = mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64")), 100)
@@ -244,12 +248,13 @@ def test_what_the_sampler_cannot_do_is_named(replay):
         replay.save("unused", batches)
 
 
-def test_a_state_saved_with_a_replay_counts_what_lies_ready_as_drawn(replay, tmp_path):
+def test_a_saved_state_counts_ready_batches_as_drawn(replay, tmp_path):
+    """A state saved with a replay counts what lies ready as drawn."""
     fill(replay)
     plain = replay.sampler(8, seed=3, prioritized=Prioritized())
     with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
         batches.sample()
-        while len(batches._work._ready) < 2:  # then nothing is drawn until one is taken
+        while batches.stats.drawn < 3 * 8:  # then nothing is drawn until one is taken
             time.sleep(0.001)
         replay.save(tmp_path / "save", batches)
         drawn = batches.stats.drawn // 8
@@ -336,7 +341,7 @@ def test_an_interrupt_anywhere_leaves_a_prefetch_fit_for_use():
     assert all(f"in {name}" in told for name in ("sample", "update", "ask", "close", "make")), told
 
 
-def test_an_interrupt_breaks_a_prefetch_that_waits_on_conditions():
+def test_an_interrupt_breaks_a_prefetch_on_conditions():
     """The positive control: it hangs, or raises another error than the interrupt."""
     assert attacked(5000, "ConditionBell")[0] == 1
 

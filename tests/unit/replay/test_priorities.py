@@ -65,7 +65,7 @@ def assert_drawn_in_proportion(sampler, oracle: Priorities, batches: int = 150) 
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_each_is_drawn_in_proportion_to_its_mass_through_updates_and_overwrites(window, alpha, rng):
+def test_each_is_drawn_in_proportion_to_its_mass(window, alpha, rng):
     """In three lanes, one wrapped, with boundary rows and seams: new, updated, and after some rows were lost."""
     with ReplayBuffer.create(SCALAR, 3 * 40, lanes=3) as replay:
         model, options = Model(SCALAR, 3, 40), Prioritized(alpha=alpha, beta=0.4, epsilon=0.01)
@@ -86,7 +86,7 @@ def test_each_is_drawn_in_proportion_to_its_mass_through_updates_and_overwrites(
         assert sampler.stats.ignored == oracle.ignored == 0
 
 
-def test_the_chi_square_notices_that_masses_are_not_raised_to_alpha(rng):
+def test_the_chi_square_notices_a_wrong_alpha(rng):
     """A positive control of the test above."""
     with ReplayBuffer.create(SCALAR, 40) as replay:
         model = Model(SCALAR, 1, 40)
@@ -104,7 +104,7 @@ def test_the_chi_square_notices_that_masses_are_not_raised_to_alpha(rng):
             assert_drawn_in_proportion(sampler, oracle)
 
 
-def test_row_i_is_drawn_from_the_i_th_of_as_many_equal_parts_of_the_mass(rng):
+def test_row_i_is_drawn_from_the_i_th_part_of_the_mass(rng):
     with ReplayBuffer.create(SCALAR, 60, lanes=2) as replay:
         write(replay, 30, 0)
         write(replay, 44, 1)
@@ -136,7 +136,8 @@ def test_alpha_0_draws_uniformly_whatever_the_priorities(rng):
         assert (sampler.sample().weight == 1).all()
 
 
-def test_without_epsilon_a_priority_of_zero_is_never_drawn_and_when_all_are_zero_nothing_is():
+def test_without_epsilon_a_priority_of_zero_is_never_drawn():
+    """Without epsilon, a priority of zero is never drawn, and when all are zero nothing is."""
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         sampler = replay.sampler(64, seed=1, min_size=1, prioritized=Prioritized(epsilon=0.0))
@@ -155,8 +156,11 @@ def test_without_epsilon_a_priority_of_zero_is_never_drawn_and_when_all_are_zero
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_weights_are_those_of_the_paper_divided_by_the_batchs_largest(beta, rng):
-    """w = (N P)^-beta, and P = p^alpha / sum: Schaul et al. 2016, section 3.4, made here of all N and P."""
+def test_weights_are_those_of_the_paper(beta, rng):
+    """Weights are those of the paper divided by the batch's largest.
+
+    w = (N P)^-beta, and P = p^alpha / sum: Schaul et al. 2016, section 3.4, made here of all N and P.
+    """
     with ReplayBuffer.create(SCALAR, 60, lanes=2) as replay:
         model, options = Model(SCALAR, 2, 30), Prioritized(alpha=0.7, beta=beta)
         fill(replay, model, rng, [50, 20])
@@ -192,7 +196,8 @@ def test_beta_rises_to_one_in_equal_steps_and_stays_there(rng):
 # ---- first priorities ----
 
 
-def test_actors_give_the_first_priorities_and_nan_stands_for_the_highest_so_far():
+def test_actors_give_the_first_priorities():
+    """Actors give the first priorities and nan stands for the highest so far."""
     given = [0.5, np.nan, 4.0, np.nan, 2.0, 0.0, 1.0]
     with ReplayBuffer.create(ACTORS, 20) as replay:
         write(replay, 7, priority=given)
@@ -216,7 +221,7 @@ def test_what_was_never_given_a_priority_has_the_highest_so_far():
 
 
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, np.inf, -np.inf])
-def test_an_actors_priority_that_cannot_be_is_an_error_that_names_lane_and_ticket(bad):
+def test_an_actors_bad_priority_names_lane_and_ticket(bad):
     """It is told once; the row counts as the highest so far from then on."""
     with ReplayBuffer.create(ACTORS, 40, lanes=2) as replay:
         write(replay, 7, 1, priority=[1.0, 2.0, 1.0, bad, 1.0, 1.0, 1.0])
@@ -230,7 +235,7 @@ def test_an_actors_priority_that_cannot_be_is_an_error_that_names_lane_and_ticke
         assert sampler.state_dict()["masses"].tolist()[20:26] == [1, 2, 1, 2, 1, 1]
 
 
-def test_an_actors_bad_priority_that_was_overwritten_before_the_next_batch_is_none():
+def test_an_overwritten_bad_priority_is_no_error():
     with ReplayBuffer.create(ACTORS, 20) as replay:
         write(replay, 7, priority=[1.0, 2.0, 1.0, -1.0, 1.0, 1.0, 1.0])
         sampler = replay.sampler(8, min_size=1, prioritized=Prioritized(initial="priority"))
@@ -242,7 +247,7 @@ def test_an_actors_bad_priority_that_was_overwritten_before_the_next_batch_is_no
 # ---- updates ----
 
 
-def test_what_was_overwritten_never_drawn_or_of_another_replay_is_ignored_and_counted(rng):
+def test_priorities_of_foreign_rows_are_ignored_and_counted(rng):
     with ReplayBuffer.create(SCALAR, 40, lanes=2) as replay:
         write(replay, 20, 0)
         write(replay, 20, 1)
@@ -281,7 +286,8 @@ def test_asking_whether_a_batch_can_be_drawn_draws_nothing():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, -1e-300])
-def test_a_priority_that_cannot_be_is_refused_by_its_row_and_nothing_changes(bad):
+def test_a_bad_priority_is_refused_by_its_row(bad):
+    """A priority that cannot be is refused by its row and nothing changes."""
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
@@ -309,7 +315,7 @@ def test_a_priority_that_cannot_be_is_refused_by_its_row_and_nothing_changes(bad
         (3, 1.0, "index: expected integers (n,), got int64 ()"),
     ],
 )
-def test_indices_and_priorities_that_do_not_belong_together_are_refused(index, priority, message):
+def test_indices_without_their_priorities_are_refused(index, priority, message):
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
@@ -468,7 +474,7 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_changes(what):
     ("options", "priorities"),
     [(Prioritized(alpha=2.0), [1e200]), (Prioritized(alpha=1.0), [1.7e308]), (Prioritized(alpha=1.0), [1.0, 5e307])],
 )
-def test_a_priority_whose_mass_would_make_the_sum_infinite_is_refused(options, priorities):
+def test_a_priority_that_makes_the_sum_infinite_is_refused(options, priorities):
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         sampler = replay.sampler(8, seed=0, prioritized=options)
@@ -479,7 +485,7 @@ def test_a_priority_whose_mass_would_make_the_sum_infinite_is_refused(options, p
         assert all((value == before[name]).all() for name, value in sampler.state_dict().items())
 
 
-def test_the_highest_priorities_that_are_taken_have_a_finite_sum():
+def test_the_highest_allowed_priorities_have_a_finite_sum():
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         for alpha in (0.5, 1.0, 3.0):
@@ -549,7 +555,8 @@ def test_the_state_of_another_kind_of_sampler_is_refused(mine, yours, name):
             sampler.load_state_dict(None)
 
 
-def test_a_state_without_priorities_is_refused_by_a_prioritized_sampler_and_of_use_to_a_uniform_one():
+def test_only_uniform_samplers_take_uniform_states():
+    """A state without priorities is refused by a prioritized sampler and of use to a uniform one."""
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 20)
         uniform, other = replay.sampler(8, seed=0), replay.sampler(8, seed=1)
@@ -560,16 +567,20 @@ def test_a_state_without_priorities_is_refused_by_a_prioritized_sampler_and_of_u
         assert other.sample().index.tolist() == uniform.sample().index.tolist()
 
 
-def test_priorities_of_rows_from_before_damaged_counters_went_back_are_ignored(program):
-    """Such rows have no leaf: in a process of its own, since one beside the tree could end it by a signal."""
+def test_priorities_of_rows_ahead_of_the_counters_are_ignored(program):
+    """Priorities of rows from before damaged counters went back are ignored.
+
+    Such rows have no leaf: in a process of its own, since one beside the tree could end it by a signal.
+    """
     out = program("""
         import numpy as np
+        from mapped import Mapped
         from marlcore import Field, Prioritized, ReplayBuffer, TransitionSpec
         with ReplayBuffer.create(TransitionSpec(Field(), Field()), 20) as replay:
             with replay.writer() as writer:
                 for i in range(40):
                     writer.add(0.0, 0.0, 1.0)
-            counters = replay._segment.body[replay._geometry.counters_offset(0):][:16].view(np.int64)
+            counters = Mapped(replay).counters()
             sampler = replay.sampler(4, prioritized=Prioritized())
             counters[:] = 2**61
             drawn = sampler.sample().index

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from mapped import Mapped
 from model import SPECS, Model, chi_square_limit, fill, random_row
 from seams import patch
 
@@ -27,6 +28,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
+from marlcore.memory import Event
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -154,7 +156,7 @@ def test_values_of_every_kind_come_back(dtype, value, shape):
         assert (batch.extras["x"] == np.array(value, dtype)).all()
 
 
-def test_arrays_that_are_not_contiguous_or_of_other_byte_order_come_back(rng):
+def test_strided_and_swapped_arrays_come_back(rng):
     frame = rng.integers(0, 255, (84, 168)).astype(np.uint8)
     spec = TransitionSpec(Field((84, 84), "uint8"), Field((4,)))
     vector = np.arange(8.0, dtype=">f4")[::2]
@@ -167,7 +169,7 @@ def test_arrays_that_are_not_contiguous_or_of_other_byte_order_come_back(rng):
             assert batch.action[i].tolist() == [0, 2, 4, 6]
 
 
-def test_large_fields_that_are_no_observation_may_go_with_a_final_obs():
+def test_other_large_fields_may_go_with_a_final_obs():
     """A boundary row has every column, though only its observation means something."""
     spec = TransitionSpec(Field((300,), "uint8"), Field((100,)), {"state": Field((99,), "float64")})
     with ReplayBuffer.create(spec, 10) as replay, replay.writer() as writer:
@@ -179,7 +181,7 @@ def test_large_fields_that_are_no_observation_may_go_with_a_final_obs():
         assert (batch.extras["state"] == batch.obs[:, :1]).all()
 
 
-def test_the_order_of_named_fields_does_not_matter_between_processes(program):
+def test_the_order_of_named_fields_does_not_matter(program):
     spec = TransitionSpec(
         {"position": Field((2,)), "goal": Field((2,))}, Field(), {"value": Field(), "log_prob": Field()}
     )
@@ -225,7 +227,8 @@ def test_next_obs_of_a_truncated_row_is_its_final_obs():
         }
 
 
-def test_discount_is_zero_after_termination_with_and_without_a_final_obs():
+def test_discount_is_zero_after_termination():
+    """Discount is zero after termination with and without a final_obs."""
     with ReplayBuffer.create(SCALAR, 10) as replay:
         write(replay, [(1, 1, "terminated"), (2, 1, "terminated", 30), (4, 1, "terminated")])
         got = drawn(replay, gamma=0.5)
@@ -243,7 +246,8 @@ def test_a_row_that_is_terminated_and_truncated_is_both():
             writer.add(1.0, 0, 1.0, terminated=True, truncated=True)
 
 
-def test_n_step_returns_end_at_termination_truncation_head_and_seam():
+def test_n_step_returns_end_at_every_edge():
+    """N-step returns end at termination, truncation, head and seam."""
     with ReplayBuffer.create(SCALAR, 30) as replay:
         write(replay, [(i, 2**i, "") for i in range(4)] + [(4, 16, "terminated")])  # 0..4
         write(replay, [(i, 2**i, "") for i in range(5, 7)] + [(7, 128, "truncated", 70)])  # 5..7, 8
@@ -287,7 +291,7 @@ def test_stacks_never_reach_into_another_episode(pad):
         }
 
 
-def test_a_stack_whose_first_frames_were_overwritten_is_not_drawn():
+def test_a_partly_overwritten_stack_is_not_drawn():
     with ReplayBuffer.create(SCALAR, 8) as replay:
         write(replay, [(i, 0, "") for i in range(20)])
         batch = replay.sampler(200, stack=4, seed=0, min_size=1).sample()
@@ -355,7 +359,7 @@ def test_capacity_is_rounded_down_to_whole_lanes():
         assert replay.nbytes > 9 * 32
 
 
-def test_one_row_a_lane_is_a_replay_whose_rows_cannot_be_sampled():
+def test_rows_of_one_row_lanes_cannot_be_sampled():
     with ReplayBuffer.create(SCALAR, 3, lanes=3) as replay:
         write(replay, [(1, 0, "terminated"), (2, 0, "terminated")], lane=2)
         assert len(replay) == 1
@@ -391,7 +395,7 @@ def test_each_sampleable_row_of_all_lanes_is_equally_likely(options, rng):
         assert ((counts - expected) ** 2 / expected).sum() <= chi_square_limit(len(allowed))
 
 
-def test_rows_are_equally_likely_where_hardly_any_may_be_drawn_too():
+def test_few_allowed_rows_are_equally_likely():
     """Three of 20,000: chance draws fail, and a list of the three is drawn from."""
     with ReplayBuffer.create(SCALAR, 40_000, lanes=2) as replay:
         with replay.writer(1) as writer:
@@ -473,9 +477,9 @@ def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
         assert writer.line() == "ready"
         sampler = replay.sampler(4)
         asleep = threading.Thread(target=lambda: writer.tell())
-        prepare = sampler._drawing.event.prepare
+        prepare = Event.prepare
         monkeypatch.setattr(
-            sampler._drawing.event, "prepare", lambda n: (prepare(n), asleep.ident is None and asleep.start())[0]
+            Event, "prepare", lambda event, n: (prepare(event, n), asleep.ident is None and asleep.start())[0]
         )
         batch = sampler.sample(timeout=1e6)
         asleep.join()
@@ -562,7 +566,8 @@ def test_tensors_on_the_cpu_share_the_batchs_memory(name, stack, rng):
             assert np.array_equal(tensor.numpy(), array)
 
 
-def test_obs_and_next_obs_of_one_step_share_the_frames_between_them():
+def test_obs_and_next_obs_share_frames():
+    """Obs and next_obs of one step share the frames between them."""
     with ReplayBuffer.create(SPECS["frame"], 20) as replay, replay.writer() as writer:
         for i in range(20):
             writer.add(np.full((84, 84), i, np.uint8), 0, 0.0)
@@ -649,16 +654,17 @@ FORKED = """
 """
 
 
-def test_a_forked_childs_replay_is_stale_and_attaches_again_by_its_handle(program):
+def test_a_forked_childs_replay_is_stale(program):
+    """A forked child's replay is stale and attaches again by its handle."""
     assert program(FORKED).finish().split() == ["0", "4"]
 
 
-def test_rows_that_count_more_transitions_than_there_are_rows_are_told():
+def test_rows_that_count_too_many_transitions_are_told():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
         for _ in range(3):
             writer.add(0.0, 0.0, 0.0)
         assert len(replay) == 3
-        replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint32)[0] = 7  # the oldest one's ordinal
+        Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
         with pytest.raises(SegmentCorrupt, match="contradict one another"):
             len(replay)
 
@@ -684,7 +690,7 @@ def test_a_lane_whose_writer_was_killed_inside_add_goes_on(program):
     """The rows are so large that the kill falls into a copy; it is tried again until it has."""
     inside = False
     with ReplayBuffer.create(LARGE, 6) as replay:
-        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
+        counters = Mapped(replay).counters()
         for _ in range(40):
             child = program(WRITE_LARGE, args=[replay.handle.path])
             child.line()
@@ -720,9 +726,9 @@ def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
     """As if it had died after reserving `dead` rows: they are out until the successor has passed them."""
     with ReplayBuffer.create(SCALAR, 8) as replay:
         write(replay, [(i, i, "") for i in range(8)])
-        counters = replay._segment.body[256 : 256 + 16].view(np.uint64)
+        counters = Mapped(replay).counters()
         counters[1] += dead
-        replay._segment.body[replay._geometry.column_offset(0) :].view(np.uint8)[: 32 * dead] = 255
+        Mapped(replay).column(0)[:dead] = 255
         assert len(replay) == 8 - dead
         write(replay, [(100, 100, ""), (101, 101, "")])
         # Rows 0 .. dead-1 are gone, though the successor has overwritten only two of them.
@@ -745,7 +751,7 @@ def test_a_writer_that_is_forgotten_gives_its_lane_back():
 # ---- lifetime ----
 
 
-def test_a_replay_in_a_file_attaches_again_after_everybody_closed_it(tmp_path):
+def test_a_replay_in_a_file_attaches_after_all_closed_it(tmp_path):
     path = tmp_path / "replay"
     with ReplayBuffer.create(VECTOR, 20, path=path) as replay:
         handle = replay.handle
@@ -894,7 +900,7 @@ BAD_ROWS = [
 
 def refused(replay, writer, call, error, message):
     """The error is one line that begins with the message, and the replay is as it was."""
-    held, memory = len(replay), replay._segment.body.tobytes()
+    held, memory = len(replay), Mapped(replay).body.tobytes()
     with pytest.raises(error) as caught:
         call()
     text = str(caught.value)
@@ -902,7 +908,7 @@ def refused(replay, writer, call, error, message):
     assert "\n" not in text
     assert len(text) < 500
     assert len(replay) == held
-    assert replay._segment.body.tobytes() == memory
+    assert Mapped(replay).body.tobytes() == memory
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD_ROWS, ids=[row[2] for row in BAD_ROWS])

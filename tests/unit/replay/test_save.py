@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from seams import patch
+from mapped import Mapped
+from seams import patch, trusting
 
 from marlcore import (
     ClosedError,
@@ -24,9 +25,10 @@ from marlcore import (
     SharedMemoryFull,
     TransitionSpec,
 )
-from marlcore.memory.native import NativeLanes, try_lock
+from marlcore.memory.native import try_lock
 from marlcore.memory.segment import Segment
 from marlcore.testing.rows import filled
+from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
 EPISODE = 7
@@ -69,20 +71,17 @@ def add_rows(writer, words: int, first: int, rows: int) -> None:
 
 def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
     lo, hi = np.zeros((2, replay.lanes), np.int64)
-    replay._lanes.windows(lo, hi)()
+    Mapped(replay).lanes.windows(lo, hi)()
     return list(zip(lo.tolist(), hi.tolist(), strict=True))
 
 
 def rows_of(replay: ReplayBuffer, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tickets, obs, action) of every row in a lane's window, straight from the memory."""
     lo, hi = window(replay)[lane]
-    tickets, geometry = np.arange(lo, hi), replay._geometry
-    found = {}
-    for place in replay._layout.places:
-        stride = geometry.stride(place.column)
-        start = geometry.column_offset(place.column) + lane * geometry.capacity * stride
-        column = replay._segment.body[start : start + geometry.capacity * stride].reshape(-1, stride)
-        found[place.role] = place.views(np.ascontiguousarray(column))[tickets % geometry.capacity]
+    tickets, mapped, found = np.arange(lo, hi), Mapped(replay), {}
+    for place in RecordLayout.of(replay.spec).places:
+        column = np.ascontiguousarray(mapped.column(place.column, lane))
+        found[place.role] = place.views(column)[tickets % len(column)]
     return tickets, found["obs"], found["action"]
 
 
@@ -95,17 +94,13 @@ def wrong_rows(replay: ReplayBuffer) -> int:
     return wrong
 
 
-def trust(monkeypatch) -> None:
-    """The positive control: whatever was copied is believed."""
-    monkeypatch.setattr(NativeLanes, "validator", lambda *arguments: lambda n: 0)
-
-
 # ---- the cut ----
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("rows", [0, 1, 10, 16, 17, 100])
-def test_a_loaded_replay_holds_the_same_rows_under_the_same_tickets(tmp_path, words, rows):
+def test_a_loaded_replay_holds_the_same_rows(tmp_path, words, rows):
+    """A loaded replay holds the same rows under the same tickets."""
     with ReplayBuffer.create(spec_of(words), 48, lanes=3) as replay:
         for lane in range(2):  # of different lengths; the third lane stays empty
             with replay.writer(lane) as writer:
@@ -122,8 +117,11 @@ def test_a_loaded_replay_holds_the_same_rows_under_the_same_tickets(tmp_path, wo
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("seed", range(20))
-def test_a_save_is_cut_when_it_begins_and_leaves_out_what_is_overwritten(tmp_path, monkeypatch, words, seed):
-    """Writers that go on at each write to the file, so that what has to be in it is known to the row."""
+def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
+    """A save is cut when it begins and leaves out what is overwritten.
+
+    Writers that go on at each write to the file, so that what has to be in it is known to the row.
+    """
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(1, 30))
     with ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
@@ -166,10 +164,11 @@ def save_beside_writers(program, folder: Path, words: int, enough) -> tuple[Coun
     with ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay:
         writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
         assert [writer.line() for writer in writers] == ["ready", "ready"]
+        mapped = Mapped(replay)
         while not enough(saved, seen):
-            before = [replay._lanes.committed(lane) for lane in range(2)]
+            before = [mapped.committed(lane) for lane in range(2)]
             replay.save(folder / "save")
-            after = [replay._lanes.committed(lane) for lane in range(2)]
+            after = [mapped.committed(lane) for lane in range(2)]
             with ReplayBuffer.attach(folder / "save") as copy:
                 seen["wrong"] += wrong_rows(copy)
                 for lane, (lo, hi) in enumerate(window(copy)):
@@ -192,14 +191,17 @@ def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words):
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, monkeypatch, words):
+def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, words):
     """So the test above would notice."""
-    trust(monkeypatch)
-    seen, _ = save_beside_writers(program, tmp_path, words, lambda saved, seen: saved >= 5_000_000 or seen["wrong"] > 0)
+    with trusting():
+        seen, _ = save_beside_writers(
+            program, tmp_path, words, lambda saved, seen: saved >= 5_000_000 or seen["wrong"] > 0
+        )
     assert seen["wrong"] > 0
 
 
-def test_a_lane_that_was_lapped_as_a_whole_is_saved_empty_and_goes_on(tmp_path, monkeypatch):
+def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
+    """A lane that was lapped as a whole is saved empty and goes on."""
     with ReplayBuffer.create(spec_of(4), 8) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 8)
         pwrite, late = os.pwrite, iter([(8, 8), (16, 8)])
@@ -329,7 +331,7 @@ def test_the_samplers_state_never_knows_rows_that_are_not_saved(tmp_path):
         class Late(State):
             def state_dict(self):
                 add_rows(writer, 4, 0, 3)  # committed before the sampler looked
-                return {"seen": np.array(replay._lanes.committed(0))}
+                return {"seen": np.array(Mapped(replay).committed())}
 
         replay.save(tmp_path / "save", Late())
     with ReplayBuffer.load(tmp_path / "save") as copy:
@@ -361,6 +363,7 @@ SAVER = """
     import itertools, os, random, signal, sys, time
     from pathlib import Path
     import numpy as np
+    from mapped import Mapped
     from marlcore.memory.files import File
     from marlcore import ReplayBuffer, SegmentNotFound
 
@@ -381,8 +384,7 @@ SAVER = """
     def saved_version():
         try:
             with ReplayBuffer.load(target) as copy:
-                batch, state = copy._segment.body, copy.sampler_state["version"]
-                rows = batch[copy._geometry.column_offset(1):][:copy.capacity * 512].view(np.uint64)
+                state, rows = copy.sampler_state["version"], Mapped(copy).column(1).view(np.uint64).ravel()
                 assert len(copy) == copy.capacity
                 assert (rows == rows[0]).all() and (state == rows[0]).all(), "half a save"
                 return int(rows[0])
@@ -407,7 +409,8 @@ def make_live(folder: Path) -> None:
     ReplayBuffer.create(spec_of(64), 1000, path=folder / "live").close()
 
 
-def test_a_saver_killed_at_any_time_leaves_the_earlier_save_or_the_new_one(program, tmp_path):
+def test_a_saver_killed_at_any_time_leaves_a_whole_save(program, tmp_path):
+    """A saver killed at any time leaves the earlier save or the new one."""
     make_live(tmp_path)
     out = program(
         SAVER,
@@ -443,7 +446,8 @@ def test_a_saver_killed_at_any_time_leaves_the_earlier_save_or_the_new_one(progr
     assert out == "60 live save"
 
 
-def test_a_saver_killed_before_or_after_any_of_its_system_calls_leaves_one_whole_save(program, tmp_path):
+def test_a_saver_killed_at_any_system_call_leaves_one_save(program, tmp_path):
+    """A saver killed before or after any of its system calls leaves one whole save."""
     make_live(tmp_path)
     out = program(
         SAVER,
@@ -512,7 +516,8 @@ def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("then", ["replaced", "removed"])
-def test_a_save_that_is_replaced_while_it_is_opened_is_loaded_as_it_is_then(tmp_path, monkeypatch, then):
+def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, then):
+    """A save that is replaced while it is opened is loaded as it is then."""
     with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 0, 5)
@@ -576,7 +581,8 @@ def test_a_save_larger_than_what_is_free_is_refused_beforehand(saved, monkeypatc
     ReplayBuffer.load(saved).close()
 
 
-def test_a_save_that_one_call_cannot_write_is_written_by_several(saved, monkeypatch, tmp_path):
+def test_a_save_is_written_by_several_calls(saved, monkeypatch, tmp_path):
+    """A save that one call cannot write is written by several."""
     pwrite = os.pwrite
     with ReplayBuffer.attach(saved) as replay:
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data if at == 0 else data[:7], at))
@@ -588,7 +594,8 @@ def test_a_save_that_one_call_cannot_write_is_written_by_several(saved, monkeypa
         assert copy.sampler_state["priorities"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_every_byte_of_a_save_is_allocated_so_that_it_can_be_opened_in_place(saved):
+def test_every_byte_of_a_save_is_allocated(saved):
+    """Every byte of a save is allocated so that it can be opened in place."""
     assert saved.stat().st_blocks * 512 >= saved.stat().st_size
 
 
@@ -628,7 +635,8 @@ def test_a_closed_replay_is_not_saved(saved):
         (TransitionSpec(Field((4,), "uint64"), Field()), r"spec action: expected int64 \(\), got float32 \(\)"),
     ],
 )
-def test_a_save_with_another_spec_is_refused_by_the_field_that_differs(saved, spec, message):
+def test_a_save_with_another_spec_is_refused(saved, spec, message):
+    """A save with another spec is refused by the field that differs."""
     with pytest.raises(LayoutMismatch, match=f"^{saved}: {message}$"):
         ReplayBuffer.load(saved, spec)
     ReplayBuffer.load(saved, spec_of(4)).close()
@@ -769,7 +777,8 @@ def test_lanes_that_cannot_be_are_refused(saved, change):
         ReplayBuffer.load(saved)
 
 
-def test_lanes_that_hold_part_of_an_interval_of_stored_states_are_refused(tmp_path):
+def test_lanes_of_part_of_a_state_interval_are_refused(tmp_path):
+    """Lanes that hold part of an interval of stored states are refused."""
     with ReplayBuffer.create(spec_of(4, extras={"h": Field((2,), every=4)}), 8) as replay:
         replay.save(tmp_path / "save")
     describe(tmp_path / "save", lambda described: described | {"lane_rows": 7})
@@ -830,7 +839,7 @@ def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
 # ---- a replay in a file ----
 
 
-def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp_path):
+def test_a_replay_in_a_file_outlives_all_its_processes(program, tmp_path):
     path = tmp_path / "replay"
     writers = [
         program("import marlcore as mc, sys\n"
@@ -842,7 +851,7 @@ def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp
     assert writers[1].line() == "ready"
     with ReplayBuffer.attach(path) as replay:
         while min(hi for _, hi in window(replay)) < 4000:
-            assert all(writer._process.poll() is None for writer in writers)
+            assert all(writer.running for writer in writers)
     for writer in writers:
         writer.kill()
     with ReplayBuffer.attach(path) as replay:
@@ -856,8 +865,11 @@ def test_a_replay_in_a_file_outlives_the_death_of_all_its_processes(program, tmp
         assert np.array_equal(batch.next_obs[followed], filled(64, tickets[followed] + 1))
 
 
-def test_a_sampler_brings_into_memory_what_it_touches_of_a_replay_in_a_file(program, tmp_path):
-    """What makes a replay larger than memory: its pages are the file's, and come and go."""
+def test_a_sampler_loads_only_the_pages_that_it_touches(program, tmp_path):
+    """A sampler brings into memory what it touches of a replay in a file.
+
+    What makes a replay larger than memory: its pages are the file's, and come and go.
+    """
     path = tmp_path / "replay"
     with ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
         for first in range(0, 2048, 64):

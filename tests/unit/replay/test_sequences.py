@@ -8,6 +8,7 @@ from model import Model, add_batch, random_row
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.rows import TICKET
+from marlcore.transitions import Drawing
 
 EVERY = 4
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -75,7 +76,7 @@ def starts(replay: ReplayBuffer, sequence: Sequence, **options) -> list[int]:
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize(("stack", "n_step", "pad"), WINDOWS)
 @pytest.mark.parametrize("name", SPECS)
-def test_every_sequence_that_may_be_drawn_is_drawn_and_is_as_the_oracle_says(name, stack, n_step, pad, prioritized):
+def test_every_allowed_sequence_is_as_the_oracle_says(name, stack, n_step, pad, prioritized):
     spec, rng = SPECS[name], np.random.default_rng(len(name) + 10 * stack + 100 * n_step + bool(prioritized))
     with ReplayBuffer.create(spec, 3 * 32, lanes=3) as replay:
         model = Model(spec, 3, 32)
@@ -92,8 +93,11 @@ def test_every_sequence_that_may_be_drawn_is_drawn_and_is_as_the_oracle_says(nam
             assert seen == set(allowed), sequence
 
 
-def test_the_oracle_notices_a_period_burn_in_or_length_that_is_off_by_one(rng):
-    """A positive control of the test above."""
+def test_the_oracle_notices_options_that_are_off_by_one(rng):
+    """The oracle notices a period burn-in or length that is off by one.
+
+    A positive control of the test above.
+    """
     with ReplayBuffer.create(SPECS["inline"], 32) as replay:
         model = Model(SPECS["inline"], 1, 32)
         fill(replay, model, rng, [60])
@@ -125,13 +129,14 @@ def test_without_a_period_each_transition_is_trained_on_once():
         assert trained == {0: [0, 1, 2, 3, 4, 5], 4: [6, 7, 8, 9], 8: [10, 11, 12, 13]}
 
 
-def test_an_episode_that_is_shorter_than_the_burn_in_is_trained_on_from_its_first_row():
+def test_a_short_episode_is_trained_on_from_its_first_row():
     with ReplayBuffer.create(SCALAR, 40) as replay:
         one_episode(replay, 2, terminated=True)
         assert starts(replay, Sequence(6, 4)) == [0]
 
 
-def test_a_lane_that_does_not_always_hold_a_whole_sequence_is_refused():
+def test_a_lane_too_short_for_a_sequence_is_refused():
+    """A lane that does not always hold a whole sequence is refused."""
     with (
         ReplayBuffer.create(SCALAR, 14) as replay,
         pytest.raises(ValueError, match=r"sequence: expected a lane of at least 15 rows, .* whole window of 8 that"),
@@ -158,7 +163,8 @@ def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_where_a_writer_was_replaced_a_sequence_ends_with_the_last_whole_return(n_step):
+def test_a_sequence_ends_at_a_seam(n_step):
+    """Where a writer was replaced, a sequence ends with the last whole return."""
     with ReplayBuffer.create(SCALAR, 40) as replay:
         one_episode(replay, 7)
         sequence = Sequence(5, period=5)
@@ -191,7 +197,7 @@ def test_a_terminated_sequences_discount_ends_with_it():
         assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
 
 
-def test_an_episode_longer_than_ages_are_counted_has_sequences_still():
+def test_an_episode_longer_than_any_age_has_sequences():
     """Ages go on at about half of 2^24, at the same place between stored states."""
     with ReplayBuffer.create(STATE, 16) as replay, replay.writer() as writer:
         writer._native.raw.age = 2**24 - 6
@@ -209,8 +215,11 @@ def test_an_episode_longer_than_ages_are_counted_has_sequences_still():
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 @pytest.mark.parametrize("by_batch", [False, True], ids=["add", "add_batch"])
-def test_a_stored_state_goes_with_the_first_of_the_tickets_that_share_its_row(before, by_batch):
-    """Ticket t's state lies in a row with the tickets from t - t % 4 on; a lap later the first of them ends it."""
+def test_a_state_goes_with_the_first_ticket_of_its_row(before, by_batch):
+    """A stored state goes with the first of the tickets that share its row.
+
+    Ticket t's state lies in a row with the tickets from t - t % 4 on; a lap later the first of them ends it.
+    """
     capacity = 12
     for rows in range(9, 60):
         with ReplayBuffer.create(STATE, capacity) as replay:
@@ -237,8 +246,11 @@ def test_a_stored_state_goes_with_the_first_of_the_tickets_that_share_its_row(be
 
 
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
-def test_a_sequence_whose_state_is_overwritten_while_a_sampler_lives_is_drawn_no_more(prioritized):
-    """Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on."""
+def test_a_sequence_without_its_state_is_drawn_no_more(prioritized):
+    """A sequence whose state is overwritten while a sampler lives is drawn no more.
+
+    Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on.
+    """
     with ReplayBuffer.create(STATE, 12) as replay:
         one_episode(replay, 12, before=3)
         sequence = Sequence(3, period=4)
@@ -255,20 +267,21 @@ def test_a_sequence_whose_state_is_overwritten_while_a_sampler_lives_is_drawn_no
 
 
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
-def test_a_sequence_whose_state_is_overwritten_while_it_is_copied_is_drawn_again(prioritized, monkeypatch):
+def test_a_sequence_that_loses_its_state_is_drawn_again(prioritized, monkeypatch):
+    """A sequence whose state is overwritten while it is copied is drawn again."""
     with ReplayBuffer.create(STATE, 12) as replay:
         one_episode(replay, 12, before=3)
         sequence = Sequence(3, period=4)
         sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
-        validate, first = sampler._drawing.lapped, []
+        validate, first = Drawing.lapped, []
 
-        def overwrite_and_validate(filled: int):
+        def overwrite_and_validate(drawing: Drawing, filled: int):
             if not first:
-                first.extend(sampler._drawing.chosen[TICKET, :filled].tolist())
+                first.extend(drawing.chosen[TICKET, :filled].tolist())
                 one_episode(replay, 2)  # 3 and 4, and with 4 the state of 7
-            return validate(filled)
+            return validate(drawing, filled)
 
-        monkeypatch.setattr(sampler._drawing, "lapped", overwrite_and_validate)
+        monkeypatch.setattr(Drawing, "lapped", overwrite_and_validate)
         batch = sampler.sample()
         assert set(first) == {3, 7, 11}
         assert set(batch.index.tolist()) == {11} and (batch.extras["h"] == 11).all()

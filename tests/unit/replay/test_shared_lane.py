@@ -11,8 +11,11 @@ import time
 
 import numpy as np
 import pytest
+from mapped import Mapped
+from seams import patch
 
 from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, StaleHandle, TransitionSpec
+from marlcore.memory import add_lock
 from marlcore.testing.rows import filled
 
 WORDS = 40  # of an observation, which lies in a column of its own
@@ -90,13 +93,15 @@ def test_rows_of_a_shared_lane_all_begin_an_episode():
         writer.add_batch(values, np.zeros(3, int), values, next_obs=values)
         add(writer, 0)
         add(writer, 0)
-        record = np.zeros(replay._geometry.stride(0), np.uint8)
+        mapped = Mapped(replay)
+        record = np.zeros(mapped.geometry.stride(0), np.uint8)
         for ticket in range(5):
-            assert replay._lanes.read(0, ticket, 1, record) == 0
+            assert mapped.lanes.read(0, ticket, 1, record) == 0
             assert record[4:6].view(np.uint16)[0] == 0
 
 
-def test_a_spec_whose_rows_follow_one_another_has_no_shared_lanes():
+def test_shared_lanes_need_next_obs():
+    """A spec whose rows follow one another has no shared lanes."""
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
         with pytest.raises(ValueError, match=r"^shared: expected False.*next_obs=True"):
             replay.writer(shared=True)
@@ -137,7 +142,7 @@ def test_a_closed_or_forked_shared_writer_says_so():
             add(writer, 2)
 
 
-def test_a_child_that_outlives_a_killed_writer_does_not_keep_the_shared_lane(program):
+def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
         holder = program(
             WRITE,
@@ -157,7 +162,7 @@ def test_a_child_that_outlives_a_killed_writer_does_not_keep_the_shared_lane(pro
             args=[replay.handle.path, 1],
         )
         child = int(holder.line())
-        assert replay._segment.is_locked(2)
+        assert Mapped(replay).segment.is_locked(add_lock(1, 0))
         holder.kill()
         os.kill(child, 0)  # it lives
         row = np.zeros(WORDS, np.uint64)
@@ -175,17 +180,17 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
         tickets = sorted(int(ticket) for writer in writers for ticket in writer.finish().split())
         sampler = replay.sampler(256, seed=0)
         assert sum(faults(sampler.sample()) for _ in range(200)) == 0
-        assert tickets == list(range(replay._lanes.committed(0)))
+        assert tickets == list(range(Mapped(replay).committed()))
         assert len(tickets) >= 12_000
 
 
-def test_killing_writers_again_and_again_blocks_nobody_and_tears_nothing(program):
+def test_killing_writers_blocks_nobody_and_tears_nothing(program):
     """Two hundred writers are killed wherever they are; one survives them all, and a sampler looks on."""
     dice = random.Random(0)
     with make(capacity=4096) as replay:
         survivor = program(WRITE, WRITE_ON, args=[replay.handle.path, 1])
         assert survivor.line() == "ready"
-        sampler = replay.sampler(64, seed=0)
+        sampler, mapped = replay.sampler(64, seed=0), Mapped(replay)
         found = kills = 0
         for round_ in range(4):
             parent = program(WRITE, SPAWN, args=[replay.handle.path, 2 + round_])
@@ -195,8 +200,8 @@ def test_killing_writers_again_and_again_blocks_nobody_and_tears_nothing(program
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
                 parent.tell()
-                before = replay._lanes.committed(0)
-                while replay._lanes.committed(0) == before:  # the survivor goes on
+                before = mapped.committed()
+                while mapped.committed() == before:  # the survivor goes on
                     os.kill(survivor.pid, 0)
                     os.sched_yield()
                 found += faults(sampler.sample(timeout=60))
@@ -208,7 +213,7 @@ def test_killing_writers_again_and_again_blocks_nobody_and_tears_nothing(program
         assert found == 0
         with replay.writer() as writer:
             row = np.zeros(WORDS, np.uint64)
-            assert writer.add(row, 0, 0, next_obs=row) == replay._lanes.committed(0) - 1
+            assert writer.add(row, 0, 0, next_obs=row) == mapped.committed() - 1
 
 
 # A parent that has the imports done: each of its children attaches anew, as after a spawn, and writes on.
@@ -249,53 +254,55 @@ def stopped_inside(program, replay):
     """A process that was stopped in the middle of an add to the shared lane."""
     child = program(STOP_INSIDE, args=[replay.handle.path])
     assert child.line() == "ready"
+    mapped = Mapped(replay)
     while True:
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        committed, reserved = replay._segment.body[256:272].view(np.uint64)
-        if replay._segment.is_locked(1 + replay.lanes) and reserved > committed:
+        committed, reserved = mapped.counters()
+        if mapped.segment.is_locked(add_lock(1, 0)) and reserved > committed:
             return child
         os.kill(child.pid, signal.SIGCONT)
 
 
-def test_a_writer_stopped_inside_an_add_keeps_its_turn_until_it_is_killed(program):
+def test_a_writer_stopped_inside_an_add_keeps_its_turn(program):
+    """A writer stopped inside an add keeps its turn until it is killed."""
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True, timeout=0.0) as writer:
         child = stopped_inside(program, replay)
-        before = replay._lanes.committed(0)
+        before = Mapped(replay).committed()
         with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
             writer.add(obs, 0.0, 0.0, next_obs=obs)
         with pytest.raises(TimeoutError):
             writer.add_batch(obs[None], [0.0], [0.0], next_obs=obs[None])
-        assert replay._lanes.committed(0) == before
+        assert Mapped(replay).committed() == before
         child.kill()
         assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before
         batch = replay.sampler(1, min_size=1, seed=0).sample()
         assert len(np.unique(batch.obs)) == len(np.unique(batch.next_obs)) == 1
 
 
-def test_without_the_lock_two_writers_take_one_ticket(program):
+def test_without_the_lock_two_writers_take_one_ticket(program, monkeypatch):
     """The positive control: a writer that does not wait for the one inside an add."""
     obs = np.full(4_000_000, 2, np.uint8)
+    patch(monkeypatch, "transitions", add_lock=lambda lanes, lane: 0)  # no byte to lock
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
         stopped_inside(program, replay)
-        before = replay._lanes.committed(0)
-        writer._native._raw.lock_offset = 0
+        before = Mapped(replay).committed()
         assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before  # which the stopped one has half written
 
 
-def test_a_writer_that_goes_on_after_a_stop_lets_the_waiting_ones_in(program):
+def test_a_writer_that_goes_on_lets_the_others_in(program):
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
         child = stopped_inside(program, replay)
-        before = replay._lanes.committed(0)
+        before = Mapped(replay).committed()
         wake = threading.Timer(0.3, os.kill, (child.pid, signal.SIGCONT))
         wake.start()
         assert writer.add(obs, 0.0, 0.0, next_obs=obs) > before  # the stopped one finished its row
         wake.join()
 
 
-def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
+def test_a_signal_ends_a_waiting_add_with_nothing_written():
     class Rang(Exception):
         pass
 
@@ -305,7 +312,7 @@ def test_a_signal_is_seen_while_an_add_waits_and_nothing_is_written():
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            held = replay._segment.lock(1 + replay.lanes)
+            held = Mapped(replay).segment.lock(add_lock(1, 0))
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Rang):
                 add(writer, 1)
@@ -320,7 +327,7 @@ def test_a_signal_whose_handler_returns_does_not_end_the_wait():
     before = signal.signal(signal.SIGALRM, lambda *_: rang.append(held.close()))
     try:
         with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            held = replay._segment.lock(1 + replay.lanes)
+            held = Mapped(replay).segment.lock(add_lock(1, 0))
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             assert add(writer, 1) == 0
             assert rang == [None]
@@ -338,7 +345,7 @@ class Clock:
         return self.now
 
 
-def test_signals_that_come_again_and_again_do_not_keep_an_add_from_its_timeout(monkeypatch):
+def test_many_signals_do_not_put_off_a_timeout(monkeypatch):
     clock, attempts = Clock(), []
 
     def interrupted(raw, flags):
@@ -389,7 +396,7 @@ def test_a_writer_closed_while_its_add_waits_says_so():
     try:
         with make(SMALL) as replay:
             writer = replay.writer(shared=True)
-            held = replay._segment.lock(1 + replay.lanes)
+            held = Mapped(replay).segment.lock(add_lock(1, 0))
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(ClosedError):
                 add(writer, 1)

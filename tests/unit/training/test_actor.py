@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
+from mapped import Mapped
 
 import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.envs import TreasureHunt
-from marlcore.memory.lanes import LaneGeometry
 from marlcore.processes.control import BEATS, Control
 from marlcore.processes.telemetry import Telemetry
 from marlcore.spec import Field
@@ -55,8 +54,7 @@ class Scene:
 
     def tear(self) -> None:
         """As a learner leaves the store that dies in the middle of a publish."""
-        at = LaneGeometry(1, 1, (self.store.layout.nbytes,)).counters_offset(0)
-        counters = self.store._segment.body[at : at + 16].view(np.int64)
+        counters = Mapped(self.store).counters()
         counters[1] = counters[0] + 1
 
     def waits(self) -> bool:
@@ -80,9 +78,8 @@ def scene() -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("published", [0, 1])
-def test_an_actor_waits_with_a_heartbeat_until_weights_that_a_dead_learner_tore_are_whole(
-    scene: Scene, published: int
-) -> None:
+def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int) -> None:
+    """An actor waits with a heartbeat until weights that a dead learner tore are whole."""
     for _ in range(published):
         scene.publish()
     scene.tear()

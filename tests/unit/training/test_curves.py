@@ -70,7 +70,7 @@ def test_a_picture_is_replaced_only_when_the_next_is_whole(tmp_path, monkeypatch
 
 def test_returns_are_grouped_by_agent_and_ordered_by_step():
     metrics = [episode(20, 2.0, "a10"), episode(10, 1.0, "a10"), episode(5, 0.5, "a2"), episode(7, math.nan)]
-    found = curves._returns([*metrics, Metric(0.0, 1, "a", "loss", 9.0)])
+    found = curves.returns_of([*metrics, Metric(0.0, 1, "a", "loss", 9.0)])
     assert [(agent, points.tolist()) for agent, points in found.items()] == [
         ("a2", [[5.0, 0.5]]),
         ("a10", [[10.0, 1.0], [20.0, 2.0]]),
@@ -81,14 +81,14 @@ def test_returns_are_grouped_by_agent_and_ordered_by_step():
 def test_the_running_mean_is_the_mean_of_the_last_values(window):
     values = np.random.default_rng(1).normal(size=20)
     expected = [values[end - window : end].mean() for end in range(window, 21)]
-    np.testing.assert_allclose(curves._running_mean(values, window), expected)
+    np.testing.assert_allclose(curves.running_mean(values, window), expected)
 
 
 @pytest.mark.parametrize("n", [1, 4000, 4001, 123_456])
 def test_long_runs_are_thinned_evenly(n):
     steps = np.arange(n, dtype=np.float64)
-    kept, values = curves._thin(steps, -steps)
-    assert min(n, curves._MAX_POINTS / 2) <= len(kept) <= curves._MAX_POINTS
+    kept, values = curves.thin(steps, -steps)
+    assert min(n, curves.MAX_POINTS / 2) <= len(kept) <= curves.MAX_POINTS
     assert len(set(np.diff(kept))) <= 1
     np.testing.assert_array_equal(values, -kept)
 

@@ -73,7 +73,8 @@ def test_a_process_without_standard_error_is_silent(clock, monkeypatch):
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "broken pipe"), OSError(5, "input/output error")], ids=repr)
-def test_when_nobody_can_see_it_any_more_it_is_silent_and_the_run_goes_on(clock, monkeypatch, terminal, error):
+def test_progress_that_nobody_sees_is_silent(clock, monkeypatch, terminal, error):
+    """When nobody can see progress any more, it is silent and the run goes on."""
     gone = Gone(error)
     gone.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", gone)
@@ -186,7 +187,8 @@ def test_numbers_that_are_not_finite_are_shown(clock):
     assert math.isnan(final_returns([metric("episode_return", v) for v in (math.inf, -math.inf)], 1)["agent_0"])
 
 
-def test_piped_output_stays_in_its_pipe_while_a_terminal_shows_the_table(capsys):
+def test_piped_output_stays_in_its_pipe(capsys):
+    """Piped output stays in its pipe while a terminal shows the table."""
     out = console(terminal=True)
     with Progress(out):
         print("result")

@@ -66,7 +66,8 @@ def make_file(path: Path) -> None:
         (make_file, "run", "Not a directory"),
     ],
 )
-def test_a_place_that_is_taken_is_refused_in_one_line_and_left_as_it_was(tmp_path, make, below, words):
+def test_a_place_that_is_taken_is_refused(tmp_path, make, below, words):
+    """A place that is taken is refused in one line and left as it was."""
     place = tmp_path / "place"
     make(place)
     before = sorted(tmp_path.rglob("*"))
@@ -85,14 +86,17 @@ def test_a_place_that_cannot_be_written_is_refused():
 
 
 @pytest.mark.parametrize(("config", "error"), [({"a": object()}, TypeError), ({"a": math.nan}, ValueError)])
-def test_a_configuration_that_is_no_json_is_refused_before_anything_is_made(tmp_path, config, error):
+def test_a_configuration_that_is_no_json_is_refused(tmp_path, config, error):
+    """A configuration that is no json is refused before anything is made."""
     with pytest.raises(error):
         RunDirectory.create(tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch, call):
+    """A write that fails midway leaves the old file and no other."""
+
     def fail(*_):
         raise OSError("disk full")
 
@@ -129,7 +133,8 @@ def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([earlier] if earlier else [])
 
 
-def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path):
+def test_metrics_without_room_are_named(tmp_path):
+    """Metrics that find no room are named and whole lines kept."""
     run = RunDirectory.create(tmp_path / "run", {})
     for step in range(100):
         run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
@@ -147,7 +152,7 @@ def test_metrics_that_find_no_room_are_named_and_whole_lines_kept(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_config_json_is_absent_or_whole_where_a_process_is_killed(tmp_path, call):
+def test_a_killed_process_leaves_config_json_whole_or_absent(tmp_path, call):
     """The process dies just before, then just after, the system call that could tear the file."""
     program = """
 import os, signal, sys
@@ -266,7 +271,8 @@ def remove_metrics(run: Path) -> str:
         remove_metrics,
     ],
 )
-def test_a_run_with_a_damaged_file_is_refused_in_one_line_that_names_it_and_left_as_it_is(tmp_path, damage):
+def test_a_run_with_a_damaged_file_is_refused(tmp_path, damage):
+    """A run with a damaged file is refused in one line that names it and left as it is."""
     RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
     words = damage(tmp_path / "run")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
@@ -330,7 +336,7 @@ def test_a_closed_run_takes_no_metrics_and_may_be_closed_again(tmp_path):
         run.record(Metric(0.0, 0, "a", "loss", 0.0))
 
 
-def test_workers_and_agents_have_their_files_whatever_their_names(tmp_path):
+def test_any_name_of_a_worker_or_agent_has_its_file(tmp_path):
     with RunDirectory.create(tmp_path, {}) as run:
         assert run.log_path("actor-0") == tmp_path / "logs" / "actor-0.log"
         assert run.checkpoint_path("agent_0") == tmp_path / "checkpoints" / "agent_0.pt"

@@ -72,7 +72,7 @@ def test_the_training_table_is_one_at_80_columns() -> None:
 
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("kind", ["training", "top"])
-def test_what_finds_no_room_below_on_a_live_terminal_is_left_out(kind: str, width: int) -> None:
+def test_rows_below_a_live_terminal_are_left_out(kind: str, width: int) -> None:
     agents = [f"agent_{i}" for i in range(12)]
     out = console(width)
     table = training(out, agents) if kind == "training" else top(agents, crop=True)

@@ -53,11 +53,12 @@ def test_the_first_compilation_is_said_once_by_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
-def test_a_library_keeps_to_the_log_where_nobody_looks_and_warmup_says_it_itself(first: str) -> None:
+def test_a_library_keeps_to_the_log(first: str) -> None:
+    """A library keeps to the log where nobody looks, and warmup says it itself."""
     assert ran(COMPILES.format(first=first)).stderr == ""
 
 
-def test_where_no_kernel_can_be_kept_one_line_names_the_variable() -> None:
+def test_an_unwritable_cache_names_the_variable() -> None:
     code = """if True:
         import tempfile
         def refuse(*args, **kwargs): raise PermissionError(13, "read-only")

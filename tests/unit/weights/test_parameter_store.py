@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from mapped import Mapped
 from torch import nn
 
 from marlcore import (
@@ -87,8 +88,18 @@ def publisher(store, model):
 
 
 @pytest.fixture
-def subscriber(store):
-    return store.subscriber(mlp())
+def local():
+    return mlp()
+
+
+@pytest.fixture
+def subscriber(store, local):
+    return store.subscriber(local)
+
+
+def addresses(model: nn.Module) -> list[int]:
+    """Where its tensors lie."""
+    return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
 
 
 # ---- what is published arrives ----
@@ -115,7 +126,8 @@ def test_what_is_published_is_what_is_pulled(mode):
                 assert not subscriber.pull()
 
 
-def test_a_model_keeps_its_values_ties_and_parameter_objects_when_it_is_laid_flat():
+def test_a_flattened_model_keeps_values_and_ties():
+    """A model keeps its values ties and parameter objects when it is laid flat."""
     torch.manual_seed(2)
     model = Odd()
     before, objects = values(model), dict(model.named_parameters())
@@ -175,7 +187,7 @@ def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_store_that_continues_another_goes_on_with_its_versions(mode):
+def test_a_continued_store_goes_on_with_the_versions(mode):
     model = nn.Linear(2, 2)
     with ParameterStore.create(model, mode, begins_after=41) as store:
         local = store.subscriber(nn.Linear(2, 2))
@@ -198,12 +210,12 @@ def test_a_version_that_a_store_cannot_begin_after_is_refused(begins_after):
         ParameterStore.create(nn.Linear(2, 2), begins_after=begins_after)
 
 
-def test_a_pull_does_not_see_what_was_not_published(publisher, subscriber, model):
+def test_a_pull_does_not_see_what_was_not_published(publisher, subscriber, model, local):
     publisher.publish()
     published = copy.deepcopy(model)
     model[0].weight.data.fill_(9)
     assert subscriber.pull()
-    assert_equal(published, subscriber._flat._model)
+    assert_equal(published, local)
 
 
 # ---- a flattened model is a model ----
@@ -225,10 +237,10 @@ def test_a_flattened_model_trains_as_any_other():
     plain = Odd()
     flat = copy.deepcopy(plain)
     with ParameterStore.create(flat) as store, store.publisher(flat) as publisher:
-        address = publisher._flat.row.data_ptr()
+        before = addresses(flat)
         train(plain, 20)
         train(flat, 20, publisher.publish)
-        assert publisher._flat.row.data_ptr() == address, "nothing moved"
+        assert addresses(flat) == before, "nothing moved"
         assert_equal(plain, flat)
         local = Odd()
         assert store.subscriber(local).pull()
@@ -236,7 +248,7 @@ def test_a_flattened_model_trains_as_any_other():
         assert local.norm.num_batches_tracked == 20
 
 
-def test_an_optimizer_made_before_the_model_was_laid_flat_stays_valid(store, model):
+def test_an_optimizer_of_before_flattening_stays_valid(store, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with store.publisher(model):
         before = values(model)
@@ -247,6 +259,7 @@ def test_an_optimizer_made_before_the_model_was_laid_flat_stays_valid(store, mod
 
 def test_state_dicts_of_flattened_models_load_anywhere(tmp_path, publisher, model):
     publisher.publish()
+    before = addresses(model)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     plain = mlp()
     plain.load_state_dict(torch.load(tmp_path / "weights.pt"))
@@ -254,10 +267,11 @@ def test_state_dicts_of_flattened_models_load_anywhere(tmp_path, publisher, mode
     other = mlp()
     model.load_state_dict(other.state_dict())
     assert_equal(other, model)
-    assert not publisher._flat.moved()
+    assert addresses(model) == before
 
 
 def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
+    before = addresses(model)
     clone = copy.deepcopy(model)
     clone[0].weight.data.fill_(7)
     assert not (model[0].weight == 7).any()
@@ -265,10 +279,11 @@ def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
     assert_equal(again, model)
     model[0].bias.data.fill_(8)
     assert not (again[0].bias == 8).any() and not (clone[0].bias == 8).any()
-    assert not publisher._flat.moved()
+    assert addresses(model) == before
 
 
-def test_a_model_laid_flat_and_pulled_in_inference_mode_is_trainable_afterwards(publisher, store):
+def test_inference_mode_leaves_a_flat_model_trainable(publisher, store):
+    """A model laid flat and pulled in inference mode is trainable afterwards."""
     publisher.publish()
     local = mlp()
     with torch.inference_mode():
@@ -362,12 +377,13 @@ def test_a_publish_takes_in_what_replaced_the_models_tensors(change):
         assert_equal(expected, local)
         assert_equal(expected, model)
         assert subscriber.extras == {"epsilon": 0.5}, "the last value is kept across the move"
+        before = addresses(model)
         for parameter in model.parameters():
             parameter.data.fill_(3)
         publisher.publish()
         assert subscriber.pull()
         assert_equal(model, local)
-        assert not publisher._flat.moved()
+        assert addresses(model) == before, "what was taken in stays"
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
@@ -439,7 +455,8 @@ def untie(model):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_model_that_became_another_is_a_layout_mismatch_naming_the_tensor(change, named):
+def test_a_changed_model_is_a_layout_mismatch(change, named):
+    """A model that became another is a layout mismatch naming the tensor."""
     model, local = rich(), rich()
     with ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
@@ -458,7 +475,8 @@ def test_a_model_that_became_another_is_a_layout_mismatch_naming_the_tensor(chan
             store.subscriber(other)
 
 
-def test_a_publisher_of_another_model_is_refused_and_gives_the_lane_back(store, model):
+def test_a_publisher_of_another_model_is_refused(store, model):
+    """A publisher of another model is refused and gives the lane back."""
     before = model[0].weight.data_ptr()
     for other in (nn.Linear(3, 8), nn.Sequential(*mlp(), nn.Linear(2, 2))):
         with pytest.raises(LayoutMismatch):
@@ -471,20 +489,27 @@ def test_a_publisher_of_another_model_is_refused_and_gives_the_lane_back(store, 
 
 
 @pytest.fixture
-def extras_publisher():
+def extras_store():
     declared = {"epsilon": (), "mean": (2,), "count": Field((), "int32"), "done": Field((), "bool")}
-    with ParameterStore.create(mlp(), extras=declared) as store, store.publisher(mlp()) as publisher:
+    with ParameterStore.create(mlp(), extras=declared) as store:
+        yield store
+
+
+@pytest.fixture
+def extras_publisher(extras_store):
+    with extras_store.publisher(mlp()) as publisher:
         yield publisher
 
 
 GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 
 
-def test_the_first_publish_needs_every_extra_and_later_ones_keep_the_last_value(extras_publisher):
+def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
+    """The first publish needs every extra and later ones keep the last value."""
     with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
         extras_publisher.publish(epsilon=0.5)
     assert extras_publisher.publish(**GIVEN) == 1
-    subscriber = extras_publisher._store.subscriber(mlp())
+    subscriber = extras_store.subscriber(mlp())
     assert extras_publisher.publish(epsilon=1) == 2
     assert subscriber.pull()
     assert subscriber.extras.pop("mean").tolist() == [1.0, 2.0]
@@ -504,7 +529,8 @@ def test_the_first_publish_needs_every_extra_and_later_ones_keep_the_last_value(
         ({"count": 2**31}, ValueError, "count: expected values that fit int32"),
     ],
 )
-def test_a_wrong_extra_is_refused_by_name_and_nothing_is_published(extras_publisher, wrong, error, message):
+def test_a_wrong_extra_is_refused_by_name(extras_store, extras_publisher, wrong, error, message):
+    """A wrong extra is refused by name and nothing is published."""
     with pytest.raises(error, match=message):
         extras_publisher.publish(**{**GIVEN, **wrong})
     extras_publisher.publish(**GIVEN)
@@ -512,13 +538,13 @@ def test_a_wrong_extra_is_refused_by_name_and_nothing_is_published(extras_publis
         extras_publisher.publish(**{"epsilon": 0.25, **wrong})
     assert extras_publisher.version == 1
     extras_publisher.publish()
-    subscriber = extras_publisher._store.subscriber(mlp())
+    subscriber = extras_store.subscriber(mlp())
     assert subscriber.pull() and subscriber.extras["epsilon"] == 0.5
 
 
-def test_extras_may_be_nan_and_infinite(extras_publisher):
+def test_extras_may_be_nan_and_infinite(extras_store, extras_publisher):
     extras_publisher.publish(**{**GIVEN, "epsilon": float("nan"), "mean": np.array([np.inf, -np.inf])})
-    subscriber = extras_publisher._store.subscriber(mlp())
+    subscriber = extras_store.subscriber(mlp())
     assert subscriber.pull()
     assert np.isnan(subscriber.extras["epsilon"]) and np.isinf(subscriber.extras["mean"]).all()
 
@@ -536,7 +562,8 @@ def test_wrong_declarations_are_refused(model):
 
 
 @pytest.mark.parametrize(("mode", "slots"), MODES.items())
-def test_a_slot_read_in_place_is_valid_until_the_publisher_comes_round_to_it(mode, slots):
+def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
+    """A slot read in place is valid until the publisher comes round to it."""
     torch.manual_seed(4)
     model, local = Odd().eval(), Odd().eval()
     with ParameterStore.create(model, mode, {"epsilon": ()}) as store, store.publisher(model) as publisher:
@@ -568,7 +595,7 @@ def test_a_slot_read_in_place_is_valid_until_the_publisher_comes_round_to_it(mod
 # ---- waiting ----
 
 
-def test_a_wait_ends_when_a_newer_version_comes_or_the_time_is_up(store, publisher, subscriber):
+def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscriber):
     assert not subscriber.wait(newer_than=0, timeout=0.01)
     assert not subscriber.wait(newer_than=0, timeout=float("nan"))
     publisher.publish()
@@ -618,7 +645,8 @@ def test_closed_things_say_so(store, model):
     successor.close()
 
 
-def test_a_store_is_gone_when_its_creator_leaves_and_stays_when_another_does(model):
+def test_a_store_is_gone_when_its_creator_leaves(model):
+    """A store is gone when its creator leaves and stays when another does."""
     with ParameterStore.create(model) as store:
         with ParameterStore.attach(store.handle) as attached:
             assert os.path.exists(attached.handle.path)
@@ -664,7 +692,7 @@ def test_a_store_has_one_publisher_at_a_time(store, model):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(store, publisher, subscriber, model):
+def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subscriber, model):
     publisher.publish()
     pid = os.fork()
     if pid == 0:
@@ -688,14 +716,15 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(store, publish
 # ---- lapping ----
 
 
-def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkeypatch):
+def test_a_reader_that_is_always_lapped_gets_an_error(monkeypatch):
+    """A reader that is always lapped gets an error and keeps its model."""
     model, local = mlp(), mlp()
     with ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish()
         before = copy.deepcopy(local)
         # A publisher that died between reserving the slot and committing it leaves reserved = committed + 1.
-        counters = store._segment.body[256:272].view(np.uint64)
+        counters = Mapped(store).counters()
         counters[1] += 1
         with pytest.raises(TimeoutError, match=r"lapped.*triple_buffer"):
             subscriber.pull(timeout=0.05)
@@ -710,7 +739,7 @@ def test_a_reader_that_is_always_lapped_gets_an_error_and_keeps_its_model(monkey
 
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
-    store._segment.body[256:272].view(np.uint64)[:] = (1 << 62) + 1
+    Mapped(store).counters()[:] = (1 << 62) + 1
     with pytest.raises(SegmentCorrupt):
         subscriber.pull()
     with pytest.raises(SegmentCorrupt):
@@ -763,7 +792,8 @@ def torn(tensors, epsilon: float, version: int | None) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, program):
+def test_no_torn_weights_are_accepted(mode, program):
+    """No torn weights are accepted from a publisher that never rests."""
     local = filled_model()
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
@@ -794,7 +824,7 @@ def test_no_torn_weights_are_accepted_from_a_publisher_that_never_rests(mode, pr
         writer.kill()
 
 
-def test_in_one_process_a_thread_that_publishes_never_tears_what_another_pulls(store):
+def test_a_publishing_thread_never_tears_a_pull(store):
     """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
     model, local = filled_model(), filled_model()
     with ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store, store.publisher(model) as publisher:
@@ -841,8 +871,11 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
             last = left + 1
 
 
-def test_a_publisher_killed_inside_an_append_leaves_the_older_slots_readable():
-    """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
+def test_a_publisher_killed_inside_leaves_older_slots():
+    """A publisher killed inside an append leaves the older slots readable.
+
+    What it leaves: reserved one ahead of committed, and a slot that is half of each version.
+    """
     model, local = filled_model(), filled_model()
     with ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)
@@ -851,7 +884,7 @@ def test_a_publisher_killed_inside_an_append_leaves_the_older_slots_readable():
                 for parameter in model.parameters():
                     parameter.data.fill_(version)
                 publisher.publish()
-        store._segment.body[256:272].view(np.uint64)[1] += 1
+        Mapped(store).counters()[1] += 1
         store.slot_tensor(0)[: store.layout.nbytes // 2] = 255
         assert subscriber.pull()
         assert not torn(local.parameters(), 2.0, None)
