@@ -25,7 +25,7 @@ from .rows import (
 
 __all__ = ["take", "take_chosen"]
 
-AHEAD = 4  # slots whose columns are asked for before they are copied
+AHEAD = 2  # slots whose columns are asked for before they are copied
 LINES_ASKED = 8  # of each: where a copy begins; the processor sees for itself how it goes on
 
 

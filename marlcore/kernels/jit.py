@@ -22,11 +22,13 @@ from ..notices import say
 __all__ = [
     "FIRST_COMPILATION",
     "WARM",
+    "bits_of",
     "cache_directory",
     "copy_bytes",
     "float32_at",
     "float64_array",
     "float64_at",
+    "float_of",
     "inlined",
     "int64_array",
     "int64_at",
@@ -220,3 +222,19 @@ def _array_at(dtype: Any) -> Any:
 
 
 int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)
+
+
+def _cast(to: Any, like: Any) -> Any:
+    @intrinsic
+    def cast(typingctx: Any, value: Any) -> Any:
+        """The same 64 bits as another type."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], context.get_value_type(to))
+
+        return to(like), generate
+
+    return cast
+
+
+bits_of, float_of = _cast(types.int64, types.float64), _cast(types.float64, types.int64)

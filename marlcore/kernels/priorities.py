@@ -23,6 +23,7 @@ from .jit import (
     uint8_at,
     uint64_at,
 )
+from .powers import raise_all
 from .random import unit
 from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
 from .sumtree import find, repair, repair_range
@@ -202,8 +203,12 @@ def weigh(plan, out, rows, priorities, beta):
     smallest = math.inf
     for row in rows:
         smallest = min(smallest, masses[row])
-    for row in rows:
-        weights[row] = (smallest / masses[row]) ** beta
+    points = float64_array(q.points, len(rows))
+    for i in range(len(rows)):
+        points[i] = smallest / masses[rows[i]]
+    raise_all(points, beta, len(rows))
+    for i in range(len(rows)):
+        weights[rows[i]] = points[i]
 
 
 @jit
@@ -224,7 +229,7 @@ def update(plan, priorities, index, priority):
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     floor, caught, lo, hi = int64_at(q.floor), int64_at(q.caught), int64_at(p.lo), int64_at(p.hi)
-    leaves, kept = int64_array(q.leaves, len(index)), 0
+    leaves, points, kept = int64_array(q.leaves, len(index)), float64_array(q.points, len(index)), 0
     find_seams(p)
     for i in range(len(index)):
         ticket = index[i] // p.lanes
@@ -236,10 +241,11 @@ def update(plan, priorities, index, priority):
         leaf = row_of(p, lane, ticket)
         if uint8_at(q.marks)[leaf] != DRAWN:
             continue
-        value = priority[i] + q.epsilon
-        q.highest = max(q.highest, value)
-        tree[leaf] = value**q.alpha
-        leaves[kept] = leaf
+        points[kept], leaves[kept] = priority[i] + q.epsilon, leaf
+        q.highest = max(q.highest, points[kept])
         kept += 1
+    raise_all(points, q.alpha, kept)
+    for i in range(kept):
+        tree[leaves[i]] = points[i]
     repair(tree, offsets, leaves, kept)
     return len(index) - kept

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from .jit import inlined, jit, prefetch
 
-__all__ = ["find", "level_offsets", "repair", "repair_range"]
+__all__ = ["empty_tree", "find", "level_offsets", "repair", "repair_range"]
 
 FANOUT = 16
+LINE_ITEMS = 8
 ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
@@ -27,6 +28,13 @@ def level_offsets(leaves: int) -> NDArray[np.int64]:
         if nodes == 1:
             return np.array(offsets, np.int64)
         nodes = padded // FANOUT
+
+
+def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Zeros for a tree, of which the children of each node lie in as few cache lines as they can."""
+    room = np.zeros(int(offsets[-1]) + LINE_ITEMS)
+    first = -(room.ctypes.data // room.itemsize) % LINE_ITEMS
+    return room[first : first + int(offsets[-1])]
 
 
 @inlined

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import came, check_whole
 from ..kernels import priorities as kernels
-from ..kernels.sumtree import level_offsets, repair_range
+from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import TransitionSpec
 from ..transitions import BatchMemory, Drawing, Lanes, RecordLayout, address_of
 
@@ -84,7 +84,7 @@ class PriorityTree:
         self._leaves = leaves
         self._limit = options.limit(leaves)
         self._offsets = level_offsets(leaves)
-        self._tree = np.zeros(int(self._offsets[-1]))
+        self._tree = empty_tree(self._offsets)
         self._marks = np.zeros(leaves, np.uint8)
         self._reach = np.zeros((2, geometry.lanes), np.int64)
         self._points, self._masses = np.ones((2, batch_size))
@@ -173,8 +173,8 @@ class PriorityTree:
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         indices, values = checked_priorities(index, priority, self._limit)
         if len(indices) > len(self._scratch):
-            self._scratch = np.zeros(len(indices), np.int64)
-            self._record["leaves"] = address_of(self._scratch)
+            self._scratch, self._points = np.zeros(len(indices), np.int64), np.zeros(len(indices))
+            self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
         d = self._drawing
         d.read_windows()
         ignored: int = kernels.update(d.plan, self._record, indices, values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -175,24 +175,26 @@ class Writer:
         Raises: as `add`; ValueError also when the rows, each final_obs one of them, are more than the lane's capacity,
             or than that less one in a queue or in a replay with a limiter.
         """
-        rows = len(reward) if isinstance(reward, Sized) and getattr(reward, "ndim", None) != 0 else 0
+        try:
+            rows = len(reward)  # type: ignore[arg-type]
+        except TypeError:
+            rows = 0
         if not rows:
             raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {came(reward)}")
-        at: Any = _ALL
-        if final_obs is None:
-            staging = self._staging_of(rows)
-        else:
-            staging, at = self._stage_finals(final_obs, truncated, rows)
-        staging.reward[at] = rows_of("reward", _REWARD, reward, rows)
-        staging.terminated[at] = False if terminated is None else rows_of("terminated", _FLAG, terminated, rows)
-        staging.truncated[at] = False if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        for place, label, value in self._batch_values(obs, action, extras):
-            staging.put(place, at, rows_of(label, place.field, value, rows))
+        staging = self._staging_of(rows) if final_obs is None else self._stage_finals(final_obs, truncated, rows)
+        staging.put_reward(reward)
+        staging.put_ends(terminated, truncated)
+        if extras.keys() != self._extras.keys():
+            raise names_error("extras", self._extras.keys(), extras.keys())
+        self._stage_obs(staging, "obs", obs)
+        staging.put[self._action_place.number](action)
+        if extras:
+            self._stage_extras(staging, extras)
         began = None
         try:
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate.wait(rows, staging.rows - rows, self._timeout, self.check_open):
+                if not self._gate.wait(rows, staging.boundaries, self._timeout, self.check_open):
                     return self._leave_out()
             ticket = staging.append()
             return ticket if ticket >= 0 else self._again(ticket, staging.append, began)
@@ -348,32 +350,31 @@ class Writer:
             self._staging = _Staging(self._native, self._layout, rows, not self._spec.next_obs, self._spare_rows)
         return self._staging
 
-    def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> tuple[_Staging, NDArray[np.int64]]:
-        """Staging with a boundary row behind each truncated one, and the places of the transitions in it."""
+    def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> _Staging:
+        """Staging with a boundary row behind each truncated one."""
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        count = int(np.count_nonzero(ended))
-        if self._spec.next_obs or not count:
+        if self._spec.next_obs or not ended.any():
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        at = np.arange(rows) + np.cumsum(ended) - ended
-        staging = _Staging(self._native, self._layout, rows + count, True, self._spare_rows)
-        finals = at[ended] + 1
-        staging.boundary[finals] = True
+        staging = _Staging(self._native, self._layout, rows, True, self._spare_rows, ended)
         for place, label, value in self._obs_values("obs", "final_obs", final_obs):
-            staging.put(place, finals, rows_of(label, place.field, value, count))
-        return staging, at
+            staging.put_final(place, rows_of(label, place.field, value, staging.boundaries))
+        return staging
 
-    def _batch_values(self, obs: Any, action: Any, extras: dict[str, Any]) -> list[tuple[Place, str, Any]]:
-        """(place, label, value) of every stored field but the reward."""
-        if extras.keys() != self._extras.keys():
-            raise names_error("extras", self._extras.keys(), extras.keys())
-        values = self._obs_values("obs", "obs", obs)
-        values.append((self._action_place, "action", action))
+    def _stage_obs(self, staging: _Staging, role: str, value: Any) -> None:
+        if isinstance(self._spec.obs, Field):
+            staging.put[self._obs_places[role][0].number](value)
+            return
+        for place, _, one in self._obs_values(role, role, value):
+            staging.put[place.number](one)
+
+    def _stage_extras(self, staging: _Staging, extras: dict[str, Any]) -> None:
         if self._spec.next_obs:
-            values += self._obs_values("next_obs", "next_obs", extras["next_obs"])
-        values += [(place, place.name, extras[place.name]) for place in self._extra_places]
-        return values
+            self._stage_obs(staging, "next_obs", extras["next_obs"])
+        for place in self._extra_places:
+            staging.put[place.number](extras[place.name])
 
     def _obs_values(self, role: str, label: str, value: Any) -> list[tuple[Place, str, Any]]:
+        """(place, label, value) of each field of an observation."""
         places = self._obs_places[role]
         if isinstance(self._spec.obs, Field):
             return [(places[0], label, value)]
@@ -383,33 +384,69 @@ class Writer:
 
 
 class _Staging:
-    """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are."""
+    """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are.
 
-    def __init__(self, native: NativeWriter, layout: RecordLayout, rows: int, boundaries: bool, spare: int) -> None:
-        capacity = native.raw.lane.capacity
-        if 0 < capacity < rows + spare:
-            of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
-            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {rows}")
+    Attributes:
+        rows: transitions.
+        boundaries: boundary rows, of which one lies behind each row that `ended` says.
+        put: by a place's number, a call that checks and stages the field's rows.
+    """
+
+    def __init__(
+        self,
+        native: NativeWriter,
+        layout: RecordLayout,
+        rows: int,
+        boundaries: bool,
+        spare: int,
+        ended: NDArray[np.bool_] | None = None,
+    ) -> None:
         self.rows = rows
-        records = np.zeros((rows, layout.record_bytes), np.uint8)
-        ends = np.zeros((3, rows), np.bool_)
-        self.terminated, self.truncated, self.boundary = ends
-        self.reward = records.view(np.float32)[:, REWARD_OFFSET // 4]
+        self.boundaries = 0 if ended is None else int(np.count_nonzero(ended))
+        self._all = rows + self.boundaries
+        capacity = native.raw.lane.capacity
+        if 0 < capacity < self._all + spare:
+            of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
+            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {self._all}")
+        records = np.zeros((self._all, layout.record_bytes), np.uint8)
+        self._ends = np.zeros((3, self._all), np.bool_)
+        self._some_ended = False
+        self._at: Any = _ALL
+        if ended is not None:
+            self._at = np.arange(rows) + np.cumsum(ended) - ended
+            self._finals = self._at[ended] + 1
+            self._ends[2, self._finals] = True
         self._views = [None if place.column else place.views(records) for place in layout.places]
         self._frames: list[Any] = [None] * (len(layout.columns) - 1)
-        self._append = native.rows_adder(records, ends.view(np.uint8), boundaries)
+        places = zip(layout.places, self._views, strict=True)
+        self.put = [
+            self._column_setter(p) if view is None else self._setter(p.label, p.field, view) for p, view in places
+        ]
+        self.put_reward = self._setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4])
+        self._put_ends = [
+            self._setter(name, _FLAG, self._ends[i]) for i, name in enumerate(("terminated", "truncated"))
+        ]
+        self._append = native.rows_adder(records, self._ends.view(np.uint8), boundaries)
 
-    def put(self, place: Place, at: Any, array: NDArray[Any]) -> None:
-        """Stages a field's rows, at all places or at those of an index array."""
+    def put_ends(self, terminated: Any, truncated: Any) -> None:
+        """Stages which rows ended their episode; None: none did."""
+        some = terminated is not None or truncated is not None
+        if not some and not self._some_ended:
+            return
+        self._some_ended = True  # as far as anybody looked, should a check fail here
+        for i, value in enumerate((terminated, truncated)):
+            if value is None:
+                self._ends[i].fill(False)
+            else:
+                self._put_ends[i](value)
+        self._some_ended = some
+
+    def put_final(self, place: Place, array: NDArray[Any]) -> None:
+        """Stages a field of the boundary rows."""
         view = self._views[place.number]
-        if view is not None:
-            view[at] = array
-        elif at is _ALL:
-            self._frames[place.column - 1] = np.ascontiguousarray(array)
-        else:
-            if self._frames[place.column - 1] is None:
-                self._frames[place.column - 1] = np.zeros((self.rows, *place.field.shape), place.field.dtype)
-            self._frames[place.column - 1][at] = array
+        if view is None:
+            view = self._frames[place.column - 1] = np.zeros((self._all, *place.field.shape), place.field.dtype)
+        view[self._finals] = array
 
     def append(self) -> int:
         """The first row's ticket, or a negative code."""
@@ -418,4 +455,29 @@ class _Staging:
     def release_frames(self) -> None:
         """Lets go of the caller's arrays."""
         if self._frames:
-            self._frames = [None] * len(self._frames)
+            self._frames[:] = [None] * len(self._frames)
+
+    def _setter(self, label: str, field: Field, view: NDArray[Any]) -> Put:
+        at, rows, dtype, shape = self._at, self.rows, field.numpy, (self.rows, *field.shape)
+
+        def put(value: Any) -> None:
+            if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
+                view[at] = value
+            else:
+                view[at] = rows_of(label, field, value, rows)
+
+        return put
+
+    def _column_setter(self, place: Place) -> Put:
+        at, rows, every_row, frames, column = self._at, self.rows, self._all, self._frames, place.column - 1
+
+        def put(value: Any) -> None:
+            array = rows_of(place.label, place.field, value, rows)
+            if at is _ALL:
+                frames[column] = np.ascontiguousarray(array)
+                return
+            if frames[column] is None:
+                frames[column] = np.zeros((every_row, *place.field.shape), place.field.dtype)
+            frames[column][at] = array
+
+        return put

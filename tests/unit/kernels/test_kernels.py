@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from model import SPECS, Model, chi_square_limit, fill, random_row
 import marlcore
 from marlcore import ReplayBuffer
 from marlcore.kernels import uniform
+from marlcore.kernels.powers import raise_all
 from marlcore.kernels.random import below, next_random
 
 
@@ -149,6 +151,44 @@ def test_below_throws_away_what_would_make_it_uneven():
     draws = np.array([below(state, 3 * 2**30) for _ in range(30_000)])
     counts = np.bincount(draws % 3, minlength=3)
     assert ((counts - 10_000) ** 2 / 10_000).sum() <= chi_square_limit(3)
+
+
+# ---- powers ----
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.4, 0.6, 1.0, 2.5, 5.0, 7.0, 30.0, 0.01])
+@pytest.mark.parametrize("spread", [1.0, 40.0, 150.0, 600.0])
+def test_powers_are_those_of_the_c_library(exponent, spread, rng):
+    """Within the range of the polynomials, up to 2^200, and beyond it."""
+    numbers = 2.0 ** rng.uniform(-spread, spread, 1000)
+    numbers[:3] = 1.0, 2.0, 0.5
+    expected, values = numbers**exponent if exponent * spread < 1000 else None, numbers.copy()
+    raise_all(values, exponent, len(values))
+    if expected is not None:
+        np.testing.assert_allclose(values, expected, rtol=1e-13)
+    assert values[0] == 1.0
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("extreme", [0.0, 5e-324, 2.0**-201, 2.0**-200, 2.0**200, 2.0**201, 1e300])
+def test_powers_of_extremes_are_those_of_the_c_library_too(exponent, extreme):
+    values = np.array([1.0, extreme, 2.0, 3.0, 0.1])
+    expected = np.array([math.pow(x, exponent) if x < 1e103 or exponent <= 1 else math.inf for x in values])
+    raise_all(values, exponent, len(values))
+    np.testing.assert_allclose(values, expected, rtol=1e-13)
+
+
+def test_the_power_of_1_is_exact(rng):
+    numbers = rng.random(1000)
+    values = numbers.copy()
+    raise_all(values, 1.0, len(values))
+    assert (values == numbers).all()
+
+
+def test_only_so_many_numbers_are_raised():
+    values = np.full(7, 4.0)
+    raise_all(values, 0.5, 5)
+    assert values.tolist() == [2.0] * 5 + [4.0] * 2
 
 
 # ---- the compiled kernels ----

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from marlcore.kernels.sumtree import find, level_offsets, repair, repair_range
+from marlcore.kernels.sumtree import empty_tree, find, level_offsets, repair, repair_range
 
 FANOUT = 16
 SIZES = [1, 2, 15, 16, 17, 100, 255, 256, 257, 4095, 4096, 4097, 20_000]
@@ -195,3 +195,11 @@ def test_ten_million_updates_keep_the_total_exact(rng):
     assert abs(tree[-1] - exact) <= limit * np.spacing(exact)
     drift = abs(drifting - exact) / np.spacing(exact)
     assert drift > 5 * limit
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 17, 1000])
+def test_an_empty_tree_begins_with_a_cache_line(leaves):
+    offsets = level_offsets(leaves)
+    for _ in range(20):
+        tree = empty_tree(offsets)
+        assert tree.ctypes.data % 64 == 0 and len(tree) == offsets[-1] and not tree.any()

@@ -1053,3 +1053,18 @@ def test_a_lane_that_is_not_there_is_refused(lane):
         pytest.raises(ValueError, match=r"^lane: expected 0 to 1, got "),
     ):
         replay.writer(lane)
+
+
+def test_the_ends_of_one_batch_are_not_those_of_the_next():
+    """Also where a check failed in between; the staging is kept for batches of the same length."""
+    spec = TransitionSpec(Field(), Field((), "int64"))
+    rows = {"obs": np.zeros(3, np.float32), "action": np.zeros(3, np.int64), "reward": np.zeros(3, np.float32)}
+    ends = np.array([False, True, False])
+    with ReplayBuffer.create(spec, 64) as replay, replay.writer() as writer:
+        writer.add_batch(**rows, terminated=ends)
+        writer.add_batch(**rows)
+        with pytest.raises(TypeError, match="truncated"):
+            writer.add_batch(**rows, terminated=ends, truncated=np.zeros(3))
+        writer.add_batch(**rows)
+        batch = replay.sampler(64, seed=0, min_size=1).sample()
+        assert set(batch.index[batch.terminated].tolist()) == {1}

@@ -1,0 +1,66 @@
+"""Powers of many numbers at once: polynomials that the compiler makes vectors of, which calls of `pow` are not.
+
+x = 2^e m with m in [sqrt(1/2), sqrt(2)), and x^a = 2^(a log2 x): the logarithm of m is the series of atanh, the power
+of two a Taylor series around the nearest whole number. Each is as exact as float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .jit import bits_of, float_of, inlined
+
+__all__ = ["raise_all"]
+
+SQRT_HALF = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
+ONE = 0x3FF0000000000000
+WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest whole number in the low bits
+WHOLE_BITS = 0x4338000000000000
+LEAST, MOST = 0x3370000000000000, 0x4C70000000000000  # bits of 2^-200 and 2^200, between which this is made for
+STEEPEST = 5.0  # the exponents it is made for: no power leaves the range of float64
+ATANH = tuple(2.0 / ((2 * k + 1) * math.log(2.0)) for k in range(11))
+EXP2 = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(14))
+
+
+@inlined
+def _log2(x):
+    bits = bits_of(x)
+    exponent = (bits - SQRT_HALF) >> 52
+    m = float_of(bits - (exponent << 52))
+    z = (m - 1.0) / (m + 1.0)
+    square, total = z * z, ATANH[10]
+    for k in range(9, -1, -1):
+        total = total * square + ATANH[k]
+    return (float_of(exponent + WHOLE_BITS) - WHOLE) + total * z
+
+
+@inlined
+def _exp2(y):
+    whole = y + WHOLE
+    rest, total = y - (whole - WHOLE), EXP2[13]
+    for k in range(12, -1, -1):
+        total = total * rest + EXP2[k]
+    return total * float_of((bits_of(whole) << 52) + ONE)
+
+
+@inlined
+def _in_range(values, count):
+    """Whether all are: the sign of a difference says so of the bits of positive numbers."""
+    signs = 0
+    for i in range(count):
+        bits = bits_of(values[i])
+        signs |= (bits - LEAST) | (MOST - bits)
+    return signs >= 0
+
+
+@inlined
+def raise_all(values, exponent, count):
+    """Makes values[:count], float64 of at least 0, their powers; to the power of 1 they stay as they are."""
+    if exponent == 1.0:
+        return
+    if abs(exponent) <= STEEPEST and _in_range(values, count):
+        for i in range(count):
+            values[i] = _exp2(exponent * _log2(values[i]))
+        return
+    for i in range(count):
+        values[i] = values[i] ** exponent
