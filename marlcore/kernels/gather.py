@@ -18,7 +18,6 @@ from .rows import (
     check,
     flags_of,
     place_of,
-    prefetch_row,
     record_of,
     row_of,
     successor_of,
@@ -26,8 +25,7 @@ from .rows import (
 
 __all__ = ["take", "take_chosen"]
 
-AHEAD = 32  # slots whose records are asked for before they are looked at
-COLUMNS_AHEAD = 2  # the same of other columns, of which the copies take longer
+AHEAD = 2  # slots whose columns are asked for before they are copied
 LINES_ASKED = 8  # of each: where a copy begins; the processor sees for itself how it goes on
 
 
@@ -188,30 +186,14 @@ def _prefetch_columns(p, columns, lane, ticket):
 
 
 @inlined
-def _prefetch_first(p, first, count):
-    lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
-    for slot in range(first, min(first + AHEAD, count)):
-        prefetch_row(p, lanes[slot], tickets[slot])
-
-
-@inlined
-def _prefetch_behind(p, columns, slot, count):
-    """Asks for what the loop over slots comes to soon, so that it waits for nothing."""
-    lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
-    if slot + AHEAD < count:
-        prefetch_row(p, lanes[slot + AHEAD], tickets[slot + AHEAD])
-    if p.far and slot + COLUMNS_AHEAD < count:
-        _prefetch_columns(p, columns, lanes[slot + COLUMNS_AHEAD], tickets[slot + COLUMNS_AHEAD])
-
-
-@inlined
 def _take_whole(p, columns, out, rows, first, count):
     """`take_chosen` of anything."""
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     filled = first
     for slot in range(first, count):
-        _prefetch_behind(p, columns, slot, count)
         lane, ticket = lanes[slot], tickets[slot]
+        if p.far and slot + AHEAD < count:
+            _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
         taken, least, _ = take(p, columns, out, lane, ticket, rows[filled])
         if taken:
             lanes[filled], tickets[filled], lowest[filled] = lane, ticket, least
@@ -230,12 +212,13 @@ def _take_plain(p, columns, out, rows, first, count):
     stride, lanes_in_all, gamma, frames, fields = p.record_stride, p.lanes, p.gamma, p.frames, p.frames + p.fields
     records, filled = p.records, first
     for slot in range(first, count):
-        _prefetch_behind(p, columns, slot, count)
         lane, ticket = lanes[slot], tickets[slot]
         at = row_of(p, lane, ticket)
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
         found, successor = successor_of(p, lane, ticket, flags)
+        if p.far and slot + AHEAD < count:
+            _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
         if found != SAMPLEABLE or flags & BOUNDARY:
             continue
         after, row = row_of(p, lane, successor), rows[filled]
@@ -268,7 +251,6 @@ def take_chosen(p, columns, out, rows, first, count):
 
     What is refused leaves its slot to the next one. Slot i fills output row rows[i].
     """
-    _prefetch_first(p, first, count)
     if p.plain:
         return _take_plain(p, columns, out, rows, first, count)
     return _take_whole(p, columns, out, rows, first, count)

@@ -25,7 +25,7 @@ from .jit import (
 )
 from .powers import raise_all
 from .random import unit
-from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, row_of
+from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
 from .sumtree import find, repair, repair_range
 
 __all__ = ["PRIORITIES", "catch_up", "draw", "first_bad", "update", "weigh"]
@@ -179,7 +179,9 @@ def draw(plan, columns, out, rows, priorities):
         points[i] = (i + unit(generator)) * part
     find(tree, offsets, points, leaves, count)
     for i in range(count):
-        lanes[i], tickets[i] = _ticket_of(p, leaves[i])
+        lane, ticket = _ticket_of(p, leaves[i])
+        lanes[i], tickets[i] = lane, ticket
+        prefetch_row(p, lane, ticket)
         prefetch(q.marks + leaves[i])
     filled = take_chosen(p, columns, out, rows, 0, count)
     for i in range(filled):

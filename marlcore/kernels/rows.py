@@ -62,12 +62,9 @@ def age_of(place):
 def prefetch_row(p, lane, ticket):
     """Asks for a record and the one behind it, as far as they are small."""
     at, both = record_of(p, lane, ticket), 2 * p.record_stride
-    prefetch(at)
-    prefetch(at + both - 1)
-    if both > LINE:
-        prefetch(at + LINE)
-    for offset in range(2 * LINE, min(both, 4 * LINE), LINE):
+    for offset in range(0, min(both, 4 * LINE), LINE):
         prefetch(at + offset)
+    prefetch(at + both - 1)
 
 
 @inlined

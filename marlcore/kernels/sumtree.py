@@ -16,7 +16,6 @@ __all__ = ["empty_tree", "find", "level_offsets", "repair", "repair_range"]
 
 FANOUT = 16
 LINE_ITEMS = 8
-AHEAD = 16  # nodes whose children are asked for before they are looked at
 ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
@@ -36,12 +35,6 @@ def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     room = np.zeros(int(offsets[-1]) + LINE_ITEMS)
     first = -(room.ctypes.data // room.itemsize) % LINE_ITEMS
     return room[first : first + int(offsets[-1])]
-
-
-@inlined
-def _prefetch_children(tree, first):
-    prefetch(tree.ctypes.data + 8 * first)
-    prefetch(tree.ctypes.data + 8 * first + 64)
 
 
 @inlined
@@ -90,9 +83,9 @@ def repair(tree, offsets, leaves, count, least=False):
             return
         for i in range(count):
             leaves[i] //= FANOUT
+            prefetch(tree.ctypes.data + 8 * (offsets[level - 1] + FANOUT * leaves[i]))
+            prefetch(tree.ctypes.data + 8 * (offsets[level - 1] + FANOUT * leaves[i]) + 64)
         for i in range(count):
-            if i + AHEAD < count:
-                _prefetch_children(tree, offsets[level - 1] + FANOUT * leaves[i + AHEAD])
             tree[offsets[level] + leaves[i]] = _of_children(tree, offsets[level - 1] + FANOUT * leaves[i], least)
 
 
@@ -150,11 +143,11 @@ def find(tree, offsets, targets, leaves, count):
         level -= 1
     _walk(tree, offsets[level], offsets[level + 1] - offsets[level], targets, leaves, count)
     for below in range(level - 1, -1, -1):
-        for i in range(min(AHEAD, count)):
-            _prefetch_children(tree, offsets[below] + FANOUT * leaves[i])
         for i in range(count):
-            if i + AHEAD < count:
-                _prefetch_children(tree, offsets[below] + FANOUT * leaves[i + AHEAD])
+            children = tree.ctypes.data + 8 * (offsets[below] + FANOUT * leaves[i])
+            prefetch(children)
+            prefetch(children + 64)
+        for i in range(count):
             first = FANOUT * leaves[i]
             child, targets[i] = _child_at(tree, np.uint64(offsets[below] + first), targets[i])
             leaves[i] = first + np.int64(child)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
-from .rows import SAMPLEABLE, check, find_seams
+from .rows import SAMPLEABLE, check, find_seams, prefetch_row
 
 __all__ = ["any_sampleable", "draw", "draw_listed", "list_sampleable"]
 
 
 @inlined
 def _choose(p, first, count, total):
-    """Any (lane, ticket) of the windows, each equally likely, for the slots [first, count)."""
+    """Any (lane, ticket) of the windows, each equally likely, for the slots [first, count).
+
+    All before any is looked at, so that their cache misses overlap.
+    """
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
     lo, hi = int64_at(p.lo), int64_at(p.hi)
     for slot in range(first, count):
@@ -21,6 +24,7 @@ def _choose(p, first, count, total):
             place -= hi[lane] - lo[lane]
             lane += 1
         lanes[slot], tickets[slot] = lane, lo[lane] + place
+        prefetch_row(p, lane, lo[lane] + place)
 
 
 @jit
