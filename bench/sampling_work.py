@@ -34,7 +34,8 @@ from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
 __all__ = ["ROWS", "floor_sample", "memcpy_sample"]
 
-STORED_NBYTES = 40  # of a row of 4 floats, as marlcore stores it
+# A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
+STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
 
 
 def _marlcore_sample(obs: NDArray[Any]) -> Open:
@@ -75,15 +76,14 @@ def memcpy_sample(obs: NDArray[Any]) -> Open:
 
 
 def floor_sample(obs: NDArray[Any]) -> Open:
-    """The batch's bytes from as many random rows as it has; each frame once."""
+    """The batch's bytes from where they lie in as many random rows as it has; each frame once."""
 
     @contextmanager
     def open_work(scale: Scale) -> Iterator[Work]:
         if obs is FRAME:
-            row, size = obs.nbytes, obs.nbytes * (STACK + 1) + SCALARS_NBYTES
+            yield random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
         else:
-            row, size = STORED_NBYTES, obs.nbytes * 2 + SCALARS_NBYTES
-        yield random_copies(rows_of(obs, scale), row, size, BATCH)
+            yield random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
 
     return open_work
 

@@ -1,23 +1,36 @@
-/* The floor of a random draw: what a batch holds, copied from random places by the plainest loop that asks for
- * each place a while before it copies it. */
+/* The floor of a random draw: what a batch holds, copied from where it lies in random rows by the plainest
+ * loop that asks for each row a while before it copies it. PIECES is what is copied from a row, or from
+ * behind it: {offset, size}, ... */
 #include <stdint.h>
 #include <string.h>
 
 enum { AHEAD = 16, LINE = 64, MOST_LINES = 8 };
 
-static void ask(const uint8_t *row, uint64_t size) {
-    for (uint64_t at = 0; at < size && at < MOST_LINES * LINE; at += LINE)
-        __builtin_prefetch(row + at);
-    __builtin_prefetch(row + size - 1);
+static const struct piece {
+    uint64_t offset, size;
+} pieces[] = {PIECES};
+
+enum { COUNT = sizeof pieces / sizeof *pieces };
+
+static inline void ask(const uint8_t *row) {
+    for (uint64_t k = 0; k < COUNT; k++) {
+        const uint8_t *piece = row + pieces[k].offset;
+        for (uint64_t at = 0; at < pieces[k].size && at < MOST_LINES * LINE; at += LINE)
+            __builtin_prefetch(piece + at);
+        __builtin_prefetch(piece + pieces[k].size - 1);
+    }
 }
 
-/* Copies `size` bytes from each of `count` places of a ring, offsets in bytes. */
-void random_copies(uint8_t *to, const uint8_t *ring, const int64_t *places, uint64_t count, uint64_t size) {
-    for (uint64_t i = 0; i < AHEAD && i < count; i++)
-        ask(ring + places[i], size);
-    for (uint64_t i = 0; i < count; i++) {
-        if (i + AHEAD < count)
-            ask(ring + places[i + AHEAD], size);
-        memcpy(to + i * size, ring + places[i], size);
+/* Copies the pieces of each of n rows of a ring, which begin at `places`. */
+void random_copies(uint8_t *to, const uint8_t *ring, const int64_t *places, uint64_t n) {
+    for (uint64_t i = 0; i < AHEAD && i < n; i++)
+        ask(ring + places[i]);
+    for (uint64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n)
+            ask(ring + places[i + AHEAD]);
+        for (uint64_t k = 0; k < COUNT; k++) {
+            memcpy(to, ring + places[i] + pieces[k].offset, pieces[k].size);
+            to += pieces[k].size;
+        }
     }
 }

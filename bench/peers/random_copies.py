@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 import tempfile
 from contextlib import redirect_stdout
+from functools import partial
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from io import StringIO
@@ -26,13 +27,16 @@ SOURCE = Path(__file__).with_suffix(".c")
 BATCHES = 4096  # of places: more than the caches nearest to a core hold
 NAME = "_random_copies"
 
+Pieces = tuple[tuple[int, int], ...]
+
 
 @functools.cache
-def _compiled() -> Any:
+def _compiled(pieces: Pieces) -> Any:
     """The extension module, with `ffi` and `lib`."""
     ffi = FFI()
-    ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t, uint64_t);")
-    ffi.set_source(NAME, SOURCE.read_text())
+    ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t);")
+    listed = ", ".join(f"{{{offset}, {size}}}" for offset, size in pieces)
+    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text())
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / f"{NAME}.c", Path(folder) / f"{NAME}.so"
         with redirect_stdout(StringIO()):  # it says which file it makes
@@ -46,22 +50,26 @@ def _compiled() -> Any:
     return module
 
 
-def random_copies(rows: int, row_nbytes: int, nbytes: int, batch: int) -> Work:
-    """Each run copies `batch` times `nbytes` bytes, each from another row of a ring."""
-    ffi, lib = _compiled().ffi, _compiled().lib
+def random_copies(rows: int, row_nbytes: int, pieces: Pieces, batch: int) -> Work:
+    """Each run copies pieces, (offset, size) from a row's begin on, of `batch` random rows of a ring."""
+    module = _compiled(pieces)
+    pointer = module.ffi.from_buffer
+    reach, nbytes = max(map(sum, pieces)), sum(size for _, size in pieces)
     ring = np.frombuffer(shared_bytes(rows * row_nbytes), np.uint8)
     copies: NDArray[Any] = np.zeros((batch, nbytes), np.uint8)
-    last = (len(ring) - nbytes) // row_nbytes
+    last = (len(ring) - reach) // row_nbytes
     places = np.random.default_rng(0).integers(last + 1, size=(BATCHES, batch)) * row_nbytes
-    turn = cycle([(one, ffi.from_buffer("int64_t[]", one)) for one in places])
-    to, source, copy = ffi.from_buffer("uint8_t[]", copies), ffi.from_buffer("uint8_t[]", ring), lib.random_copies
+    turn = cycle([(one, pointer("int64_t[]", one)) for one in places])
+    copy = partial(module.lib.random_copies, pointer("uint8_t[]", copies), pointer("uint8_t[]", ring))
 
     def run() -> NDArray[Any]:
-        chosen, pointer = next(turn)
-        copy(to, source, pointer, batch, nbytes)
+        chosen, at = next(turn)
+        copy(at, batch)
         return chosen
 
     def check(chosen: NDArray[Any]) -> None:
-        assert all((copies[i] == ring[at : at + nbytes]).all() for i, at in enumerate(chosen))
+        for i, place in enumerate(chosen):
+            expected = [ring[place + offset : place + offset + size] for offset, size in pieces]
+            assert (copies[i] == np.concatenate(expected)).all()
 
     return Work(run, check)

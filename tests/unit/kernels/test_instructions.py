@@ -25,21 +25,21 @@ CALLS = """if True:
     import marlcore as mc
 
     spec = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
-    obs, priorities = np.zeros(4, np.float32), np.random.default_rng(0).random(256)
+    obs, priorities = np.zeros(4, np.float32), np.random.default_rng(0).random(64)
     many = np.zeros((64, 4), np.float32), np.zeros(64, np.int64), np.zeros(64, np.float32)
     model = torch.nn.Linear(4, 4)
     with mc.ReplayBuffer.create(spec, 4096) as replay, mc.ParameterStore.create(model) as store:
         publisher, writer = store.publisher(model), replay.writer()
         for _ in range(100):
             writer.add_batch(*many)
-        uniform = replay.sampler(256, seed=0)
-        preferring = replay.sampler(256, seed=0, prioritized=mc.Prioritized())
-        stacked = replay.sampler(256, seed=0, stack=4, n_step=3)
+        uniform = replay.sampler(64, seed=0)
+        preferring = replay.sampler(64, seed=0, prioritized=mc.Prioritized())
+        stacked = replay.sampler(64, seed=0, stack=4, n_step=3)
 
         def prioritized():
             preferring.update_priorities(preferring.sample().index, priorities)
 
-        calls = {"uniform 256": uniform.sample, "stack 4, 3 steps 256": stacked.sample, "prioritized 256": prioritized,
+        calls = {"uniform 64": uniform.sample, "stack 4, 3 steps 64": stacked.sample, "prioritized 64": prioritized,
                  "add": lambda: writer.add(obs, 1, 0.5), "add_batch 64": lambda: writer.add_batch(*many),
                  "publish": publisher.publish}
         for call in calls.values():
@@ -58,9 +58,9 @@ CALLS = """if True:
 
 # Counted on x86-64 with AVX-512; a tenth more is a failure
 BOUNDS = {
-    "uniform 256": 78_000,
-    "stack 4, 3 steps 256": 285_000,
-    "prioritized 256": 217_000,
+    "uniform 64": 20_000,
+    "stack 4, 3 steps 64": 71_500,
+    "prioritized 64": 86_000,
     "add": 320,
     "add_batch 64": 4_500,
     "publish": 370,
