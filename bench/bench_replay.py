@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from . import adding_work, prioritized_work, sampling_work
-from .rate import LIBRARIES, measure_rates
+from .adding_while_sampled import LIBRARIES, measure_rates
 from .work import Row, Scale, benchmark_row
 
 ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS)

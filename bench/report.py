@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import adding_work, params_work, prioritized_work, queue_work, rate, sampling_work, save_work
-from .rate import Rates
+from .adding_while_sampled import Rates
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 

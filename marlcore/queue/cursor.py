@@ -43,7 +43,7 @@ class CursorLines:
     """The cursor as any process reads it."""
 
     def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
-        self._lanes = geometry.lanes
+        self._lane_count = geometry.lanes
         self._words = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
@@ -59,7 +59,8 @@ class CursorLines:
     def half(self, half: int) -> Ints:
         """The content of one half of the slots, int64 [4, lanes]."""
         words = [
-            [self._words.load(self._at(half, row, lane)) for lane in range(self._lanes)] for row in range(CURSOR_ROWS)
+            [self._words.load(self._at(half, row, lane)) for lane in range(self._lane_count)]
+            for row in range(CURSOR_ROWS)
         ]
         return np.array(words, np.int64)
 

@@ -150,11 +150,11 @@ class TrajectoryQueue(TransitionLanes):
             ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
                 ever, the reader for a batch and the writers for room.
         """
-        from ..transitions import Lanes
+        from ..transitions import LaneView
         from .reader import ReaderOptions, TrajectoryReader
 
         self._segment.check_open()
-        lanes = Lanes(self._segment, self._lanes, self._geometry, self._layout, self.spec)
+        lanes = LaneView(self._segment, self._lanes, self._geometry, self._layout, self.spec)
         reader = TrajectoryReader(lanes, ReaderOptions(batch_size, length, stack, n_step, gamma, pad))
         self._readers.add(reader)
         return reader

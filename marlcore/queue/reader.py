@@ -14,7 +14,7 @@ from ..checks import check_whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, Lanes, Window
+from ..transitions import Batch, BatchMemory, Drawing, LaneView, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
@@ -52,7 +52,7 @@ class ReaderOptions:
     gamma: float
     pad: str
 
-    def window(self, lanes: Lanes) -> Window:
+    def window(self, lanes: LaneView) -> Window:
         """Raises ValueError: a field, what was expected and what came."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
         for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
@@ -76,12 +76,12 @@ class ReaderOptions:
         window.check(spec, lane_rows)
         return window
 
-    def kept(self, lanes: Lanes, position: NDArray[np.int64]) -> NDArray[np.int64]:
+    def kept(self, lanes: LaneView, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many rows before each position may still be needed, for frames of a stack or for a stored state."""
         every = lanes.spec.state_every if self.length is not None else 1
         return np.maximum(self.stack - 1, position % every)
 
-    def longest_add(self, lanes: Lanes) -> int:
+    def longest_add(self, lanes: LaneView) -> int:
         """Rows that an add may have so that it never waits in every lane while this reader waits for more.
 
         A reader that waits has less than a batch: in all lanes together at most batch_size - 1 whole transitions or
@@ -105,12 +105,12 @@ class TrajectoryReader:
         stats: what was read, dropped, skipped, and waited.
     """
 
-    def __init__(self, lanes: Lanes, options: ReaderOptions) -> None:
+    def __init__(self, lanes: LaneView, options: ReaderOptions) -> None:
         window = options.window(lanes)
         self.stats = ReaderStats()
         self._closed = False
         self._inside: dict[int, None] = {}  # see guard.py
-        self._lanes = lanes
+        self._view = lanes
         self._options = options
         self._drawing = Drawing(lanes, window, int(options.batch_size))
         count = lanes.geometry.lanes
@@ -160,7 +160,7 @@ class TrajectoryReader:
                 batch = memory.batch()
                 self._consume(self._next)
                 self._release()
-                self._first = (self._first + 1) % self._lanes.geometry.lanes
+                self._first = (self._first + 1) % self._view.geometry.lanes
                 return batch
             if (self._settled != self._cursor.now).any():
                 self._consume(self._settled)  # what will never be delivered would keep writers waiting
@@ -169,9 +169,9 @@ class TrajectoryReader:
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
-        self._lanes.segment.check_open()
+        self._view.segment.check_open()
         if self._closed:
-            raise ClosedError(f"{self._lanes.segment.path}: the reader was closed")
+            raise ClosedError(f"{self._view.segment.path}: the reader was closed")
 
     def close(self) -> None:
         """Lets another reader go on from here; harmless when repeated."""
@@ -207,12 +207,12 @@ class TrajectoryReader:
                 return found
             self.stats.lapped += 1
             # A lane whose writer is quicker than this reader is entered further and further from its oldest row.
-            step = 1 + self._lanes.geometry.capacity // 16
-            lapped = np.minimum(2 * self._margin + step, self._lanes.geometry.capacity // 2)
+            step = 1 + self._view.geometry.capacity // 16
+            lapped = np.minimum(2 * self._margin + step, self._view.geometry.capacity // 2)
             self._margin[:] = np.where(self._whole == 0, lapped, self._margin)
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                path = self._lanes.segment.path
+                path = self._view.segment.path
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _consume(self, cursor: NDArray[np.int64]) -> None:
@@ -224,7 +224,7 @@ class TrajectoryReader:
 
     def _release(self) -> None:
         position = self._cursor.now[inorder.POSITION]
-        self._cursor.release(position - self._options.kept(self._lanes, position))
+        self._cursor.release(position - self._options.kept(self._view, position))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
         """Sleeps until so many rows were written that a batch may be ready."""
@@ -249,4 +249,4 @@ class TrajectoryReader:
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"
-        return f"{self._lanes.segment.path}: expected {self._options.batch_size} {of} that are whole, got {ready}"
+        return f"{self._view.segment.path}: expected {self._options.batch_size} {of} that are whole, got {ready}"

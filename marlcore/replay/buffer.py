@@ -186,12 +186,12 @@ class ReplayBuffer(TransitionLanes):
 
         Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
         """
-        from ..transitions import Lanes
+        from ..transitions import LaneView
         from .sampler import Sampler, SamplerOptions
 
         self._segment.check_open()
         options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
-        return Sampler(Lanes(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
+        return Sampler(LaneView(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
 
     def __len__(self) -> int:
         """Transitions held, without boundary rows.

@@ -14,7 +14,7 @@ from ..checks import came, check_whole
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import TransitionSpec
-from ..transitions import BatchMemory, Drawing, Lanes, RecordLayout, address_of
+from ..transitions import BatchMemory, Drawing, LaneView, RecordLayout, address_of
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
@@ -73,14 +73,14 @@ class PriorityTree:
         batches: how many were drawn, which beta depends on.
     """
 
-    def __init__(self, options: Prioritized, lanes: Lanes, drawing: Drawing) -> None:
+    def __init__(self, options: Prioritized, lanes: LaneView, drawing: Drawing) -> None:
         geometry, batch_size = lanes.geometry, drawing.chosen.shape[1]
         leaves = geometry.lanes * geometry.capacity
         self.batches = 0
         self._options = options
         self._drawing = drawing
         self._path = lanes.segment.path
-        self._lanes = geometry.lanes
+        self._lane_count = geometry.lanes
         self._leaves = leaves
         self._limit = options.limit(leaves)
         self._offsets = level_offsets(leaves)
@@ -226,7 +226,7 @@ class PriorityTree:
             raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
         floor, caught = state["reach"][:, :, None]
         self._drawing.read_windows()
-        per_lane = self._leaves // self._lanes
+        per_lane = self._leaves // self._lane_count
         if not ((floor >= 0) & (floor <= caught) & (caught <= self._drawing.windows[1][:, None])).all():
             raise ValueError("state: expected the state of a sampler of this replay, got tickets that it does not have")
         if (caught - floor > per_lane).any():

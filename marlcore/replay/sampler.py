@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import came, check_whole
 from ..errors import MarlcoreError, NotEnoughData
 from ..memory import one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, Lanes, Strategy, Window
+from ..transitions import Batch, BatchMemory, Drawing, LaneView, Strategy, Window
 from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
@@ -107,7 +107,7 @@ class SamplerOptions:
             window = Window(stack, n_step, gamma, pad, sequence.length, sequence.burn_in, period)
         return cls(batch_size, window, seed, min_size, prioritized)
 
-    def check(self, lanes: Lanes) -> None:
+    def check(self, lanes: LaneView) -> None:
         """Raises ValueError or TypeError: a field, what was expected and what came."""
         check_whole("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
@@ -131,12 +131,12 @@ class Sampler:
         stats: what was drawn, lapped, drawn again and waited.
     """
 
-    def __init__(self, lanes: Lanes, options: SamplerOptions) -> None:
+    def __init__(self, lanes: LaneView, options: SamplerOptions) -> None:
         options.check(lanes)
         self.stats = SamplerStats()
         self._inside: dict[int, None] = {}  # see guard.py
         self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
-        self._lanes = lanes
+        self._view = lanes
         self._options = options
         self._drawing = Drawing(lanes, options.window, int(options.batch_size))
         prioritized = options.prioritized
@@ -153,7 +153,7 @@ class Sampler:
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
-        self._lanes.segment.check_open()
+        self._view.segment.check_open()
         able = self._has_enough() and self._strategy.can_draw()
         return able if self._gate is None else self._gate.can_sample(able)
 
@@ -179,7 +179,7 @@ class Sampler:
         return memory.batch()
 
     def __repr__(self) -> str:
-        return f"<Sampler of {self._lanes.segment.path} batch_size={self._options.batch_size}>"
+        return f"<Sampler of {self._view.segment.path} batch_size={self._options.batch_size}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
@@ -213,7 +213,7 @@ class Sampler:
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
-        self._lanes.segment.check_open()
+        self._view.segment.check_open()
         self.stats.ignored += self._strategy.update(index, priority)
 
     @one_thread
@@ -252,7 +252,7 @@ class Sampler:
     def _wait_for_limiter(self, deadline: float | None) -> None:
         """Waits while `_limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
         if self._gate is not None:
-            self._lanes.segment.check_open()
+            self._view.segment.check_open()
             self.stats.waited += self._gate.wait(deadline)
 
     def _fill(self, memory: BatchMemory, rows: NDArray[np.int64], deadline: float | None) -> None:
@@ -260,7 +260,7 @@ class Sampler:
 
         Raises: as `sample`.
         """
-        self._lanes.segment.check_open()
+        self._view.segment.check_open()
         if not self._enough and not self._has_enough():
             self._wait(self._missing, deadline)
         lapped_since = None
@@ -278,7 +278,7 @@ class Sampler:
             rows = np.concatenate([rows[lapped], rows[filled:]])
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                path = self._lanes.segment.path
+                path = self._view.segment.path
                 raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
 
     def _finish(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
@@ -294,9 +294,9 @@ class Sampler:
 
     def _missing(self) -> int:
         """Transitions that have to be written before enough are held."""
-        held, geometry = self._lanes.transitions, self._lanes.geometry
+        held, geometry = self._view.transitions, self._view.geometry
         # Full lanes never hold more, and some of their rows may be boundary rows.
-        committed = map(self._lanes.native.committed, range(geometry.lanes))
+        committed = map(self._view.native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - count) for count in committed)
         return min(room, max(0, (self._options.min_size or self._options.batch_size) - held))
 
@@ -311,14 +311,14 @@ class Sampler:
             self._gate.starve()
         began = time.monotonic()
         until = began if deadline is None else deadline
-        found = sleep_until(missing, self._drawing.event, until, self._lanes.segment.check_open)
+        found = sleep_until(missing, self._drawing.event, until, self._view.segment.check_open)
         self.stats.waited += time.monotonic() - began
         if not found:
             error = NotEnoughData if deadline is None else TimeoutError
-            raise error(f"{self._lanes.segment.path}: {self._shortage()}")
+            raise error(f"{self._view.segment.path}: {self._shortage()}")
 
     def _shortage(self) -> str:
-        held = self._lanes.transitions
+        held = self._view.transitions
         needed = self._options.min_size or self._options.batch_size
         if held < needed:
             return f"expected at least {needed} transitions, got {held}"

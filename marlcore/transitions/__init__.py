@@ -8,7 +8,7 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import setter
-from .window import Drawing, Lanes, Strategy, Window, address_of
+from .window import Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Batch",
     "BatchMemory",
     "Drawing",
-    "Lanes",
+    "LaneView",
     "Place",
     "RecordLayout",
     "Strategy",

@@ -18,11 +18,11 @@ from ..spec import TransitionSpec
 from .batch import BatchLayout, BatchMemory
 from .layout import RecordLayout
 
-__all__ = ["Drawing", "Lanes", "Strategy", "Window", "address_of"]
+__all__ = ["Drawing", "LaneView", "Strategy", "Window", "address_of"]
 
 
 @dataclass(frozen=True)
-class Lanes:
+class LaneView:
     """A replay's lanes as this process has them mapped."""
 
     segment: Segment
@@ -132,7 +132,7 @@ class Drawing:
         event: where writers wake whoever waits for rows.
     """
 
-    def __init__(self, lanes: Lanes, window: Window, batch_size: int) -> None:
+    def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
         geometry, spec = lanes.geometry, lanes.spec
         self._layout = BatchLayout(spec, lanes.layout, geometry, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
