@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import adding_work, params_work, prioritized_work, queue_work, rate, sampling_work, save_work
-from .adding_while_sampled import Rates
+from . import adding_work, params_work, prioritized_work, queue_work, sampling_work, save_work
+from .adding_while_sampled import LIBRARIES, Rates, measure_rates
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
@@ -77,7 +77,7 @@ def main() -> None:
             status.update(row.name)
             results.append(Result.of(row, time_row(row, FULL, effort.rounds, effort.round_s)))
         status.update("writer's rate while sampled")
-        rates = {name: rate.measure_rates(name, effort.rate_rounds, effort.rate_s) for name in rate.LIBRARIES}
+        rates = {name: measure_rates(name, effort.rate_rounds, effort.rate_s) for name in LIBRARIES}
         saves = {}
         if not options.quick:
             status.update("saving and loading 1 GB")

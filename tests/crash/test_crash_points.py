@@ -90,6 +90,7 @@ def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> s
     return run([sys.executable, "-W", "error", PROGRAM, how, scenario, core, folder, *sabotage])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", POINTS)
 def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
     """Wherever a process is killed, others go on with what was whole."""
@@ -99,6 +100,7 @@ def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, fo
     assert passed >= Counter(POINTS[scenario]), passed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", FAILING)
 def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder: Path):
     """Each system call that fails is a clean error and the next attempt succeeds."""
@@ -129,6 +131,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("core")
 @pytest.mark.parametrize(("how", "scenario", "found", "mutant"), MUTANTS, ids=[mutant.name for *_, mutant in MUTANTS])
 def test_a_core_that_breaks_a_rule_is_found_out(
@@ -139,6 +142,7 @@ def test_a_core_that_breaks_a_rule_is_found_out(
     assert found in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "scenario", "sabotage", "found"),
     [

@@ -525,6 +525,7 @@ def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, C
     return counted
 
 
+@pytest.mark.long
 def test_a_changed_header_is_refused_or_works():
     """Every changed byte of a header is refused or gives something that works.
 
@@ -535,12 +536,14 @@ def test_a_changed_header_is_refused_or_works():
         assert counted["results"] > 0
 
 
+@pytest.mark.long
 def test_no_counters_and_rows_end_a_process_by_a_signal():
     for name, counted in child("live", list(CASES), SEED, 0.7).items():
         assert counted["results"] > 0
         assert counted["exceptions"] > 0 or name == "control"
 
 
+@pytest.mark.long
 def test_a_segment_that_always_changes_ends_no_process():
     """A segment that changes all the time ends no process by a signal."""
     for counted in child("racing", list(CASES), SEED, 0.7).values():
@@ -557,6 +560,7 @@ def has_fuzzer() -> bool:
     return shutil.which("clang") is not None and not subprocess.run(command, input=empty, text=True).returncode
 
 
+@pytest.mark.long
 def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
     """csrc/test/fuzz_lane.c says what each call may answer; the sanitizers, where it may read and write."""
     if not has_fuzzer():

@@ -182,6 +182,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
     """An exception before any instruction leaves nothing and takes nothing."""
@@ -233,6 +234,7 @@ def storm(world: World, operation: str, times: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
 @pytest.mark.parametrize("operation", ["attach", "writer", "create"])

@@ -42,6 +42,7 @@ def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> dict[str,
     return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
+@pytest.mark.long
 def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
     """Processes of the core killed at any moment leave others whole rows and free lanes.
 
@@ -66,6 +67,7 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
     assert run([core, "--cycle", "1"]).returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_killed_python_processes_stop_nobody(method: str) -> None:
     """Python processes killed at any moment stop nobody and leave nothing."""
@@ -74,6 +76,7 @@ def test_killed_python_processes_stop_nobody(method: str) -> None:
     assert found["rows"] > 0
 
 
+@pytest.mark.long
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:
     """The positive control: the same processes, and a sampler that believes whatever it copied."""
     assert counts(python("fork", "2000", "trust"), status=1)["torn"] > 0

@@ -133,6 +133,7 @@ def run(tmp_path: Path) -> Any:
     one.process.stderr.close()
 
 
+@pytest.mark.long
 def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run) -> None:
     segments = run.segments
     assert len(segments) == 2 + 2 * len(AGENTS) and all(path.exists() for path in segments)
@@ -144,6 +145,7 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run) -> None:
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("signals", "code"),
     [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGHUP, signal.SIGTERM), 129)],
@@ -162,6 +164,7 @@ def test_a_doubled_signal_keeps_the_last_checkpoints(run: Run, signals: tuple[in
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     """A second Ctrl-C waits for nothing and what was saved before is whole."""
     segments = run.segments

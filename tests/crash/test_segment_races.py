@@ -276,6 +276,7 @@ def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.long
 def test_no_held_segment_is_swept_and_every_orphan_is() -> None:
     """No segment is swept while it is held, and one sweep removes those of killed processes."""
     code, told = child(2000)
@@ -285,6 +286,7 @@ def test_no_held_segment_is_swept_and_every_orphan_is() -> None:
     assert counted["attempts"] >= 2000 and all(counted.values()), told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", BROKEN)
 def test_without_a_rule_a_segment_is_swept_while_it_is_held(broken: str) -> None:
     """The positive control: what asks the kernel, and when, is what keeps a segment there."""

@@ -31,12 +31,14 @@ def build(name: str, folder: Path) -> Path:
     return folder / name
 
 
+@pytest.mark.long
 def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
     for source in [*CORE.glob("*.c"), *(CORE / "test").glob("*.c")]:
         warnings = CRASH_FLAGS[:-1] if source.name == "crash_points.c" else CFLAGS
         mutants.compile_with([GCC, *warnings, f"-I{CORE}", "-c", str(source), "-o", str(tmp_path / "object")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["test_core", "test_transitions"])
 def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
     done = run([EMULATOR, build(name, tmp_path)])
@@ -44,6 +46,7 @@ def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
     assert done.stdout.split() == re.findall(r"TEST\((\w+)\)", (CORE / "test" / f"{name}.c").read_text())
 
 
+@pytest.mark.long
 def test_lapped_readers_accept_no_torn_row_on_aarch64(tmp_path: Path):
     """Two readers lapped by a writer accept no torn row on aarch64."""
     stress = build("stress_lane", tmp_path)
@@ -72,6 +75,7 @@ int main(void) {
 """
 
 
+@pytest.mark.long
 def test_crash_points_make_the_system_calls_of_aarch64(tmp_path: Path):
     """A build that can be killed at each point makes the system calls of aarch64.
 

@@ -93,6 +93,7 @@ def race_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
     return raced(run([stress, *mutants.STRESS]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STRESSES)
 def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, name: str) -> None:
     found = race(stress, name)
@@ -119,6 +120,7 @@ RACES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", RACES.values(), ids=RACES.keys())
 def test_a_thread_sanitizer_finds_no_race(tmp_path: Path, arguments: str) -> None:
     """Every word that both touch is atomic, and what readers check after copying is ordered by more than luck."""

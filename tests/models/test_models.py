@@ -36,13 +36,14 @@ Submit = Callable[..., Future[Any]]
 
 
 @pytest.fixture(scope="module")
-def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
-    """Everything that the tests below look at, two searches at a time."""
+def searches(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[Any, Future[Any]]:
+    """Everything that the tests below look at, two searches at a time; Relacy's, which take longer, with --long."""
     folder = tmp_path_factory.mktemp("models")
     found: dict[Any, Future[Any]] = {}
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow compilation first: what needs it comes after SPIN's searches, which go on beside it.
-        world = pool.submit(mutants.build_world, folder) if mutants.RELACY.exists() else None
+        asked = pytestconfig.getoption("--long") and mutants.RELACY.exists()
+        world = pool.submit(mutants.build_world, folder) if asked else None
         for model in spin_models.MODELS if spin_models.SPIN is not None else ():
             for macros in (*model.sizes, *((mutant,) for mutant in model.mutants)):
                 found[model.name, macros] = pool.submit(spin_models.search, model, macros)
@@ -57,6 +58,7 @@ def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[An
     return scenarios | {m.name: submit(mutants.examine, m, world.result(), folder) for m in mutants.MUTANTS}
 
 
+@pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("part", SCENARIOS)
 def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explored: Explored, part: str) -> None:
@@ -70,6 +72,7 @@ def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explor
         assert name != "sample" or int(executions[1]) > 1_000_000
 
 
+@pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
 def test_a_core_that_breaks_a_rule_is_found_out(

@@ -15,6 +15,7 @@ from marlcore.testing.chaos import wreak
 from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 
 
+@pytest.mark.long
 def test_a_run_under_kills_reads_nothing_torn() -> None:
     """A run whose processes are killed reads nothing torn and leaves nothing."""
     report = wreak(seconds=20, seed=1, pause=0.5)

@@ -63,6 +63,7 @@ def ways() -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ways())
 def test_what_makes_environments_may_be(tmp_path: Path, way: str) -> None:
     assert train(ways()[way], tmp_path / "run").steps == 300
@@ -91,6 +92,7 @@ print(mc.train(make, "dqn", config, progress=False).steps)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["-c", "stdin"])
 def test_a_program_without_a_file_hands_over_its_own_function(tmp_path: Path, how: str) -> None:
     given = [PROGRAM] if how == "-c" else []
@@ -101,6 +103,7 @@ def test_a_program_without_a_file_hands_over_its_own_function(tmp_path: Path, ho
     assert (done.returncode, done.stdout, done.stderr) == (0, "300\n", "")
 
 
+@pytest.mark.long
 def test_a_notebook_hands_over_the_function_of_a_cell(tmp_path: Path) -> None:
     above, below = PROGRAM.split("config =")
     notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
@@ -175,6 +178,7 @@ STARTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "mode"), [*product(STARTS, ["serial"]), ("no environment", "async"), ("no trainer", "async")]
 )
@@ -232,6 +236,7 @@ def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatc
 # A fault that will come again
 
 
+@pytest.mark.long
 def test_a_failure_in_the_first_episode_is_tried_again_once(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="the floor gave way") as caught:
         train(partial(Corridor, fails_at=3), tmp_path / "run")
@@ -253,6 +258,7 @@ class Broken(Corridor):
         return (np.zeros(3, np.float32), reward, *rest) if self.fault == "shape" else (obs, float("nan"), *rest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("shape", r"obs: expected float32 \(1,\), got shape \(3,\)"), ("reward", "reward: expected a finite number")],

@@ -41,6 +41,7 @@ def test_a_queue_of_an_earlier_version_is_read(files):
         assert reader.read(timeout=60.0).action.tolist() == [[0, 1, 2, 3]]
 
 
+@pytest.mark.long
 def test_a_run_of_an_earlier_version_goes_on(files):
     config = mc.Config(
         total_steps=1500,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hunt import HUNT, bar, mean_returns
 
@@ -130,6 +131,7 @@ def returns(states: dict[str, dict[str, Any]]) -> dict[str, float]:
     return mean_returns(choose)
 
 
+@pytest.mark.long
 def test_a_run_under_kills_learns(tmp_path: Path) -> None:
     """A run whose workers are killed every two seconds learns."""
     kills = Kills(PAUSE_S, least=3)

@@ -375,6 +375,7 @@ def test_no_row_is_torn_or_reaches_across_an_edge(program, words):
     assert outcome.lapped > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["torn", "head"])
 def test_without_validation_torn_and_lapped_rows_are_seen(program, fault):
     """Without validation, rows that are torn or across the write head are seen.

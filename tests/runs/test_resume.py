@@ -53,6 +53,7 @@ def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert mc.Config.from_dict({}) == mc.Config()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
     config = replace(RUN, mode=mode, run_dir=str(tmp_path / "run"))
@@ -73,6 +74,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
     assert min(m.step for m in later[len(rows) :]) >= 3000
 
 
+@pytest.mark.long
 def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) -> None:
     config = replace(RUN, run_dir=str(tmp_path / "run"))
     first = train(config)
@@ -85,6 +87,7 @@ def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) ->
         assert torch.equal(old["sampler"]["generator"], new["sampler"]["generator"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("save", [True, False])
 def test_a_replay_that_was_saved_is_what_the_run_goes_on_with(tmp_path: Path, save: bool) -> None:
     config = replace(RUN, run_dir=str(tmp_path / "run"), replay=ReplayConfig(save=save))
@@ -94,6 +97,7 @@ def test_a_replay_that_was_saved_is_what_the_run_goes_on_with(tmp_path: Path, sa
     assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "marlcore", "train"]
@@ -122,6 +126,7 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
         time.sleep(0.1)  # the killed run's workers let go of it within seconds
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "marlcore", "train"]
@@ -137,6 +142,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0 and f"results in {run}" in again.stdout, again.stderr
 
 
+@pytest.mark.long
 def test_no_saved_row_is_of_a_future_version(tmp_path: Path) -> None:
     """Versions go on so that rows of a saved replay are never of the future."""
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=2000, replay=ReplayConfig(save=True))
@@ -165,6 +171,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("total", [3000, 100])
 def test_a_run_without_a_step_left_is_refused(tmp_path: Path, total: int) -> None:
     """A run without a step left is refused and stays as it was."""
@@ -195,6 +202,7 @@ def marlcore_train(folder: Path, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> None:
     """An algorithm and an environment of one's own are trained and resumed by name."""
     (tmp_path / "mine.py").write_text(MODULE)
@@ -236,6 +244,7 @@ BAD = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=str)
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "marlcore", "train", *arguments]
@@ -244,6 +253,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", ["[1]", '{"actor": 5}', '{"env": "treasure_hunt", "total_steps": "many"}'])
 def test_a_damaged_configuration_is_one_line_and_exit_code_2(tmp_path: Path, config: str) -> None:
     RunDirectory.create(tmp_path / "run", {}).close()
@@ -255,6 +265,7 @@ def test_a_damaged_configuration_is_one_line_and_exit_code_2(tmp_path: Path, con
     assert re.match(r"marlcore: resume: expected .*, got 'run' \(", done.stderr)
 
 
+@pytest.mark.long
 def test_settings_that_do_not_fit_the_saved_replay_are_refused(tmp_path: Path) -> None:
     config = replace(RUN, run_dir=str(tmp_path / "run"), replay=ReplayConfig(save=True))
     first = train(config)

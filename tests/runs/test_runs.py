@@ -88,11 +88,13 @@ def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str)
     assert logs == ["actor-0.log", "learner-agent_0.log", "learner-agent_1.log"]
 
 
+@pytest.mark.long
 def test_several_actors_share_the_steps(tmp_path: Path) -> None:
     config = small(tmp_path / "run", total_steps=2001, actor=ActorConfig(processes=2, envs=1))
     assert mc.train(HUNT, "dqn", config, progress=False).steps == 2001
 
 
+@pytest.mark.long
 def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> None:
     runs = []
     for i, seed in enumerate([3, 3, 4]):
@@ -105,6 +107,7 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> Non
     assert runs[0] != runs[2]
 
 
+@pytest.mark.long
 def test_a_workers_exception_ends_the_run(tmp_path: Path) -> None:
     """An exception in a worker ends the run with its traceback."""
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
@@ -121,6 +124,7 @@ class WordyHunt(TreasureHunt):
         raise RuntimeError("x" * 1_000_000)
 
 
+@pytest.mark.long
 def test_a_traceback_that_fits_no_pipe_ends_the_run_too(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed"):
         mc.train(WordyHunt, "dqn", small(tmp_path / "run", supervision=ONCE), progress=False)
@@ -141,6 +145,7 @@ def test_a_run_that_memory_has_no_room_for_leaves_no_directory(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_workers_death_ends_the_run_by_its_signal(tmp_path: Path) -> None:
     """The death of a worker ends the run and names the signal."""
     with pytest.raises(mc.WorkerFailed, match="SIGKILL"):
@@ -154,6 +159,7 @@ def test_an_unpicklable_environment_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_an_environment_made_by_a_closure_reaches_the_workers(tmp_path: Path) -> None:
     class Hunt(TreasureHunt):
         """No module has it."""
@@ -186,18 +192,21 @@ def run_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_what_a_script_defines_is_known_to_its_workers(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'if __name__ == "__main__":\n    run()\n')
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.pt"))) == 3
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'print("once")\nrun()\n')
     assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.pt"))) == 3
 
 
+@pytest.mark.long
 def test_gymnasium_and_pettingzoo_environments_need_no_wrapping(tmp_path: Path) -> None:
     gymnasium = pytest.importorskip("gymnasium")
     config = small(tmp_path / "run", total_steps=500)
@@ -205,6 +214,7 @@ def test_gymnasium_and_pettingzoo_environments_need_no_wrapping(tmp_path: Path) 
     assert result.returns.keys() == {"agent_0"}
 
 
+@pytest.mark.long
 def test_a_deep_q_network_learns_the_hunt_in_serial_mode(tmp_path: Path) -> None:
     learner = LearnerConfig(batch_size=32, warmup=200, device="cpu")
     config = small(tmp_path / "run", mode="serial", total_steps=24_000, learner=learner, updates_per_step=0.25)
@@ -234,6 +244,7 @@ def stop_with(signum: int, after_s: float, cwd: Path) -> tuple[int, str, float]:
     return process.returncode, output, time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", [0.3, 1.5, 3.0, 9.0])
 def test_ctrl_c_stops_everything_without_a_traceback(tmp_path: Path, after_s: float) -> None:
     code, output, _ = stop_with(signal.SIGINT, after_s, tmp_path)
@@ -241,6 +252,7 @@ def test_ctrl_c_stops_everything_without_a_traceback(tmp_path: Path, after_s: fl
     assert "Traceback" not in output
 
 
+@pytest.mark.long
 def test_sigterm_stops_everything_too(tmp_path: Path) -> None:
     code, output, _ = stop_with(signal.SIGTERM, 9.0, tmp_path)
     assert code in (143, -signal.SIGTERM)
@@ -283,6 +295,7 @@ class HelpedHunt(TreasureHunt):
         super().close()
 
 
+@pytest.mark.long
 def test_an_environment_with_helpers_ends_and_leaves_none(tmp_path: Path) -> None:
     helpers = tmp_path / "helpers"
     helpers.mkdir()
@@ -318,6 +331,7 @@ BAD_INPUT = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
     process = marlcore("train", *arguments, cwd=tmp_path)
@@ -328,6 +342,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert output == "" and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_run_directory_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     process = marlcore("train", "--run-dir", str(tmp_path), cwd=tmp_path)

@@ -42,6 +42,7 @@ def test_settings_are_found_without_importing_torch() -> None:
     assert marlcore.DQN().double and marlcore.IQN()
 
 
+@pytest.mark.long
 def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
     example = ROOT / "examples" / "custom_algorithm.py"
     assert len(example.read_text().splitlines()) < 80

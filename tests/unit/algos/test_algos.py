@@ -289,6 +289,7 @@ def chain_batch(rng, rows=64, length=4):
     )
 
 
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("variant", [{}, {"double": False, "dueling": False, "target_update_freq": 20}])
 def test_the_optimal_policy_of_a_chain_is_learned(algorithm, variant):

@@ -372,6 +372,7 @@ def test_a_failing_check_is_a_finding_of_one_line(error):
     fine(found["second"])
 
 
+@pytest.mark.long
 def test_without_the_core_every_check_still_ends(program):
     out = program("""
         import json, sys
@@ -406,6 +407,7 @@ def test_an_unknown_option_is_one_line(capsys):
     assert errors.startswith("marlcore: ") and len(errors.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_the_command_finds_this_machine_fit():
     command = [sys.executable, "-W", "error", "-m", "marlcore", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

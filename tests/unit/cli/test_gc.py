@@ -171,6 +171,7 @@ def test_the_command_removes_dead_segments_alone(program):
     live.finish()  # it lets go of its segment
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["gc --dry-run", "doctor --json", "--version"])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_works_with_closed_standard_streams(command, closed):

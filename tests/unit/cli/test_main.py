@@ -28,6 +28,7 @@ def unread(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gc", "--dry-run"], ["gc", "--help"], ["doctor"]])
 def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments: list[str]) -> None:
     assert unread(*arguments) == (1, "")

@@ -43,6 +43,7 @@ def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_one_look_at_a_live_run(run):
     path, process = run
     seen = top(str(path), "--once", "--json")
@@ -70,6 +71,7 @@ def test_one_look_at_a_live_run(run):
     assert "learner-agent_2" in table.stdout and "policy lag p99" in table.stdout
 
 
+@pytest.mark.long
 def test_it_ends_with_the_run_and_with_ctrl_c(run):
     _, process = run
     follows = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
@@ -84,6 +86,7 @@ def test_it_ends_with_the_run_and_with_ctrl_c(run):
     assert follows.returncode == 0 and all(json.loads(line)["steps"] > 0 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -148,6 +148,7 @@ def compare_prioritized(theirs: type, mine: type) -> None:
             assert sizes(ours) == sizes(real)
 
 
+@pytest.mark.long
 def test_a_long_sequence_of_calls_has_the_results_of_cpprb(program) -> None:
     pytest.importorskip("cpprb", reason="cpprb has wheels for Python 3.10 to 3.12 on x86-64 only", exc_type=ImportError)
     assert program(COMPARE, args=[__file__.rpartition("/")[0]]).finish() == "equal"
@@ -465,6 +466,7 @@ def explore(buffer: MPReplayBuffer, who: int, count: int) -> None:
             buffer.add(**rows)
 
 
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("kind", ["fork", "spawn", "SyncManager"])
 def test_explorers_of_any_context_add_without_losing_a_row(cls, kind: str) -> None:
@@ -558,6 +560,7 @@ def test_killed_explorers_block_nobody_and_tear_no_row(cls, program: Callable) -
     assert buffer.sample(4)["x"].shape == (4, WIDTH)
 
 
+@pytest.mark.long
 def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeypatch) -> None:
     """The positive control of the test above: what is copied but not validated is torn sooner or later."""
     gather = rings._Lane.gather
@@ -579,6 +582,7 @@ def count_up(buffer: MPReplayBuffer, ready) -> None:
         t += 4
 
 
+@pytest.mark.long
 @BOTH
 def test_nothing_from_before_a_clear_is_seen_after_it(cls) -> None:
     buffer, context = cls(64, {"t": {"dtype": "int64"}}), mp.get_context("spawn")

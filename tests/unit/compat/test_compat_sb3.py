@@ -128,6 +128,7 @@ def _seeded():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("obs", [*OBSERVATIONS, "dict"])
 def test_the_same_transitions_are_drawn_as_from_its_own_buffer(obs, action):
@@ -506,6 +507,7 @@ def greedy_return(model, env, episodes):
     return total
 
 
+@pytest.mark.long
 def test_dqn_learns_what_it_learns_with_its_own_buffer():
     best = 1.0 - 7 * 0.1
     for model in (dqn(buffers.ReplayBuffer), dqn(ReplayBuffer, optimize_memory_usage=True)):
@@ -515,6 +517,7 @@ def test_dqn_learns_what_it_learns_with_its_own_buffer():
         model.learn(2)
 
 
+@pytest.mark.long
 def test_sac_learns_what_it_learns_with_its_own_buffer():
     returns = [greedy_return(sac(one).learn(800), Target(), 20) for one in (buffers.ReplayBuffer, ReplayBuffer)]
     assert min(returns) > -1.5, returns  # staying put earns about -6.7

@@ -272,6 +272,7 @@ def act(buffer: Buffer, steps: int) -> None:
         buffer.add(np.full(OBS, t), t, t, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_actor_process_fills_what_a_learner_samples(method: str) -> None:
     buffer = Buffer(64, OBS, 3)

@@ -59,6 +59,7 @@ def _seeded():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", [trl.LazyTensorStorage, trl.LazyMemmapStorage])
 @pytest.mark.parametrize("size", [100, 300])
 def test_the_same_rows_are_drawn_as_from_its_own_storage(storage, size, tmp_path):
@@ -200,6 +201,7 @@ def write_rows(buffer, first, count, all_write):
             all_write.wait()  # a lane of who has ended already would be free again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_processes_write_side_by_side_is_whole(method):
     context = multiprocessing.get_context(method)
@@ -323,6 +325,7 @@ def true_values():
     return q
 
 
+@pytest.mark.long
 def test_dqn_learns_what_it_learns_with_its_own_storage():
     theirs = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(1000), batch_size=64)
     ours = TensorDictReplayBuffer(1000, batch_size=64)

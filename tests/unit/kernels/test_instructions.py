@@ -132,6 +132,7 @@ def _ptrace(request: int, pid: int, address: int = 0) -> int:
     return int(_libc_ptrace(request, pid, address, None))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", BOUNDS)
 def test_a_hot_path_takes_no_more_instructions_than_it_did(counts: dict[str, int], call: str) -> None:
     """A quarter of the bound says that they were counted at all."""

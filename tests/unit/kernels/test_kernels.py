@@ -32,6 +32,7 @@ def cases() -> list[tuple[str, int, int, str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "stack", "n_step", "pad"), cases())
 def test_every_allowed_row_is_drawn_as_the_oracle_says(name, stack, n_step, pad, rng):
     spec = SPECS[name]
@@ -219,6 +220,7 @@ CHANGED = """
 """
 
 
+@pytest.mark.long
 def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path):
     """A change of what a kernel takes from another file is compiled in."""
     package = Path(marlcore.__file__).parent
@@ -230,6 +232,7 @@ def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path):
     assert rewards == [1.0, 3.0, 3.0]
 
 
+@pytest.mark.long
 def test_cached_kernels_work_in_another_process(program, rng):
     spec = SPECS["vector"]
     with ReplayBuffer.create(spec, 50) as replay:

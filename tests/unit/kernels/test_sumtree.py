@@ -167,6 +167,7 @@ def test_a_point_behind_the_end_falls_on_mass(size, rng):
         assert (masses[leaves] > 0).all()
 
 
+@pytest.mark.long
 def test_ten_million_updates_keep_the_total_exact(rng):
     """Ten million updates do not move the total away from the exact sum.
 

@@ -81,6 +81,7 @@ except SharedMemoryFull as full:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_known):
     """Whoever wrote on found the disk full, and was ended by SIGBUS."""
@@ -164,6 +165,7 @@ except MarlcoreError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("limit", "what", "said"),
     [("files", what, "MarlcoreError") for what in range(5)]

@@ -101,6 +101,7 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     claim(segment, lanes, 1).release()
 
 
+@pytest.mark.long
 def test_a_lane_has_one_writer_among_processes(segment, lanes, program):
     """A lane has one writer among processes and a killed one's is free."""
     holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
@@ -154,6 +155,7 @@ def test_a_killed_writers_child_does_not_keep_its_lane(segment, lanes, program):
     os.kill(child, 9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("committed", "reserved"),
     [(1, 0), (0, 6), (100, 106), (2**62, 2**62), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1), (2**63, 5)],
@@ -166,6 +168,7 @@ def test_contradictory_counters_quarantine_a_lane(segment, lanes, committed, res
     claim(segment, lanes, 1).release()  # the refused claim did not keep the lock
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("committed", "reserved"), [(0, 0), (0, 5), (3, 4), (2**61, 2**61 + 5)])
 def test_counters_that_a_killed_writer_may_leave_are_fine(segment, lanes, committed, reserved):
     counters(segment, 1)[:] = committed, reserved

@@ -148,6 +148,7 @@ def memories() -> int:
     return sum(type(one) is BatchMemory for one in gc.get_objects())
 
 
+@pytest.mark.long
 def test_batches_that_are_held_and_dropped_are_given_back(replay: ReplayBuffer):
     """All of them were kept for good, and looked through at each sample."""
     with replay.writer() as writer:

@@ -122,6 +122,7 @@ def told(server: ForkServer, what: str) -> Any:
     return found
 
 
+@pytest.mark.long
 def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked child has the environment and the signal mask of the process that asked for it."""
     monkeypatch.setenv("MARLCORE_TEST", "here")
@@ -129,6 +130,7 @@ def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, mon
     assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+@pytest.mark.long
 def test_signals_to_the_group_do_not_end_children(lasting: ForkServer) -> None:
     with closing(Child(lasting, linger)) as child:
         pid = child.receive()
@@ -172,6 +174,7 @@ def test_how_a_process_ended_is_told(lasting: ForkServer, how: int) -> None:
         assert child.status() == how
 
 
+@pytest.mark.long
 def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> None:
     """A killed server takes its children along and is started again."""
     children = [Child(server, linger) for _ in range(2)]
@@ -190,6 +193,7 @@ def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> No
             child.close()
 
 
+@pytest.mark.long
 def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(server, "environment") is None
     stopped = server.pid
@@ -237,6 +241,7 @@ def test_a_server_that_cannot_start_is_an_error(
     assert server.pid is None
 
 
+@pytest.mark.long
 def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     start, killed = forkserver.start_program, []
@@ -287,6 +292,7 @@ def in_a_program(code: str, *flags: str, path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.long
 def test_exit_codes_are_told_where_sigchld_is_ignored(tmp_path: Path) -> None:
     """How a process ended is told where the deaths of children are ignored."""
     code = """
@@ -306,6 +312,7 @@ def tell_flags(report: Connection) -> None:
     report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
 
 
+@pytest.mark.long
 def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
     """A forked child has the interpreter's flags and all standard streams."""
     code = """

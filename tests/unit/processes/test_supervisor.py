@@ -238,6 +238,7 @@ def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monk
         assert caught.value.reason == reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ended", [False, True])
 def test_two_early_failures_are_not_tried_again(scene: Scene, ended: bool) -> None:
     """An environment that fails twice before an episode ended is not tried again."""
@@ -367,6 +368,7 @@ def laid(tmp_path: Path, count: int) -> Path:
     return traps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
 def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
     hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
@@ -397,6 +399,7 @@ def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
 
+@pytest.mark.long
 def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
     """An actor that fails too often ends the run with every traceback."""
     hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
@@ -408,6 +411,7 @@ def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
     assert "start 1: Traceback" in caught.value.traceback and "start 2: Traceback" in caught.value.traceback
 
 
+@pytest.mark.long
 def test_work_is_done_in_turn_where_no_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -440,6 +444,7 @@ def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monke
         mc.train(HUNT, "dqn", config, progress=False)
 
 
+@pytest.mark.long
 def test_a_fork_server_that_always_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     before = spawn.get_executable()

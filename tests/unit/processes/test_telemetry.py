@@ -118,6 +118,7 @@ def _report_many(handle: SegmentHandle, count: int) -> None:
     telemetry.close()
 
 
+@pytest.mark.long
 def test_a_tail_sees_every_metric_whole_or_counts_it() -> None:
     telemetry = Telemetry.create(["a"])
     count = 50_000

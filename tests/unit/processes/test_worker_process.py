@@ -64,6 +64,7 @@ def start(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
     return one
 
 
+@pytest.mark.long
 def test_an_unnoted_end_ends_every_later_wait(start: Start) -> None:
     with closing(start(ends)) as ended, closing(start(stays)) as living:
         wait_any([ended], 3600.0)

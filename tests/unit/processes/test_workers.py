@@ -104,6 +104,7 @@ def await_end(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_actors_fill_a_replay_that_the_parent_samples(lasting: ForkServer) -> None:
     with mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as replay, mc.Workers() as workers:
         for lane in range(2):
@@ -225,6 +226,7 @@ def things() -> Iterator[tuple[mc.ReplayBuffer, mc.TrajectoryQueue, mc.Parameter
         yield replay, queue, store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WAITS)
 def test_a_wait_in_the_parent_ends_when_a_worker_fails(lasting: ForkServer, things: Any, kind: str) -> None:
     with mc.Workers() as workers:
@@ -234,6 +236,7 @@ def test_a_wait_in_the_parent_ends_when_a_worker_fails(lasting: ForkServer, thin
     assert interrupt_waits_with(None) is None
 
 
+@pytest.mark.long
 def test_every_wait_in_a_worker_ends_when_the_workers_stop(lasting: ForkServer, things: Any) -> None:
     def wait(context: mc.WorkerContext, kind: str, *things: Any) -> None:
         context.report("waits", 1.0)
@@ -281,6 +284,7 @@ def test_a_worker_that_ends_takes_its_daemonic_processes_along(lasting: ForkServ
         await_end([int(metric.value) for metric in reports_of(workers, 1)])
 
 
+@pytest.mark.long
 def test_many_workers_and_two_groups_at_once_are_independent(lasting: ForkServer) -> None:
     with mc.Workers() as outer:
         for _ in range(16):
@@ -395,6 +399,7 @@ def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
     return program, pids, {SHM_DIR / file.name for file in files if program.pid in holding.get(file.inode, [])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     program, pids, segments = start_program()
@@ -406,6 +411,7 @@ def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     assert "did not end" not in said and not any(path.exists() for path in segments)
 
 
+@pytest.mark.long
 def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
     program, pids, segments = start_program()
     pidfds = [os.pidfd_open(pid) for pid in pids]
@@ -419,6 +425,7 @@ def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_workers_outlive_the_thread_that_started_them() -> None:
     with mc.Workers() as workers:
         thread = threading.Thread(target=workers.start, args=(idle,))

@@ -230,6 +230,7 @@ def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
             assert queue.dropped.sum() == batch.index[0] - read
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", range(24))
 def test_overwritten_rows_are_counted_right(more):
     """Rows overwritten after the look are counted right where nothing can be delivered."""
@@ -351,6 +352,7 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
         assert queue.dropped.tolist() == [0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_reader_and_writers_never_all_wait(seed):
     """In the smallest queue that the reader takes, with the longest adds that it allows and the shortest episodes."""
@@ -843,6 +845,7 @@ def test_queues_that_cannot_be_are_refused_in_one_line(arguments, message):
     assert str(refused.value) == message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -887,6 +890,7 @@ def test_an_unroll_is_a_multiple_of_the_stored_states_interval():
         queue.reader(1, length=6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", [-1, -0.5, float("nan"), "1"])
 def test_a_timeout_is_no_less_than_zero(timeout):
     with make() as queue, queue.reader(2) as reader:
@@ -971,6 +975,7 @@ LAPPED = """
 """
 
 
+@pytest.mark.long
 def test_a_held_up_reader_stays_inside_its_lane(program):
     """A reader held up while it looks at a lane looks at nothing outside of it.
 
@@ -1054,6 +1059,7 @@ def start(program, queue, lane, life=0, rows=ROWS, before=""):
     return writer
 
 
+@pytest.mark.long
 def test_four_waiting_writers_rows_are_delivered_once_each(program):
     with make(4 * 64, 4, spec=FRAMES) as queue, queue.reader(32) as reader:
         writers = [start(program, queue, lane) for lane in range(4)]
@@ -1068,6 +1074,7 @@ def test_four_waiting_writers_rows_are_delivered_once_each(program):
             reader.read()
 
 
+@pytest.mark.long
 def test_the_ledger_sees_lost_rows_and_torn_ones(program):
     """Without the writer's gate rows are lost and without validation torn.
 
@@ -1086,6 +1093,7 @@ def test_the_ledger_sees_lost_rows_and_torn_ones(program):
         ungated.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest"])
 def test_every_row_that_is_not_read_is_counted(program, when_full):
     """Of each lane: written == read + dropped + skipped, to the row."""
@@ -1118,6 +1126,7 @@ def test_every_row_that_is_not_read_is_counted(program, when_full):
         assert reader.stats.read == sum(delivered)
 
 
+@pytest.mark.long
 def test_killed_writers_leave_whole_episodes(program):
     """Killed writers leave whole episodes and their successors begin new ones.
 
@@ -1174,6 +1183,7 @@ COUNT = """
 """
 
 
+@pytest.mark.long
 def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
     """At most once: each kill loses the batch that the dead one had in hand or nothing, and nothing comes twice."""
     dice, lanes, kills = random.Random(0), 2, 6
@@ -1211,6 +1221,7 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         assert queue.dropped.sum() == queue.skipped.sum() == 0
 
 
+@pytest.mark.long
 def test_a_stopped_reader_keeps_its_place(program):
     """A stopped reader keeps its place and a killed one leaves it."""
     with make(512) as queue:
@@ -1233,6 +1244,7 @@ def learner(handle, replies) -> None:
         replies.send([reader.read(timeout=60.0).action.tolist() for _ in range(8)])
 
 
+@pytest.mark.long
 def test_queues_and_handles_go_to_spawned_processes():
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -431,6 +431,7 @@ SAMPLE = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 8.0])
 def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
     """Looked at after each batch, by the sampler itself: W - 1 adds beyond the tolerance are allowed."""
@@ -454,6 +455,7 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
             writer.kill()
 
 
+@pytest.mark.long
 def test_without_the_writers_gate_the_band_is_left(program):
     """The positive control: the same look at writers that do not wait."""
     limiter = RateLimiter(1.0, 100, 64.0)
@@ -474,6 +476,7 @@ def wait_for(condition, *alive):
         os.sched_yield()
 
 
+@pytest.mark.long
 def test_killing_samplers_and_writers_stops_nobody(program):
     """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
     limiter = RateLimiter(4.0, 50, 64.0)
@@ -501,6 +504,7 @@ def test_killing_samplers_and_writers_stops_nobody(program):
         steady.kill()
 
 
+@pytest.mark.long
 def test_a_killed_hungry_sampler_leaves_the_limit(program):
     """A sampler killed while it lacked rows leaves the limit standing."""
     with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
@@ -513,6 +517,7 @@ def test_a_killed_hungry_sampler_leaves_the_limit(program):
         assert rows_until_full(writer) == 0
 
 
+@pytest.mark.long
 def test_a_stopped_sampler_holds_writers_up(program):
     """A stopped sampler holds writers and lets them go on when it does."""
     with make(2.0, 4, 8.0, capacity=1000) as replay:

@@ -190,6 +190,7 @@ def test_a_closed_replay_says_so(replay):
                 batches.sample()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("min_size", [8, 90])
 def test_the_interpreter_exits_beside_the_thread(program, min_size):
     """The interpreter exits while the thread draws or waits for data."""
@@ -223,12 +224,14 @@ def test_a_forked_child_is_told_and_does_not_hang(replay):
         pickle.dumps(batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [0, True, 1.5])
 def test_a_bad_depth_is_refused(replay, depth):
     with pytest.raises(ValueError, match="depth: expected an integer of at least 1"):
         Prefetch(replay.sampler(8), depth=depth)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["meta", "foo", None])
 def test_a_device_of_another_kind_is_refused(replay, device):
     with pytest.raises(ValueError, match=f"^device: expected a cpu or a cuda device, got {device!r}$"):
@@ -236,6 +239,7 @@ def test_a_device_of_another_kind_is_refused(replay, device):
     assert not threads()
 
 
+@pytest.mark.long
 def test_what_is_no_sampler_is_refused(replay):
     with pytest.raises(TypeError, match=r"^sampler: expected one, such as replay\.sampler.* got <ReplayBuffer .*>$"):
         Prefetch(replay)
@@ -304,6 +308,7 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
     work.stop(thread)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 @pytest.mark.parametrize("count", [0, 50])
 def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
@@ -318,6 +323,7 @@ def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
                         sampler.sample(timeout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", [1e10, float("inf")])
 def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
     with Prefetch(replay.sampler(8)) as batches:
@@ -335,12 +341,14 @@ def attacked(times, *bell):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_an_interrupt_anywhere_leaves_a_prefetch_fit_for_use():
     code, told = attacked(500)
     assert code == 0, told
     assert all(f"in {name}" in told for name in ("sample", "update", "ask", "close", "make")), told
 
 
+@pytest.mark.long
 def test_an_interrupt_breaks_a_prefetch_on_conditions():
     """The positive control: it hangs, or raises another error than the interrupt."""
     assert attacked(5000, "ConditionBell")[0] == 1
@@ -390,6 +398,7 @@ def same(found, expected):
             assert got is value is None or torch.equal(got, value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [{"device": "cuda"}, {"device": "cuda:0", "pin_memory": True}, {"pin_memory": True}]
 )
@@ -414,6 +423,7 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(replay, no_device,
     assert no_device.count("copied") == no_device.count("complete") >= (5 if device else 0)
 
 
+@pytest.mark.long
 def test_a_batch_on_a_device_is_the_samplers(replay):
     """Where there is no CUDA, that is said when the Prefetch is made."""
     fill(replay)

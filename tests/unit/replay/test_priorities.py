@@ -285,6 +285,7 @@ def test_asking_whether_a_batch_can_be_drawn_draws_nothing():
         assert not (sampler.state_dict()["marks"] == DRAWN).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, -1e-300])
 def test_a_bad_priority_is_refused_by_its_row(bad):
     """A priority that cannot be is refused by its row and nothing changes."""
@@ -304,6 +305,7 @@ def test_a_bad_priority_is_refused_by_its_row(bad):
         assert sampler.stats.ignored == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("index", "priority", "message"),
     [
@@ -370,6 +372,7 @@ def test_priorities_that_cannot_be_are_refused(options, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("extras", "came"),
     [
@@ -567,6 +570,7 @@ def test_only_uniform_samplers_take_uniform_states():
         assert other.sample().index.tolist() == uniform.sample().index.tolist()
 
 
+@pytest.mark.long
 def test_priorities_of_rows_ahead_of_the_counters_are_ignored(program):
     """Priorities of rows from before damaged counters went back are ignored.
 

@@ -100,6 +100,7 @@ def everything(replay, **options):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_added_one_by_one_and_in_batches_are_the_same(name, rng):
     spec = SPECS[name]
@@ -181,6 +182,7 @@ def test_other_large_fields_may_go_with_a_final_obs():
         assert (batch.extras["state"] == batch.obs[:, :1]).all()
 
 
+@pytest.mark.long
 def test_the_order_of_named_fields_does_not_matter(program):
     spec = TransitionSpec(
         {"position": Field((2,)), "goal": Field((2,))}, Field(), {"value": Field(), "log_prob": Field()}
@@ -395,6 +397,7 @@ def test_each_sampleable_row_of_all_lanes_is_equally_likely(options, rng):
         assert ((counts - expected) ** 2 / expected).sum() <= chi_square_limit(len(allowed))
 
 
+@pytest.mark.long
 def test_few_allowed_rows_are_equally_likely():
     """Three of 20,000: chance draws fail, and a list of the three is drawn from."""
     with ReplayBuffer.create(SCALAR, 40_000, lanes=2) as replay:
@@ -469,6 +472,7 @@ WRITE_LATER = """
 """
 
 
+@pytest.mark.long
 def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
     """The kernel's wake-up alone ends the sleep: its slice is made longer than the test's patience."""
     monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 1e6)
@@ -587,6 +591,7 @@ def add_in_a_child(replay, lane):
     replay.close()
 
 
+@pytest.mark.long
 def test_a_replay_may_be_passed_to_a_process():
     with ReplayBuffer.create(SCALAR, 30, lanes=3) as replay:
         children = [
@@ -654,6 +659,7 @@ FORKED = """
 """
 
 
+@pytest.mark.long
 def test_a_forked_childs_replay_is_stale(program):
     """A forked child's replay is stale and attaches again by its handle."""
     assert program(FORKED).finish().split() == ["0", "4"]
@@ -686,6 +692,7 @@ WRITE_LARGE = """
 """
 
 
+@pytest.mark.long
 def test_a_lane_whose_writer_was_killed_inside_add_goes_on(program):
     """The rows are so large that the kill falls into a copy; it is tried again until it has."""
     inside = False
@@ -984,6 +991,7 @@ BAD_BATCHES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("columns", "error", "message"), BAD_BATCHES)
 def test_a_bad_batch_is_refused_by_name_and_changes_nothing(columns, error, message):
     with ReplayBuffer.create(CHECKED, 10) as replay, replay.writer() as writer:
@@ -1019,6 +1027,7 @@ def test_a_replay_that_cannot_be_is_refused(arguments, error, message, monkeypat
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [

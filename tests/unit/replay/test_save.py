@@ -181,6 +181,7 @@ def save_beside_writers(program, folder: Path, words: int, enough) -> tuple[Coun
     return seen, saved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words):
     seen, _ = save_beside_writers(
@@ -190,6 +191,7 @@ def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words):
     assert seen["excluded"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_without_the_exclusion_rows_of_other_tickets_are_seen(program, tmp_path, words):
     """So the test above would notice."""
@@ -339,6 +341,7 @@ def test_the_samplers_state_never_knows_rows_that_are_not_saved(tmp_path):
         assert window(copy) == [(0, 3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -409,6 +412,7 @@ def make_live(folder: Path) -> None:
     ReplayBuffer.create(spec_of(64), 1000, path=folder / "live").close()
 
 
+@pytest.mark.long
 def test_a_saver_killed_at_any_time_leaves_a_whole_save(program, tmp_path):
     """A saver killed at any time leaves the earlier save or the new one."""
     make_live(tmp_path)
@@ -446,6 +450,7 @@ def test_a_saver_killed_at_any_time_leaves_a_whole_save(program, tmp_path):
     assert out == "60 live save"
 
 
+@pytest.mark.long
 def test_a_saver_killed_at_any_system_call_leaves_one_save(program, tmp_path):
     """A saver killed before or after any of its system calls leaves one whole save."""
     make_live(tmp_path)
@@ -549,6 +554,7 @@ def saved(tmp_path):
     return tmp_path / "save"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
 @pytest.mark.parametrize(
     ("number", "error"), [(errno.ENOSPC, SharedMemoryFull), (errno.EDQUOT, SharedMemoryFull), (errno.EIO, OSError)]
@@ -839,6 +845,7 @@ def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
 # ---- a replay in a file ----
 
 
+@pytest.mark.long
 def test_a_replay_in_a_file_outlives_all_its_processes(program, tmp_path):
     path = tmp_path / "replay"
     writers = [
@@ -865,6 +872,7 @@ def test_a_replay_in_a_file_outlives_all_its_processes(program, tmp_path):
         assert np.array_equal(batch.next_obs[followed], filled(64, tickets[followed] + 1))
 
 
+@pytest.mark.long
 def test_a_sampler_loads_only_the_pages_that_it_touches(program, tmp_path):
     """A sampler brings into memory what it touches of a replay in a file.
 

@@ -73,6 +73,7 @@ def starts(replay: ReplayBuffer, sequence: Sequence, **options) -> list[int]:
 # ---- against the oracle ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize(("stack", "n_step", "pad"), WINDOWS)
 @pytest.mark.parametrize("name", SPECS)
@@ -213,6 +214,7 @@ def test_an_episode_longer_than_any_age_has_sequences():
 # ---- stored recurrent states ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 @pytest.mark.parametrize("by_batch", [False, True], ids=["add", "add_batch"])
 def test_a_state_goes_with_the_first_ticket_of_its_row(before, by_batch):
@@ -325,6 +327,7 @@ def test_a_sequence_that_cannot_be_is_refused(arguments, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "options", "error", "message"),
     [

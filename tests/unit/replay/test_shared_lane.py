@@ -170,6 +170,7 @@ def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
         os.kill(child, 9)
 
 
+@pytest.mark.long
 def test_writers_at_once_lose_no_row_and_tear_none(program):
     with make(capacity=65536) as replay:
         writers = [program(WRITE, WRITE_COUNTED, args=[replay.handle.path, me, 6000]) for me in (1, 2)]
@@ -184,6 +185,7 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
         assert len(tickets) >= 12_000
 
 
+@pytest.mark.long
 def test_killing_writers_blocks_nobody_and_tears_nothing(program):
     """Two hundred writers are killed wherever they are; one survives them all, and a sampler looks on."""
     dice = random.Random(0)
@@ -264,6 +266,7 @@ def stopped_inside(program, replay):
         os.kill(child.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_writer_stopped_inside_an_add_keeps_its_turn(program):
     """A writer stopped inside an add keeps its turn until it is killed."""
     obs = np.full(4_000_000, 2, np.uint8)
@@ -291,6 +294,7 @@ def test_without_the_lock_two_writers_take_one_ticket(program, monkeypatch):
         assert writer.add(obs, 0.0, 0.0, next_obs=obs) == before  # which the stopped one has half written
 
 
+@pytest.mark.long
 def test_a_writer_that_goes_on_lets_the_others_in(program):
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:

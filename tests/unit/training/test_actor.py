@@ -77,6 +77,7 @@ def scene() -> Iterator[Scene]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("published", [0, 1])
 def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int) -> None:
     """An actor waits with a heartbeat until weights that a dead learner tore are whole."""
@@ -94,6 +95,7 @@ def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int)
     assert (versions == version).all()
 
 
+@pytest.mark.long
 def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> None:
     scene.publish()
     scene.tear()

@@ -151,6 +151,7 @@ def test_metrics_without_room_are_named(tmp_path):
     assert len(steps) > 100 and steps == list(range(len(steps)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_killed_process_leaves_config_json_whole_or_absent(tmp_path, call):
     """The process dies just before, then just after, the system call that could tear the file."""

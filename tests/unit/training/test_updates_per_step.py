@@ -36,6 +36,7 @@ def due(config: mc.Config) -> float:
     return config.updates_per_step * (config.total_steps / AGENTS - config.learner.warmup)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "ahead"), [("serial", 0), ("async", CONFIG.updates_tolerance)])
 def test_the_updates_that_are_due_are_made(tmp_path: Path, mode: str, ahead: int) -> None:
     """However fast the actors are: without the limiter they end before the learners have begun."""
@@ -53,6 +54,7 @@ def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     assert all(count >= expected - 4 for count in result.updates.values()), result.updates
 
 
+@pytest.mark.long
 def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
         learner = replace(CONFIG.learner, batch_size=1)

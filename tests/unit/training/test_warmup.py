@@ -18,6 +18,7 @@ def ran(code: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.long
 def test_warmup_compiles_every_kernel_that_python_calls() -> None:
     code = """if True:
         from importlib import import_module
@@ -47,17 +48,20 @@ COMPILES = """if True:
 """
 
 
+@pytest.mark.long
 def test_the_first_compilation_is_said_once_by_the_command_line() -> None:
     said = ran(COMPILES.format(first="notices.say_always()")).stderr
     assert said == f"marlcore: {jit.FIRST_COMPILATION}\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
 def test_a_library_keeps_to_the_log(first: str) -> None:
     """A library keeps to the log where nobody looks, and warmup says it itself."""
     assert ran(COMPILES.format(first=first)).stderr == ""
 
 
+@pytest.mark.long
 def test_an_unwritable_cache_names_the_variable() -> None:
     code = """if True:
         import tempfile
@@ -72,6 +76,7 @@ def test_an_unwritable_cache_names_the_variable() -> None:
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.long
 def test_the_benchmark_says_what_each_call_and_its_bound_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

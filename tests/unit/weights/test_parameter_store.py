@@ -172,6 +172,7 @@ def test_a_model_without_tensors_can_have_extras():
         assert subscriber.pull() and subscriber.extras == {"epsilon": 0.25}
 
 
+@pytest.mark.long
 def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
     model[0].weight.data.fill_(2)
     publisher.publish()
@@ -257,6 +258,7 @@ def test_an_optimizer_of_before_flattening_stays_valid(store, model):
         assert not torch.equal(values(model)["0.weight"], before["0.weight"])
 
 
+@pytest.mark.long
 def test_state_dicts_of_flattened_models_load_anywhere(tmp_path, publisher, model):
     publisher.publish()
     before = addresses(model)
@@ -270,6 +272,7 @@ def test_state_dicts_of_flattened_models_load_anywhere(tmp_path, publisher, mode
     assert addresses(model) == before
 
 
+@pytest.mark.long
 def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
     before = addresses(model)
     clone = copy.deepcopy(model)
@@ -282,6 +285,7 @@ def test_a_copy_of_a_flattened_model_is_independent(publisher, model):
     assert addresses(model) == before
 
 
+@pytest.mark.long
 def test_inference_mode_leaves_a_flat_model_trainable(publisher, store):
     """A model laid flat and pulled in inference mode is trainable afterwards."""
     publisher.publish()
@@ -475,6 +479,7 @@ def test_a_changed_model_is_a_layout_mismatch(change, named):
             store.subscriber(other)
 
 
+@pytest.mark.long
 def test_a_publisher_of_another_model_is_refused(store, model):
     """A publisher of another model is refused and gives the lane back."""
     before = model[0].weight.data_ptr()
@@ -504,6 +509,7 @@ def extras_publisher(extras_store):
 GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 
 
+@pytest.mark.long
 def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     """The first publish needs every extra and later ones keep the last value."""
     with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
@@ -516,6 +522,7 @@ def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     assert subscriber.extras == {"epsilon": 1.0, "count": 3, "done": True}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
@@ -542,6 +549,7 @@ def test_a_wrong_extra_is_refused_by_name(extras_store, extras_publisher, wrong,
     assert subscriber.pull() and subscriber.extras["epsilon"] == 0.5
 
 
+@pytest.mark.long
 def test_extras_may_be_nan_and_infinite(extras_store, extras_publisher):
     extras_publisher.publish(**{**GIVEN, "epsilon": float("nan"), "mean": np.array([np.inf, -np.inf])})
     subscriber = extras_store.subscriber(mlp())
@@ -608,6 +616,7 @@ def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscribe
     assert woken == [True]
 
 
+@pytest.mark.long
 def test_a_wait_sleeps(subscriber):
     before = time.thread_time()
     assert not subscriber.wait(newer_than=0, timeout=0.35)
@@ -791,6 +800,7 @@ def torn(tensors, epsilon: float, version: int | None) -> bool:
     return version is not None and epsilon != version
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_no_torn_weights_are_accepted(mode, program):
     """No torn weights are accepted from a publisher that never rests."""
@@ -845,6 +855,7 @@ def test_a_publishing_thread_never_tears_a_pull(store):
         thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
     """SIGKILL while it publishes flat out: most of these find it inside an append."""
@@ -904,6 +915,7 @@ def _echo(store, results) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_a_store_passed_to_a_process_is_the_same_store(store, publisher, model):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
