@@ -30,7 +30,10 @@ BUILDS = {
 """Flags of the compiler, and what runs the program."""
 
 
-@pytest.mark.parametrize("build", BUILDS)
+SLOW = {"threads", "valgrind"}
+
+
+@pytest.mark.parametrize("build", [pytest.param(b, marks=pytest.mark.long) if b in SLOW else b for b in BUILDS])
 @pytest.mark.parametrize("name", ["test_core", "test_transitions"])
 def test_c_tests_pass(name: str, build: str, tmp_path: Path) -> None:
     """Each behaviour of the core in one thread, and wake-ups between two."""
