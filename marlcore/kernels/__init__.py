@@ -1,5 +1,5 @@
-"""Numba kernels: which tickets may be drawn, what their returns are, copying rows, trees of priorities.
+"""Numba kernels: they check tickets, compute returns, copy rows and maintain trees of priorities.
 
-They see arrays and numbers only, allocate nothing, and draw from a generator whose state the caller owns. Compiled code
-is kept on disk; jit.py says how. This room never waits, and never calls Python.
+Kernels take only arrays and numbers, allocate nothing, and draw from a generator whose state the caller owns. They
+never wait and never call Python. jit.py caches the compiled code on disk.
 """

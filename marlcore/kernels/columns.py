@@ -1,4 +1,4 @@
-"""Copying fields of rows that are named by their place, as they are: no stacks, no returns."""
+"""Copies fields of the rows of given tickets, without stacks or returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["gather"]
 
 # Columns of `fields`
 BASE, STRIDE, SIZE, OUT = range(4)
-AHEAD = 16  # rows asked for before they are copied
+AHEAD = 16  # rows between the prefetch and the copy
 
 
 @jit
@@ -19,11 +19,11 @@ def _prefetch_row(body, fields, row):
 
 @jit
 def gather(body, fields, capacity, tickets, out):
-    """Copies each field of the rows of tickets, int64 [n], one ticket after the other.
+    """Copies each field of the rows of `tickets`, int64 [n], in their order.
 
     Args:
         body: uint8, the segment's body, which holds `capacity` rows of each field.
-        fields: int64 [n, 4]: base, row stride, size, and offset in `out` of the first ticket's.
+        fields: int64 [n, 4]: base, row stride, size, and offset in `out` of the first ticket's value.
         out: uint8.
     """
     count = len(tickets)

@@ -1,4 +1,4 @@
-"""Copying chosen transitions, or sequences of them, out of the lanes and into a batch."""
+"""Copies chosen transitions or sequences from the lanes into a batch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .rows import (
 
 __all__ = ["take", "take_chosen"]
 
-AHEAD = 2  # slots whose columns are asked for before they are copied
-LINES_ASKED = 8  # of each: where a copy begins; the processor sees for itself how it goes on
+AHEAD = 2  # slots between the prefetch of columns and their copy
+LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware prefetcher continues
 
 
 @inlined
 def _copy(to, source, size):
-    """memcpy; up to 64 bytes in two moves that may overlap, which costs less than a call."""
+    """memcpy. Up to 64 bytes, two moves that may overlap cost less than a call."""
     if size > 64:
         copy_bytes(to, source, size)
     elif size > 32:
@@ -53,7 +53,7 @@ def _copy(to, source, size):
 
 @inlined
 def _copy_rows(p, column, to, lane, first, count):
-    """The column's rows of `count` tickets from `first` on; in one piece where they lie in one."""
+    """Copies the column's rows of `count` tickets from `first` on, in one piece if they are contiguous."""
     size, row = column.size, row_of(p, lane, first)
     if column.stride == size and row_of(p, lane, first + count - 1) == row + count - 1:
         _copy(to, column.base + row * size, count * size)
@@ -64,9 +64,9 @@ def _copy_rows(p, column, to, lane, first, count):
 
 @inlined
 def _copy_stack(p, column, to, lane, newest, age, count):
-    """The stack of frames that ends with `newest`, padded where its episode began `age` < stack rows before.
+    """Copies the stack of frames that ends with `newest`, and the `count` - 1 frames after it.
 
-    `count` - 1 frames follow it.
+    The stack is padded if its episode began `age` < stack - 1 rows before `newest`.
     """
     size, pads = column.size, p.stack - 1 - age
     for i in range(pads):
@@ -79,10 +79,10 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """One slot's frames.
+    """Copies one slot's frames.
 
-    First those of obs: stack - 1 before the ticket, then one for each row. Then for next_obs nothing, or the one
-    frame behind the last row (n = 1: obs and next_obs share all others), or a stack for each row.
+    The frames of obs come first: stack - 1 before the ticket, then one for each row. The frames of next_obs follow: no
+    frame, the one frame after the last row (n = 1: obs and next_obs share all others), or a stack for each row.
     """
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
@@ -109,7 +109,7 @@ def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
 
 @inlined
 def _gather_field(p, column, out, lane, ticket, rows, slot):
-    """A value for each row, zeros behind the last."""
+    """Copies a value for each row, and zeros after the last."""
     to = out + column.out + slot * p.length * column.size
     _copy_rows(p, column, to, lane, ticket, rows)
     if rows < p.length:
@@ -118,7 +118,7 @@ def _gather_field(p, column, out, lane, ticket, rows, slot):
 
 @inlined
 def _gather_state(p, column, out, lane, ticket, slot):
-    """What was stored at the slot's first row, zeros where its episode begins."""
+    """Copies the state at the slot's first row; zeros if that row begins its episode."""
     to = out + column.out + slot * column.size
     if age_of(place_of(p, lane, ticket)) == 0:
         zero_bytes(to, column.size)
@@ -129,7 +129,7 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 @inlined
 def _write_marks(p, out, lane, ticket, rows, age, slot):
-    """Which transitions a slot holds, which of its places are padding, and what its places behind the last hold."""
+    """Writes a slot's index, weight, versions and masks, and zeros in the places after its last row."""
     int64_at(out + p.index)[slot] = ticket * p.lanes + lane
     float32_at(out + p.weight)[slot] = 1.0
     valid, versions = uint8_at(out + p.valid), int64_at(out + p.policy_version)
@@ -153,10 +153,10 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 
 @inlined
 def take(p, columns, out, lane, ticket, slot):
-    """Copies a ticket's transition or sequence into output row `slot`: (whether it could be drawn, lowest, rows).
+    """Copies a ticket's transition or sequence into output row `slot`: (whether it can be drawn, lowest, rows).
 
     Args:
-        p, columns: see plan.py; the windows complete.
+        p, columns: see plan.py; the windows' seams are set.
         out: the batch's address.
     """
     found, age, lowest, rows = check(p, lane, ticket)
@@ -175,7 +175,7 @@ def take(p, columns, out, lane, ticket, slot):
 
 @inlined
 def _prefetch_columns(p, columns, lane, ticket):
-    """Asks for where the copies from columns outside of the records begin."""
+    """Prefetches the start of each copy from a column outside the records."""
     for f in range(p.frames + p.fields):
         column = columns[f]
         if column.stride != p.record_stride:
@@ -187,7 +187,7 @@ def _prefetch_columns(p, columns, lane, ticket):
 
 @inlined
 def _take_whole(p, columns, out, rows, first, count):
-    """`take_chosen` of anything."""
+    """`take_chosen` in the general case."""
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     filled = first
     for slot in range(first, count):
@@ -203,7 +203,7 @@ def _take_whole(p, columns, out, rows, first, count):
 
 @inlined
 def _take_plain(p, columns, out, rows, first, count):
-    """`take_chosen` of one transition each, without a stack and of one step: the lowest ticket is its own."""
+    """`take_chosen` of single transitions without a stack, of one step: each is its own lowest ticket."""
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
     terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)
@@ -247,9 +247,9 @@ def _take_plain(p, columns, out, rows, first, count):
 
 @inlined
 def take_chosen(p, columns, out, rows, first, count):
-    """Copies what was chosen for the slots [first, count) as far as it can be drawn; how many slots are filled then.
+    """Copies the chosen tickets of slots [first, count) that can be drawn; returns the number of slots now filled.
 
-    What is refused leaves its slot to the next one. Slot i fills output row rows[i].
+    A refused ticket leaves its slot to the next one. Slot i fills output row rows[i].
     """
     if p.plain:
         return _take_plain(p, columns, out, rows, first, count)

@@ -1,6 +1,6 @@
-"""Reading transitions, or unrolls of them, in the order in which they were written, each once.
+"""Reads transitions, or unrolls of them, in the order of writing, each once.
 
-A cursor says for each lane where its reader stands; whatever can be delivered from there on is copied by `take`.
+A cursor holds the reader's position in each lane; `take` copies the transitions from there on that can be delivered.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .rows import (
 
 __all__ = ["read"]
 
-# Of `cursors`: the one that the batch moves, one moved as far as nothing that can be delivered is passed, and scratch
+# Of `cursors`: the one that the batch moves, one that passes only rows that no batch can hold, and scratch
 NEXT, SETTLED, PROBE = range(3)
-# Rows of a cursor: the next ticket, and the transitions below it; those of them that were overwritten before they
-# were read, and those that nothing can be made of
+# Rows of a cursor: the next ticket; the transitions below it; of these, the ones overwritten before they were read, and
+# the ones that no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
-# Rows of `tallies`: rows at the beginning of each window to stay away from; transitions or unrolls that are ready;
-# how many of them the batch takes; the lowest ticket that was looked at
+# Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
+# the batch takes; the lowest ticket that the kernel looked at
 MARGIN, READY, SHARE, LEAST = range(4)
 
-NOT_LOOKED_AT = 1 << 62  # as the lowest ticket: it is never overwritten
+NOT_LOOKED_AT = 1 << 62  # a lowest ticket that is never overwritten
 
 
 @jit
@@ -45,7 +45,7 @@ def _copy(to, source, lane):
 
 @jit
 def _enter(p, lane, margin, cursor):
-    """Leaves behind what was overwritten, and `margin` rows more; ordinals say how many transitions that were."""
+    """Moves the cursor past overwritten rows and `margin` more; the ordinals tell how many transitions it drops."""
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
     oldest = min(lo + margin, hi - 1)
     if oldest < lo or oldest <= cursor[POSITION, lane]:
@@ -59,16 +59,16 @@ def _enter(p, lane, margin, cursor):
 
 @jit
 def _is_cut(p, lane, ticket):
-    """Whether frames of a row's stack, or the state that is stored for it, were overwritten."""
+    """Whether frames of a row's stack, or its stored state, were overwritten."""
     age, lo = age_of(place_of(p, lane, ticket)), int64_at(p.lo)[lane]
     return ticket - min(age, p.stack - 1) < lo or (age > 0 and ticket - ticket % p.state_every < lo)
 
 
 @jit
 def _settle(p, lane, cursor):
-    """Moves past what no batch can hold: (SAMPLEABLE, the rows of what can be delivered) or (PENDING, 0)."""
-    # Below a window lies memory of another lane, or none: writers may lap a lane while its window is read, which is
-    # empty then and begins behind the cursor. Damaged counters look the same, but stay so.
+    """Moves past rows that no batch can hold: (SAMPLEABLE, number of rows to deliver) or (PENDING, unused)."""
+    # Never read below a window: that memory is of another lane, or of no lane. Writers may lap a lane while its window
+    # is read; the window is then empty and begins after the cursor. Damaged counters look the same, but stay so.
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
     while lo <= cursor[POSITION, lane] < hi:
         ticket = cursor[POSITION, lane]
@@ -84,7 +84,7 @@ def _settle(p, lane, cursor):
 
 @jit
 def _look(p, lane, cursors, tallies):
-    """How much of a lane can be delivered, counted up to a batch; and what rows yet to be written may add to it."""
+    """Counts a lane's ready transitions or unrolls, up to a batch, and those begun that later rows may complete."""
     settled, probe, hi = cursors[SETTLED], cursors[PROBE], int64_at(p.hi)[lane]
     _copy(settled, cursors[NEXT], lane)
     _enter(p, lane, tallies[MARGIN, lane], settled)
@@ -103,7 +103,7 @@ def _look(p, lane, cursors, tallies):
 
 @jit
 def _share(ready, first, total, share):
-    """Gives each lane about as much of `total` as every other, and none more than it has ready."""
+    """Splits `total` about equally over the lanes; no lane gets more than it has ready."""
     lanes, left = len(ready), total
     for lane in range(lanes):
         share[lane] = 0
@@ -121,17 +121,17 @@ def _share(ready, first, total, share):
 
 @jit
 def read(plan, columns, out, first, cursors, tallies):
-    """Copies the next batch: of each lane in turn one run of what follows the cursor, none when there is too little.
+    """Copies the next batch: from each lane in turn one run after the cursor; copies nothing if too little is ready.
 
     Args:
-        plan, columns: see plan.py; the windows' seams are found here.
+        plan, columns: see plan.py; this call sets the windows' seams.
         out: the batch's address.
-        first: the lane that is given one more where the lanes' shares cannot be equal.
-        cursors: int64 [3, 4, lanes], see above; the first is moved behind the batch.
-        tallies: int64 [4, lanes], see above; all but the margins are made here.
+        first: the lane that gets one more if the lanes' shares cannot be equal.
+        cursors: int64 [3, 4, lanes], see above; this call moves the first past the batch.
+        tallies: int64 [4, lanes], see above; this call writes all but the margins.
 
     Returns: (whether a batch was copied; transitions or unrolls that are ready, counted up to a batch a lane; those
-    that rows yet to be written may add without being one more row each).
+    begun that later rows may complete).
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)
@@ -149,7 +149,7 @@ def read(plan, columns, out, first, cursors, tallies):
         for _ in range(tallies[SHARE, lane]):
             ticket = cursor[POSITION, lane]
             if ticket >= int64_at(p.hi)[lane]:
-                return False, total, pending  # it was overwritten since: validation will say so
+                return False, total, pending  # overwritten meanwhile: validation reports it
             taken, lowest, rows = take(p, columns, out, lane, ticket, slot)
             if not taken:
                 return False, total, pending

@@ -44,7 +44,7 @@ __all__ = [
 FIRST_COMPILATION = (
     "compiling kernels, once for this machine: about half a minute (`marlcore warmup` does it beforehand)"
 )
-WARM = "warm"  # a file beside the compiled kernels, when all are there
+WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
 _log = logging.getLogger("marlcore")
 _told = False
@@ -53,10 +53,10 @@ _OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck":
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled without Python objects, without the GIL, cached on disk, and with C's division.
+    """Compiles a kernel without Python objects or the GIL and with C's division, and caches it on disk.
 
-    Not parallel: Numba's threads do not survive a fork. Without Numba's runtime, since no kernel allocates and its
-    locked reference counts took half of the time of a draw.
+    Not parallel: Numba's threads do not survive a fork. Without Numba's runtime: no kernel allocates, and its locked
+    reference counts took half of a draw's time.
     """
     return _compiled(function)
 
@@ -77,9 +77,9 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept, without those of other sources; None when no directory can be written."""
+    """The directory of cached kernels, cleared of those of other sources; None if no directory is writable."""
     try:
-        # Numba chooses it, by a function's file, and says so when the function is declared.
+        # Numba chooses the directory by the function's file, when the function is declared.
         probe: Any = numba.njit(cache=True)(_nothing)
         path = Path(probe.stats.cache_path)
         _drop_stale(path)
@@ -94,12 +94,12 @@ def cache_directory() -> Path | None:
 
 
 def _nothing() -> None:
-    """A function of this file."""
+    """A function in this file."""
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Compilations inside are not told: the caller does."""
+    """Reports no compilation inside; the caller reports it."""
     global _told
     before, _told = _told, True
     try:
@@ -109,7 +109,7 @@ def quietly() -> Iterator[None]:
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
-    """Says, once in a process, that a kernel is being compiled and not loaded."""
+    """Reports, once in a process, that a kernel is compiled instead of loaded."""
 
     def on_start(self, told: Any) -> None:
         global _told
@@ -118,16 +118,16 @@ class _Listener(event.Listener):  # type: ignore[misc]
             say(FIRST_COMPILATION)
 
     def on_end(self, told: Any) -> None:
-        """Others may follow."""
+        """Other compilations may follow."""
 
 
 event.register("numba:compile", _Listener())
 
 
 def _drop_stale(cache: Path) -> None:
-    """Empties the cache when any of the kernels' files has changed since it was filled.
+    """Empties the cache if any kernel's file has changed since the cache was filled.
 
-    Numba looks at the file of the kernel alone, but a kernel holds parts of other files too.
+    Numba checks only the kernel's own file, but a kernel contains code of other files too.
     """
     sources = b"".join(source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py")))
     digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
@@ -170,7 +170,7 @@ def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """prefetch(address): asks for the cache line of an address that will soon be read."""
+    """prefetch(address): prefetches the address's cache line for a read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -188,7 +188,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
 def _items_at(dtype: Any) -> Any:
     @intrinsic
     def items_at(typingctx: Any, address: Any) -> Any:
-        """items_at(address)[i]: item i of the dtype from an address on; an index is never counted from the end."""
+        """items_at(address)[i]: item i of the dtype from an address on; a negative index does not wrap around."""
         pointer = types.CPointer(dtype)  # type: ignore[attr-defined]
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a kernel must know of the lanes, of what is drawn from them, and of the batch: made once, one argument.
+"""Plans: they describe the lanes, the window to draw, and the batch to a kernel, in one argument that is made once.
 
-A plan is an array of one record, and the columns that it counts are an array of their own. Addresses are of memory
-that whoever made the plan keeps; what is behind a batch's address follows from the offsets.
+A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory at its addresses
+alive. A batch's fields lie at offsets from the batch's address.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["COLUMN", "NO_NEXT", "ONE_MORE", "OWN_STACKS", "PLAN"]
 
-# What of next_obs follows the frames of obs: nothing, the one frame behind the last, or a stack for each row
+# Frames of next_obs after those of obs: no frame, the one frame after the last, or a stack for each row
 NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
 
 COLUMN = np.dtype(
@@ -30,10 +30,10 @@ PLAN = np.dtype(
         ("record_stride", "i8"),
         ("capacity", "i8"),  # rows of a lane
         ("lanes", "i8"),
-        ("lo", "i8"),  # addresses of int64 [lanes]: the tickets [lo, hi) that are held
+        ("lo", "i8"),  # addresses of int64 [lanes]: the tickets [lo, hi) that each lane holds
         ("hi", "i8"),
-        ("seam", "i8"),  # the one ticket in reach of a window that lies in row 0
-        # What is drawn: see drawing.Window
+        ("seam", "i8"),  # the ticket in (lo, lo + capacity] that lies in row 0
+        # The window to draw: see transitions.Window
         ("stack", "i8"),
         ("n_step", "i8"),
         ("gamma", "f8"),
@@ -44,11 +44,11 @@ PLAN = np.dtype(
         ("stored_next", "i8"),
         ("state_every", "i8"),
         ("plain", "i8"),  # one transition, no stack, one step
-        # Columns: so many of frames, then of other fields, then of recurrent states
+        # Numbers of columns: frames come first, then other fields, then recurrent states
         ("frames", "i8"),
         ("fields", "i8"),
         ("states", "i8"),
-        ("far", "i8"),  # whether a column lies outside of the records
+        ("far", "i8"),  # whether a column lies outside the records
         # The batch: its transitions or sequences, and the offsets of its arrays
         ("batch", "i8"),
         ("reward", "i8"),
@@ -60,7 +60,7 @@ PLAN = np.dtype(
         ("mask", "i8"),
         ("index", "i8"),
         ("weight", "i8"),
-        # Scratch: addresses of int64 [batch], what each slot was given, and of int64 [batch * length]
+        # Scratch: addresses of int64 [batch], one item a slot, and of int64 [batch * length]
         ("lane", "i8"),
         ("ticket", "i8"),
         ("lowest", "i8"),

@@ -1,7 +1,7 @@
-"""Powers of many numbers at once: polynomials that the compiler makes vectors of, which calls of `pow` are not.
+"""Powers of many numbers at once: the compiler vectorises these polynomials, but not calls of `pow`.
 
-x = 2^e m with m in [sqrt(1/2), sqrt(2)), and x^a = 2^(a log2 x): the logarithm of m is the series of atanh, the power
-of two a Taylor series around the nearest whole number. Each is as exact as float64.
+x = 2^e m with m in [sqrt(1/2), sqrt(2)), and x^a = 2^(a log2 x). The logarithm of m is the series of atanh; the power
+of two is a Taylor series around the nearest integer. Both are as exact as float64.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["raise_all"]
 
 SQRT_HALF = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
 ONE = 0x3FF0000000000000
-WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest whole number in the low bits
+WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest integer in the low bits
 WHOLE_BITS = 0x4338000000000000
-LEAST, MOST = 0x3370000000000000, 0x4C70000000000000  # bits of 2^-200 and 2^200, between which this is made for
-STEEPEST = 5.0  # the exponents it is made for: no power leaves the range of float64
+LEAST, MOST = 0x3370000000000000, 0x4C70000000000000  # bits of 2^-200 and 2^200, the bounds of the polynomials' range
+STEEPEST = 5.0  # largest absolute exponent: no power leaves the range of float64
 ATANH = tuple(2.0 / ((2 * k + 1) * math.log(2.0)) for k in range(11))
 EXP2 = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(14))
 
@@ -45,7 +45,7 @@ def _exp2(y):
 
 @inlined
 def _in_range(values, count):
-    """Whether all are: the sign of a difference says so of the bits of positive numbers."""
+    """Whether all values are; the bits of positive numbers sort as the numbers do."""
     signs = 0
     for i in range(count):
         bits = bits_of(values[i])
@@ -55,7 +55,7 @@ def _in_range(values, count):
 
 @inlined
 def raise_all(values, exponent, count):
-    """Makes values[:count], float64 of at least 0, their powers; to the power of 1 they stay as they are."""
+    """Raises values[:count], float64 of at least 0, to a power in place; a power of 1 leaves them unchanged."""
     if exponent == 1.0:
         return
     if abs(exponent) <= STEEPEST and _in_range(values, count):

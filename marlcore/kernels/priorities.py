@@ -1,7 +1,7 @@
-"""Drawing transitions or sequences in proportion to their priorities, which lie in a tree of sums.
+"""Draws transitions or sequences in proportion to their priorities, which lie in a sum tree.
 
-The leaf of a ticket is its row, counted over all lanes. Its mass is the priority to the power of alpha, or 0 where
-nothing can be drawn. The tickets [floor, caught) of each lane have leaves.
+A ticket's leaf is its row, counted over all lanes. The leaf's mass is the priority to the power of alpha, or 0 if the
+ticket cannot be drawn. The tickets [floor, caught) of each lane have leaves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["PRIORITIES", "catch_up", "draw", "first_bad", "update", "weigh"]
 # Values of a leaf's mark
 ABSENT, PRESENT, DRAWN = range(3)
 
-# One sampler's priorities, an array of one record; addresses are of memory that whoever made it keeps
+# One sampler's priorities, an array of one record; its maker keeps the memory at its addresses alive
 PRIORITIES = np.dtype(
     [
         ("alpha", "f8"),
         ("epsilon", "f8"),
         ("highest", "f8"),  # so far
-        ("limit", "f8"),  # the highest of which every leaf could have the mass
+        ("limit", "f8"),  # the highest priority for which the sum of all masses is finite
         ("tree", "i8"),  # address and length of float64, and of int64 [levels + 1]; see sumtree.py
         ("nodes", "i8"),
         ("offsets", "i8"),
@@ -47,20 +47,20 @@ PRIORITIES = np.dtype(
         ("marks", "i8"),  # address of uint8, one for each leaf
         ("floor", "i8"),  # addresses of int64 [lanes]
         ("caught", "i8"),
-        ("initial", "i8"),  # address of the actors' priorities in row 0, float32; 0: there are none
+        ("initial", "i8"),  # address of the actors' priority in row 0, float32; 0 without one
         ("initial_stride", "i8"),
-        ("bad_lane", "i8"),  # an actor's priority that is negative or too high; -1: none
+        ("bad_lane", "i8"),  # place of an actor's priority that is negative or too high; -1 without one
         ("bad_ticket", "i8"),
         ("points", "i8"),  # addresses of scratch: float64 and int64, one for each slot or update
         ("leaves", "i8"),
-        ("masses", "i8"),  # address of float64 [batch]: by output row the mass that was drawn
+        ("masses", "i8"),  # address of float64 [batch]: the mass of each output row
     ]
 )
 
 
 @inlined
 def _repair_tickets(tree, offsets, capacity, lane, first, last):
-    """Makes the sums above the leaves of the tickets [first, last) anew; at most `capacity` of them."""
+    """Recomputes the sums above the leaves of the tickets [first, last), at most `capacity` of them."""
     if first >= last:
         return
     base, low = lane * capacity, first % capacity
@@ -72,14 +72,14 @@ def _repair_tickets(tree, offsets, capacity, lane, first, last):
 
 @inlined
 def _drop(q, leaf):
-    """Takes a leaf's mass."""
+    """Removes a leaf's mass."""
     float64_at(q.tree)[leaf] = 0.0
     uint8_at(q.marks)[leaf] = ABSENT
 
 
 @inlined
 def _evict(p, q, lane):
-    """Takes the mass from tickets that the window has left behind, and from those that need what it has."""
+    """Removes the mass of tickets below the window, and of tickets that need rows below it."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     lo, floor, caught = int64_at(p.lo)[lane], int64_at(q.floor), int64_at(q.caught)
     first, last = floor[lane], min(lo, caught[lane])
@@ -88,7 +88,7 @@ def _evict(p, q, lane):
     _repair_tickets(tree, offsets, p.capacity, lane, first, last)
     floor[lane] = max(first, lo)
     caught[lane] = max(caught[lane], floor[lane])
-    # Of the oldest rows the frames of the stack, or the state, may be gone.
+    # The oldest rows may have lost frames of their stack, or their state.
     oldest = min(lo + p.stack + p.state_every, caught[lane])
     for ticket in range(lo, oldest):
         if check(p, lane, ticket)[0] == NEVER:
@@ -98,7 +98,7 @@ def _evict(p, q, lane):
 
 @inlined
 def _initial(p, q, lane, ticket):
-    """The priority of a new ticket: its actor's, or the highest so far where that is NaN."""
+    """The priority of a new ticket: its actor's, or the highest so far if that is NaN."""
     if q.initial == 0:
         return q.highest
     given = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
@@ -112,10 +112,10 @@ def _initial(p, q, lane, ticket):
 
 @inlined
 def _take_in(p, q, lane):
-    """Gives mass to the tickets of a lane that are new, in their turn, up to one that is yet to be decided."""
+    """Gives mass to a lane's new tickets in order, up to the first pending one."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
-    last, mass = -1.0, 0.0  # actors that give no priorities leave all at the same one
+    last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
     while ticket < int64_at(p.hi)[lane]:
         found, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
         if found == PENDING:
@@ -136,10 +136,10 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to what was written since the last call, and takes it from what was overwritten.
+    """Gives mass to tickets written since the last call, and removes the mass of overwritten ones.
 
     Args:
-        plan: see plan.py; the windows' seams are found here.
+        plan: see plan.py; this call sets the windows' seams.
         priorities: see PRIORITIES.
     """
     p, q = plan[0], priorities[0]
@@ -162,11 +162,11 @@ def _ticket_of(p, leaf):
 
 @jit
 def draw(plan, columns, out, rows, priorities):
-    """Draws for the output rows `rows` after `catch_up`: one in each of as many equal parts of the total mass.
+    """Draws the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the total mass.
 
     Args: see `catch_up` and uniform.py.
 
-    Returns: slots filled; fewer than asked for when rows were overwritten meanwhile, 0 without any mass.
+    Returns: slots filled; fewer than the rows if some were overwritten meanwhile, 0 without any mass.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
@@ -193,7 +193,7 @@ def draw(plan, columns, out, rows, priorities):
 
 @jit
 def weigh(plan, out, rows, priorities, beta):
-    """Writes the importance weights of the output rows `rows`, which were drawn.
+    """Writes the importance weights of the drawn output rows `rows`.
 
     A weight is (smallest mass of the rows / mass)^beta: Schaul et al. 2016 (arXiv:1511.05952), section 3.4, where
     (N P)^-beta is divided by the largest weight, so that N and the total cancel out.
@@ -213,7 +213,7 @@ def weigh(plan, out, rows, priorities, beta):
 
 @jit
 def first_bad(priority, limit):
-    """The first of the priorities that is negative, above the limit or NaN; -1 when none is."""
+    """Index of the first priority that is negative, above the limit or NaN; -1 without one."""
     for i in range(len(priority)):
         if not 0.0 <= priority[i] <= limit:
             return i
@@ -224,7 +224,7 @@ def first_bad(priority, limit):
 def update(plan, priorities, index, priority):
     """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n], finite and at least 0.
 
-    Returns: how many were ignored, since they were overwritten or never drawn.
+    Returns: how many were ignored because they were overwritten or never drawn.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)

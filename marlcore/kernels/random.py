@@ -1,4 +1,4 @@
-"""The generator of every draw, and numbers made from it."""
+"""The random generator of all draws, and its distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transition that can be drawn earns: its n-step return, its discount, and how its episode ended."""
+"""Computes n-step returns, their discounts, and how their episodes ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["write_returns"]
 
 @inlined
 def _sum_rewards(p, lane, first, last):
-    """The rewards of the rows from `first` to `last`, each discounted, and the discount of what follows them."""
+    """The discounted sum of the rewards of rows `first` to `last`, and the discount of the value after them."""
     total, discount = 0.0, 1.0
     for ticket in range(first, last + 1):
         floats = float32_at(record_of(p, lane, ticket))
@@ -21,9 +21,9 @@ def _sum_rewards(p, lane, first, last):
 
 @inlined
 def write_returns(p, out, lane, ticket, rows, at):
-    """Writes those of `rows` transitions from `ticket` on to the places from `at` on, after a check of them.
+    """Writes the returns of `rows` checked transitions from `ticket` on to the places from `at` on.
 
-    A writer may overwrite rows between the check and this: then the numbers are wrong, and validation says so.
+    If a writer overwrites rows after the check, the numbers are wrong, and validation reports it.
     """
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)

@@ -1,7 +1,7 @@
-"""What a lane's rows mean, and whether a ticket can be drawn: nothing is written here but the windows' seams.
+"""Interprets a lane's rows and checks whether a ticket can be drawn; writes only the windows' seams.
 
-The kernels read rows that writers may be overwriting: whatever they read there is clamped before it is used as an
-index, and believed only once the C core has validated the rows.
+The kernels read rows that writers may be overwriting. They clamp every value from a row before they use it as an index,
+and trust it only once the C core has validated the row.
 
 Head of a record, as 32-bit words: ordinal | age + flags << 24 | policy_version | reward (csrc/api.h).
 """
@@ -21,9 +21,9 @@ ENDED = TERMINATED | TRUNCATED
 ORDINAL, PLACE, POLICY_VERSION, REWARD = range(4)
 # Rows of `windows`; see plan.py
 LO, HI, SEAM = range(3)
-# Rows of `chosen`, a column for each slot: a slot is one transition, or one sequence of them
+# Rows of `chosen`, one column a slot; a slot is one transition or one sequence
 LANE, TICKET, LOWEST = range(3)
-# What a check finds; PENDING when rows yet to be written decide
+# Results of a check; PENDING: rows yet to be written decide
 NEVER, PENDING, SAMPLEABLE = range(3)
 
 LINE = 64
@@ -31,7 +31,7 @@ LINE = 64
 
 @inlined
 def row_of(p, lane, ticket):
-    """The row of a ticket in its lane's window, counted over all lanes; a division costs more than a cache hit."""
+    """The row of a ticket in its lane's window, counted over all lanes; a division would cost more than a cache hit."""
     row = ticket - int64_at(p.seam)[lane]
     return (lane + (row < 0)) * p.capacity + row
 
@@ -44,7 +44,7 @@ def record_of(p, lane, ticket):
 
 @inlined
 def place_of(p, lane, ticket):
-    """Where a row stands in its episode: its age and flags in one word."""
+    """A row's place in its episode: its age and flags in one word."""
     return uint32_at(record_of(p, lane, ticket))[PLACE]
 
 
@@ -60,7 +60,7 @@ def age_of(place):
 
 @inlined
 def prefetch_row(p, lane, ticket):
-    """Asks for a record and the one behind it, as far as they are small."""
+    """Prefetches a record and the next one; of large ones, only the first lines and the last."""
     at, both = record_of(p, lane, ticket), 2 * p.record_stride
     for offset in range(0, min(both, 4 * LINE), LINE):
         prefetch(at + offset)
@@ -69,7 +69,7 @@ def prefetch_row(p, lane, ticket):
 
 @inlined
 def find_seams(p):
-    """Completes the windows; the tickets in all of them together."""
+    """Sets the windows' seams; returns the number of tickets in all windows."""
     lo, hi, seam, total = int64_at(p.lo), int64_at(p.hi), int64_at(p.seam), 0
     for lane in range(p.lanes):
         seam[lane] = lo[lane] - lo[lane] % p.capacity + p.capacity
@@ -81,7 +81,7 @@ def find_seams(p):
 def last_of(p, lane, ticket):
     """The last row of the n-step return from a ticket: (found, its ticket, its flags).
 
-    That is the row that ends the episode, or the n-th of n rows of one episode.
+    It is the row that ends the episode, or the n-th of n rows of one episode.
     """
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
@@ -102,7 +102,7 @@ def last_of(p, lane, ticket):
 def successor_of(p, lane, last, flags):
     """The row whose obs is the next_obs of a return that ends with the row `last`: (found, its ticket).
 
-    Behind a truncated row that is its boundary row; a terminated one may do without, and then stands for it.
+    The successor of a truncated row is its boundary row. A terminated row may lack one, and is then its own successor.
     """
     if p.stored_next:
         return SAMPLEABLE, last
@@ -128,17 +128,17 @@ def _check_return(p, lane, ticket):
 def check(p, lane, ticket):
     """Whether a ticket can be drawn: (found, its frames before it, the lowest ticket that it needs, its rows).
 
-    A transition can when it is no boundary row, all frames of its stack are held, and its n-step return is whole.
-    With sequences, so can each row whose age is a multiple of the period; the sequence ends early with its
-    episode, or where a writer was replaced, and must be whole otherwise. One that ends within its burn-in holds
-    nothing to train on.
+    A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
+    is whole. A sequence begins with such a row, whose age must be a multiple of the period. It ends early with its
+    episode, or where a writer was replaced, and must be whole otherwise. A sequence that ends within its burn-in cannot
+    be drawn: it has no transition to train on.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)
     age = min(whole_age, p.stack - 1)
     lowest = ticket - age
     if p.state_every > 1 and whole_age > 0:
-        # The state's row is shared by this many tickets, and is overwritten with the first of them.
+        # This many tickets share the state's row, which is overwritten with the first of them.
         lowest = min(lowest, ticket - ticket % p.state_every)
     if flags_of(place) & BOUNDARY or lowest < int64_at(p.lo)[lane]:
         return NEVER, age, lowest, 0

@@ -1,8 +1,8 @@
-"""A tree of sums, 16 children a node: which leaf a point of the total mass falls on, in a few cache lines.
+"""A sum tree, 16 children a node: it finds the leaf that a point of the total mass falls on in a few cache lines.
 
-Level 0 holds the leaves, each level above it one sum for 16 nodes, the last level the total. A sum is always made
-anew from its children, never by adding differences, so that rounding errors cannot grow. A tree of minima is made and
-repaired in the same way: its last level holds the least leaf.
+Level 0 holds the leaves, each level above it one sum for 16 nodes, the last level the total. A sum is always recomputed
+from its children, never updated by differences, so that rounding errors cannot grow. A tree of minima works in the same
+way: its last level holds the least leaf.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def level_offsets(leaves: int) -> NDArray[np.int64]:
 
 
 def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Zeros for a tree, of which the children of each node lie in as few cache lines as they can."""
+    """Zeros for a tree, aligned so that the children of each node lie in as few cache lines as possible."""
     room = np.zeros(int(offsets[-1]) + LINE_ITEMS)
     first = -(room.ctypes.data // room.itemsize) % LINE_ITEMS
     return room[first : first + int(offsets[-1])]
@@ -66,7 +66,7 @@ def _of_children(tree, first, least):
 
 @jit
 def repair_range(tree, offsets, bottom, first, last, least=False):
-    """Makes the sums, or minima, above the nodes [first, last) of level `bottom` anew."""
+    """Recomputes the sums, or minima, above the nodes [first, last) of level `bottom`."""
     for level in range(bottom + 1, len(offsets) - 1):
         first, last = first // FANOUT, (last + FANOUT - 1) // FANOUT
         for node in range(first, last):
@@ -75,10 +75,10 @@ def repair_range(tree, offsets, bottom, first, last, least=False):
 
 @jit
 def repair(tree, offsets, leaves, count, least=False):
-    """Makes the sums, or minima, above leaves[:count] anew; what is in `leaves` is lost."""
+    """Recomputes the sums, or minima, above leaves[:count]; overwrites `leaves`."""
     for level in range(1, len(offsets) - 1):
         width = offsets[level + 1] - offsets[level]
-        if width <= count:  # this level and all above are quicker made as a whole
+        if width <= count:  # this level and all above are faster to recompute whole
             repair_range(tree, offsets, level - 1, 0, offsets[level] - offsets[level - 1], least)
             return
         for i in range(count):
@@ -91,10 +91,10 @@ def repair(tree, offsets, leaves, count, least=False):
 
 @inlined
 def _child_at(tree, first, target):
-    """Which of 16 children from `first` on a point falls on, and how far behind that child's beginning.
+    """The child, of 16 from `first` on, that a point falls on, and the point's distance from that child's beginning.
 
-    Without branches, which would be mispredicted, and with unsigned indices, which Numba need not check for being
-    negative: first the quarter, then its child.
+    It finds the quarter, then its child, without branches, which would be mispredicted. Numba does not check unsigned
+    indices for being negative.
     """
     a = (tree[first] + tree[first + ONE]) + (tree[first + TWO] + tree[first + THREE])
     second, third = first + FOUR, first + EIGHT
@@ -112,14 +112,14 @@ def _child_at(tree, first, target):
     before = x if target >= x else before
     before = y if target >= y else before
     before = z if target >= z else before
-    while child > ZERO and tree[first + child] <= 0.0:  # rounding put the point behind the last mass
+    while child > ZERO and tree[first + child] <= 0.0:  # rounding put the point past the last mass
         child -= ONE
     return child, target - before
 
 
 @inlined
 def _walk(tree, first, width, targets, nodes, count):
-    """Finds ascending targets among the nodes of one level by going along it."""
+    """Finds ascending targets among the nodes of one level in one pass."""
     node, begin = 0, 0.0
     last = width - 1
     while last > 0 and tree[first + last] <= 0.0:
@@ -134,9 +134,9 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """The leaf on which each of targets[:count] falls, points in [0, total), ascending; the targets are lost.
+    """Finds the leaf that each of targets[:count] falls on: points in [0, total), ascending. Overwrites the targets.
 
-    A leaf without mass is never found while the total is positive.
+    It never finds a leaf without mass while the total is positive.
     """
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:

@@ -1,4 +1,4 @@
-"""Drawing transitions or sequences, each one that can be drawn with the same probability."""
+"""Draws transitions or sequences; all that can be drawn are equally likely."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["any_sampleable", "draw", "draw_listed", "list_sampleable"]
 
 @inlined
 def _choose(p, first, count, total):
-    """Any (lane, ticket) of the windows, each equally likely, for the slots [first, count).
+    """Chooses a (lane, ticket) of the windows, each equally likely, for each of the slots [first, count).
 
-    All before any is looked at, so that their cache misses overlap.
+    It chooses all of them before the first row is read, so that their cache misses overlap.
     """
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
     lo, hi = int64_at(p.lo), int64_at(p.hi)
@@ -29,14 +29,14 @@ def _choose(p, first, count, total):
 
 @jit
 def draw(plan, columns, out, rows):
-    """Draws for the output rows `rows`.
+    """Draws the output rows `rows`.
 
     Args:
-        plan, columns: see plan.py; the windows' seams are found here.
+        plan, columns: see plan.py; this call sets the windows' seams.
         out: address of the batch.
         rows: int64, the output rows to fill.
 
-    Returns: (slots filled, draws refused); fewer than asked for when nearly all draws were refused.
+    Returns: (slots filled, draws refused); fewer slots than rows if nearly all draws were refused.
     """
     p = plan[0]
     total = find_seams(p)
@@ -51,7 +51,7 @@ def draw(plan, columns, out, rows):
 
 @jit
 def any_sampleable(plan):
-    """Whether anything can be drawn."""
+    """Whether any ticket can be drawn."""
     p = plan[0]
     find_seams(p)
     for lane in range(p.lanes):
@@ -63,7 +63,7 @@ def any_sampleable(plan):
 
 @jit
 def list_sampleable(plan, found):
-    """Writes (lane, ticket) of whatever can be drawn into found, int64 [2, rows]; returns how many."""
+    """Writes (lane, ticket) of all tickets that can be drawn into found, int64 [2, rows]; returns their number."""
     p = plan[0]
     find_seams(p)
     count = 0
@@ -78,7 +78,7 @@ def list_sampleable(plan, found):
 
 @jit
 def draw_listed(plan, columns, out, rows, found, listed):
-    """`draw` where little can be drawn: from the list that `list_sampleable` made; how many slots were filled."""
+    """`draw` from the list of `list_sampleable`, if few tickets can be drawn; returns the number of slots filled."""
     p = plan[0]
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)

@@ -1,4 +1,4 @@
-"""The reading end of a trajectory queue: what follows the cursor, copied, validated, and then consumed."""
+"""The reader of a trajectory queue: it copies rows after the cursor, validates them, and then consumes them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LAP_LIMIT_S = 10.0
 
 @dataclass
 class ReaderStats:
-    """What a reader did so far.
+    """A reader's counters.
 
     Attributes:
         read: transitions returned.
         dropped: transitions that were overwritten before they, or the frames of their stack, were read.
         skipped: transitions that no batch could hold; see `TrajectoryQueue.skipped`.
-        lapped: batches copied again, because a writer overwrote what was copied.
+        lapped: batches copied again, because a writer overwrote their rows.
         waited: seconds slept for data.
     """
 
@@ -43,7 +43,7 @@ class ReaderStats:
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What a reader's batches are; see `TrajectoryQueue.reader`."""
+    """A reader's options; see `TrajectoryQueue.reader`."""
 
     batch_size: int
     length: int | None
@@ -53,7 +53,7 @@ class ReaderOptions:
     pad: str
 
     def window(self, lanes: LaneView) -> Window:
-        """Raises ValueError: a field, what was expected and what came."""
+        """Raises ValueError: names the field, the expected value and the actual one."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
         for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
             check_whole(name, getattr(self, name))
@@ -77,15 +77,15 @@ class ReaderOptions:
         return window
 
     def kept(self, lanes: LaneView, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many rows before each position may still be needed, for frames of a stack or for a stored state."""
+        """Number of rows before each position that a stack of frames or a stored state may still need."""
         every = lanes.spec.state_every if self.length is not None else 1
         return np.maximum(self.stack - 1, position % every)
 
     def longest_add(self, lanes: LaneView) -> int:
-        """Rows that an add may have so that it never waits in every lane while this reader waits for more.
+        """The largest add, in rows, that never waits in every lane while this reader waits for more.
 
-        A reader that waits has less than a batch: in all lanes together at most batch_size - 1 whole transitions or
-        unrolls, each with a boundary row; and in each lane the rows of one more that is not whole yet, and those kept.
+        A reader that waits has less than a batch. All lanes together hold at most batch_size - 1 whole transitions or
+        unrolls, each with a boundary row. Each lane also holds the rows of one that is not whole yet, and kept rows.
         """
         length = self.length or 1
         kept = max(self.stack, lanes.spec.state_every if self.length is not None else 1) - 1
@@ -102,7 +102,7 @@ class TrajectoryReader:
                 batch = reader.read(timeout=60.0)
 
     Attributes:
-        stats: what was read, dropped, skipped, and waited.
+        stats: transitions read, dropped and skipped, and the time waited.
     """
 
     def __init__(self, lanes: LaneView, options: ReaderOptions) -> None:
@@ -125,7 +125,7 @@ class TrajectoryReader:
         try:
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, options.longest_add(lanes))
             self._release()
-            # Nothing is consumed here, but the kernel is compiled or loaded now and not by the first read.
+            # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._drawing.memory())
         except BaseException:
             self._claim.release()
@@ -133,21 +133,21 @@ class TrajectoryReader:
 
     @one_thread
     def read(self, timeout: float | None = None) -> Batch:
-        """The next batch, which is consumed when this returns it.
+        """Consumes the next batch and returns it.
 
-        It is consumed by one store, behind everything else: whoever dies before it leaves the batch to the next
-        reader; who dies after it, or is interrupted by a signal just then, takes it along. Each transition is so
-        delivered at most once, and lost only with the reader that had it in hand.
+        One store, after everything else, consumes the batch. If the reader dies before the store, the next reader gets
+        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. So each
+        transition is delivered at most once, and is lost only with the reader that took it.
 
         Args:
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
-            NotEnoughData: without a timeout, there is less than a batch; what there is stays.
+            NotEnoughData: without a timeout, less than a batch is ready; it stays in the queue.
             TimeoutError: the same, after the timeout.
-            MarlcoreError: writers overwrote whatever was copied for 10 seconds.
+            MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading.
-            ClosedError: the reader or its queue was closed. ValueError: the timeout is no number, or negative.
+            ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
         """
         if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
             raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
@@ -163,8 +163,8 @@ class TrajectoryReader:
                 self._first = (self._first + 1) % self._view.geometry.lanes
                 return batch
             if (self._settled != self._cursor.now).any():
-                self._consume(self._settled)  # what will never be delivered would keep writers waiting
-            self._release()  # here too, if a signal interrupted the last read before it did
+                self._consume(self._settled)  # rows never to be delivered would keep writers waiting
+            self._release()  # again, in case a signal interrupted the last read before its release
             self._wait(ready, pending, deadline)
 
     def check_open(self) -> None:
@@ -174,7 +174,7 @@ class TrajectoryReader:
             raise ClosedError(f"{self._view.segment.path}: the reader was closed")
 
     def close(self) -> None:
-        """Lets another reader go on from here; harmless when repeated."""
+        """Lets another reader continue from here. Repeated calls are harmless."""
         self._closed = True
         self._claim.release()
 
@@ -198,7 +198,7 @@ class TrajectoryReader:
         return found
 
     def _copy_whole(self, memory: BatchMemory) -> tuple[bool, int, int]:
-        """The same, again until nothing that was looked at had been overwritten."""
+        """`_copy`, repeated until no row that it looked at was overwritten."""
         lapped_since = None
         self._margin[:] = 0
         while True:
@@ -206,7 +206,7 @@ class TrajectoryReader:
             if not self._validate(len(self._whole)):
                 return found
             self.stats.lapped += 1
-            # A lane whose writer is quicker than this reader is entered further and further from its oldest row.
+            # In a lane whose writer is faster than this reader, each try starts further from the oldest row.
             step = 1 + self._view.geometry.capacity // 16
             lapped = np.minimum(2 * self._margin + step, self._view.geometry.capacity // 2)
             self._margin[:] = np.where(self._whole == 0, lapped, self._margin)
@@ -227,7 +227,7 @@ class TrajectoryReader:
         self._cursor.release(position - self._options.kept(self._view, position))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
-        """Sleeps until so many rows were written that a batch may be ready."""
+        """Sleeps until writers have added enough rows that a batch may be ready."""
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
         began, committed = time.monotonic(), int(self._drawing.windows[rows.HI].sum())
@@ -240,7 +240,7 @@ class TrajectoryReader:
             self.stats.waited += time.monotonic() - began
 
     def _committed(self) -> int:
-        """Rows in all lanes together, since they were created."""
+        """Rows written to all lanes together since their creation."""
         self._drawing.read_windows()
         return int(self._drawing.windows[rows.HI].sum())
 

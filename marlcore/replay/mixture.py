@@ -1,4 +1,4 @@
-"""Batches made of several replays in fixed shares, such as an anchor's and a pool's."""
+"""Batches drawn from several replays in fixed shares, such as an anchor's and a pool's."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from .sampler import Sampler, SamplerStats, Sequence
 
 __all__ = ["Mixture"]
 
-POLL_S = 0.02  # no one event says that one of several replays was written to
+POLL_S = 0.02  # no single event signals writes to several replays
 
 
 class Mixture:
-    """Draws each batch from several replays, so and so much from each; used like a sampler, by one thread at a time.
+    """Draws each batch from several replays in fixed fractions; used like a sampler, by one thread at a time.
 
-    Shares of a row are carried over to the next batch, so that in the long run each replay gives exactly its
-    fraction. While a replay has nothing to draw from yet, the others give its rows, in proportion to their fractions.
-    The limiter of a replay with a share is waited for: nothing is drawn before all let a whole batch be drawn.
+    Fractions of a row carry over to the next batch, so that in the long run each replay gives exactly its fraction.
+    While a replay has nothing to draw yet, the others give its rows, in proportion to their fractions. No row is
+    drawn before the limiters of all replays with a share allow a whole batch.
 
     Args:
         replays: of equal specs.
         fractions: each replay's part of a batch, at least 0; their sum is 1.
         batch_size: rows of a batch.
         prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
-            of their replay's rows; of beta_steps, each batch of the mixture is one.
-        min_size: transitions that each replay has to hold before it is drawn from.
+            of their replay's rows; each batch of the mixture is one of beta_steps.
+        min_size: transitions that each replay must hold before the mixture draws from it.
         stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
 
     Attributes:
-        samplers: one for each replay. To keep their states with their replays, `save` each with its own, and let each
-            load its replay's `sampler_state`; `state_dict` holds them all, and what is owed of the shares besides.
+        samplers: one for each replay. To keep their states with their replays, `save` each replay with its sampler, and
+            load the replay's `sampler_state` into it. `state_dict` holds all states and the fractions carried over.
 
     Raises: ValueError, TypeError: an argument is out of range. LayoutMismatch: the specs are not equal.
     """
@@ -89,15 +89,15 @@ class Mixture:
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
-        """A batch; `batch.source`, int64 [B], says which replay each row came from.
+        """Draws a batch; `batch.source`, int64 [B], is the number of each row's replay.
 
-        Its `index` names a row among all replays: the replay's own index * number of replays + source.
+        `batch.index` is unique among all replays: the replay's own index * number of replays + source.
 
         Args:
             timeout: seconds to wait for data and for limiters; None does not wait.
 
-        Raises: as `Sampler.sample`, NotEnoughData and TimeoutError when a limiter keeps a replay with a share from
-            being drawn from, or when no replay has anything to draw from. Then nothing was drawn, counted or owed.
+        Raises: as `Sampler.sample`; NotEnoughData and TimeoutError also if the limiter of a replay with a share forbids
+            the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         memory = self.samplers[0]._memory()
@@ -115,7 +115,7 @@ class Mixture:
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Gives drawn rows new priorities, each in its own replay; those of replays drawn uniformly are passed over.
+        """Gives drawn rows new priorities, each in its own replay; skips rows of replays drawn uniformly.
 
         Args and errors: see `Sampler.update_priorities`.
         """
@@ -127,12 +127,12 @@ class Mixture:
 
     @property
     def stats(self) -> list[SamplerStats]:
-        """Of each replay's sampler."""
+        """The counters of each replay's sampler."""
         return [sampler.stats for sampler in self.samplers]
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What is owed of the shares, and each sampler's state behind its replay's number and a dot."""
+        """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, sampler in enumerate(self.samplers):
             state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
@@ -140,9 +140,9 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Goes on from the state of a mixture of the same replays, or of saves of them.
+        """Restores the state of a mixture of the same replays, or of saves of them.
 
-        Raises ValueError: a part is missing, or is of another shape, dtype or sampler; TypeError: it is no dict.
+        Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
         if not isinstance(state, Mapping):
@@ -164,9 +164,9 @@ class Mixture:
         return [sampler for sampler, share in zip(self.samplers, self._fractions, strict=True) if share > 0]
 
     def _draw(self, memory: BatchMemory, counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
-        """Fills a batch's memory, `counts` rows from each replay; which replay each row came from."""
+        """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
-            # Also after a pause: what another sampler drew meanwhile may be what a limiter allowed this one.
+            # Again after a pause: another sampler may have drawn the rows that a limiter allowed this one.
             while any(sampler._limited() for sampler in self._drawn()):
                 for sampler in self._drawn():
                     sampler._wait_for_limiter(deadline)
@@ -182,7 +182,7 @@ class Mixture:
                 time.sleep(min(POLL_S, left))
 
     def _fill(self, memory: BatchMemory, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything."""
+        """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
         rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
         shares, shortages = self._fractions.copy(), []
         while True:
@@ -203,7 +203,7 @@ class Mixture:
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Whole numbers near the shares, `total` in all: what is left goes where the largest remainders are."""
+    """Integers near the shares, `total` in all: the largest remainders are rounded up."""
     counts = np.maximum(np.floor(shares), 0).astype(np.int64)
     left = total - int(counts.sum())
     counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
@@ -211,7 +211,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _check_replays(replays: Any) -> None:
-    """Raises TypeError: they are no list of replays. LayoutMismatch: their specs differ; the first difference."""
+    """Raises TypeError: not a list of replays. LayoutMismatch: their specs differ; names the first difference."""
     if not isinstance(replays, Several):
         raise TypeError(f"replays: expected a list of ReplayBuffers, got {came(replays)}")
     for i, replay in enumerate(replays):

@@ -1,4 +1,4 @@
-"""Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own tree of sums over all lanes."""
+"""Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own sum tree over all lanes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
 @dataclass(frozen=True)
 class Prioritized:
-    """How a sampler prefers some transitions, or sequences, to others.
+    """How a sampler prefers some transitions or sequences to others.
 
-    Each is drawn with a probability in proportion to (priority + epsilon)^alpha, one from each of batch_size equal
+    The probability of each is proportional to (priority + epsilon)^alpha; one is drawn from each of batch_size equal
     parts of the total. `batch.weight` corrects for that: it is (N P)^-beta, divided by the largest weight of the
-    batch, as in the paper's algorithm 1. What was never given a priority has the highest one so far, at first 1.
+    batch, as in the paper's algorithm 1. A new transition has the highest priority so far, initially 1.
 
     Attributes:
-        alpha: from 0, which draws uniformly, on.
+        alpha: at least 0; 0 draws uniformly.
         beta: from 0 to 1.
-        epsilon: at least 0; what is added to each priority.
-        beta_steps: batches in which beta rises to 1, in equal steps; None keeps it.
+        epsilon: at least 0; added to each priority.
+        beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN stands for the highest one so far.
     """
@@ -54,12 +54,12 @@ class Prioritized:
             check_whole("beta_steps", self.beta_steps)
 
     def limit(self, leaves: int) -> float:
-        """The highest priority for which the sum of so many masses is finite."""
+        """The highest priority for which the sum of `leaves` masses is finite."""
         highest = sys.float_info.max / (2 * leaves)
         return highest if self.alpha <= 1 else float(highest ** (1 / self.alpha))
 
     def check(self, spec: TransitionSpec) -> None:
-        """Raises ValueError: `initial` is not such an extra of the spec."""
+        """Raises ValueError: `initial` is not a float32 scalar extra of the spec."""
         one = spec.extras.get(self.initial) if self.initial is not None else None
         if self.initial is not None and (one is None or (one.shape, one.dtype, one.every) != ((), "float32", 1)):
             came = f"{self.initial!r}, which is {one.describe() if one else 'none of them'}"
@@ -67,10 +67,10 @@ class Prioritized:
 
 
 class PriorityTree:
-    """The strategy of a sampler with priorities, which it alone reads and writes; see drawing.Strategy.
+    """The strategy of a sampler with priorities, in private memory; see transitions.Strategy.
 
     Attributes:
-        batches: how many were drawn, which beta depends on.
+        batches: batches drawn so far; beta depends on them.
     """
 
     def __init__(self, options: Prioritized, lanes: LaneView, drawing: Drawing) -> None:
@@ -95,7 +95,7 @@ class PriorityTree:
         self._set(lanes.layout)
 
     def _set(self, layout: RecordLayout) -> None:
-        """Writes the record that the kernels know."""
+        """Writes the kernels' record."""
         floor, caught = self._reach
         settings: dict[str, Any] = {
             "alpha": self._options.alpha,
@@ -140,7 +140,7 @@ class PriorityTree:
 
     @property
     def total(self) -> float:
-        """The mass of all that could be drawn at the last batch."""
+        """The total mass at the last batch."""
         return float(self._tree[-1])
 
     @property
@@ -166,7 +166,7 @@ class PriorityTree:
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Beta moves on."""
+        """Also advances beta."""
         kernels.weigh(self._drawing.plan, memory.address, rows, self._record, self.beta)
         self.batches += 1
 
@@ -181,7 +181,7 @@ class PriorityTree:
         return ignored
 
     def _catch_up(self) -> None:
-        """Takes in what was written since the last call."""
+        """Takes in the rows written since the last call."""
         self._drawing.read_windows()
         kernels.catch_up(self._drawing.plan, self._record)
 
@@ -190,7 +190,7 @@ class PriorityTree:
         self._record["bad_lane"] = self._record["bad_ticket"] = -1
         d = self._drawing
         d.chosen[:, 0] = lane, ticket, ticket
-        if not len(d.lapped(1)):  # else it was overwritten, perhaps while it was read
+        if not len(d.lapped(1)):  # else the row was overwritten, perhaps during the read
             raise ValueError(
                 f"{self._path}: {self._options.initial}: expected priorities from 0 to "
                 f"{self._limit:.3g}, got another in lane {lane}, ticket {ticket}"
@@ -245,7 +245,7 @@ class PriorityTree:
 def checked_priorities(
     index: ArrayLike, priority: ArrayLike, limit: float = sys.float_info.max
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The arguments of `Sampler.update_priorities` as arrays; raises as it does."""
+    """The arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
     indices, values = _array("index", index, None), _array("priority", priority, np.float64)
     if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
         raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
@@ -262,7 +262,7 @@ def checked_priorities(
 
 
 def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
-    if value.__class__ is not np.ndarray and hasattr(value, "detach"):  # a tensor, perhaps with gradients, on a GPU
+    if value.__class__ is not np.ndarray and hasattr(value, "detach"):  # a tensor, perhaps with gradients or on a GPU
         value = value.detach().cpu().numpy()
     try:
         return np.asarray(value, dtype, order="C")

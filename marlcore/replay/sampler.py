@@ -1,4 +1,4 @@
-"""Drawing batches of transitions or sequences: choose, copy, validate, draw the lapped ones again."""
+"""Samplers: they choose rows, copy them, validate the copies, and draw lapped rows again."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ EQUAL = Prioritized(alpha=0.0)
 class Sequence:
     """Windows of consecutive transitions of one episode, for recurrent learners.
 
-    A window begins at an episode's first transition and at each `period` transitions from there; it ends with the
-    episode, or where a writer was replaced, if that is earlier. Kapturowski et al. 2019 ("Recurrent Experience
-    Replay in Distributed Reinforcement Learning", section 3) stores the recurrent state and burns it in: declare it
-    as an extra with `Field(..., every=k)`, k a divisor of the period.
+    A window begins at an episode's first transition and at every `period` transitions from there. It ends early with
+    the episode, or where a writer was replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
+    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare it as an extra with
+    `Field(..., every=k)`, k a divisor of the period.
 
     Attributes:
         length: transitions of a window, burn-in included.
-        burn_in: how many of the first are there to warm the recurrent state up; `batch.mask` is False for them,
-            except where the window begins its episode, whose recurrent state needs none.
-        period: transitions from the start of a window to the start of the next; length - burn_in when not given, so
-            that each transition is trained on once.
+        burn_in: first transitions that only warm up the recurrent state; `batch.mask` is False for them. Exception: a
+            window that begins its episode needs no burn-in.
+        period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
+            transition is trained on once.
     """
 
     length: int
@@ -57,14 +57,14 @@ class Sequence:
 
 @dataclass
 class SamplerStats:
-    """What a sampler did so far.
+    """A sampler's counters.
 
     Attributes:
         drawn: rows returned.
         lapped: rows that a writer overwrote while they were copied; drawn again.
-        redrawn: all further draws: for lapped rows, and for rows that were no whole transition.
+        redrawn: all repeated draws, of lapped rows and of rows that were not a whole transition.
         waited: seconds slept for data.
-        ignored: priorities for rows that were overwritten since, or never drawn.
+        ignored: priorities for rows that were overwritten meanwhile, or never drawn.
     """
 
     drawn: int = 0
@@ -76,7 +76,7 @@ class SamplerStats:
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """How a sampler draws; see `ReplayBuffer.sampler`."""
+    """A sampler's options; see `ReplayBuffer.sampler`."""
 
     batch_size: int
     window: Window
@@ -108,7 +108,7 @@ class SamplerOptions:
         return cls(batch_size, window, seed, min_size, prioritized)
 
     def check(self, lanes: LaneView) -> None:
-        """Raises ValueError or TypeError: a field, what was expected and what came."""
+        """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
         check_whole("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
         self.window.check_periods(lanes.spec, lanes.geometry.capacity)
@@ -123,12 +123,11 @@ class SamplerOptions:
 class Sampler:
     """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
 
-    A transition can be drawn when its stack is held whole, and its next n steps are held too or end with the episode;
-    a sequence when that is so of all its transitions. Each is equally likely, with replacement, or as likely as its
-    priority says.
+    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
+    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
 
     Attributes:
-        stats: what was drawn, lapped, drawn again and waited.
+        stats: rows drawn, lapped and drawn again, and the time waited.
     """
 
     def __init__(self, lanes: LaneView, options: SamplerOptions) -> None:
@@ -148,24 +147,24 @@ class Sampler:
         self._enough = False
         self._drawing.generator[:] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
-        self._strategy.prepare(self._memory())  # here, and not by the first sample
+        self._strategy.prepare(self._memory())  # now instead of in the first sample
 
     @one_thread
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now: enough transitions are held and one can be drawn."""
+        """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
         self._view.segment.check_open()
         able = self._has_enough() and self._strategy.can_draw()
         return able if self._gate is None else self._gate.can_sample(able)
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
-        """A batch.
+        """Draws a batch.
 
         Args:
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
-            NotEnoughData: without a timeout, fewer than min_size transitions are held or none is whole.
+            NotEnoughData: without a timeout, the replay holds fewer than min_size transitions, or no whole one.
             TimeoutError: the same, after the timeout.
             ValueError: an actor stored a priority that is negative or infinite.
             MarlcoreError: writers overwrote every draw for 10 seconds.
@@ -186,30 +185,30 @@ class Sampler:
 
     @property
     def due(self) -> bool:
-        """Whether the replay's limiter says that samplers are a batch behind; False without one."""
+        """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
         return self._gate is not None and self._gate.due
 
     @property
     def prioritized(self) -> Prioritized | None:
-        """The options of drawing by priority; None when it is uniform."""
+        """The options of prioritized drawing; None for uniform drawing."""
         return self._options.prioritized
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Gives drawn transitions, or sequences, new priorities: usually the errors of their predictions.
+        """Gives drawn transitions or sequences new priorities, usually their prediction errors.
 
-        What was overwritten since, or was never drawn by this sampler, is ignored and counted in `stats.ignored`.
+        Rows overwritten meanwhile, or never drawn by this sampler, are ignored and counted in `stats.ignored`.
 
         Args:
             index: integers (n,), from `batch.index`.
-            priority: (n,), at least 0, finite to the power of alpha too; when an index comes twice, the later one
-                counts. Tensors may be on any device, and may require gradients.
+            priority: (n,), at least 0, finite to the power of alpha too; of two for one index, the later counts.
+                Tensors may be on any device, and may require gradients.
 
         Raises:
-            ValueError: a priority is NaN, infinite or negative (the row is named), or there is not one for each
+            ValueError: a priority is NaN, infinite or negative (the error names the row), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
-        if self._options.prioritized is None:  # though its strategy may be one of priorities
+        if self._options.prioritized is None:  # its strategy may still be a PriorityTree
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
@@ -223,10 +222,10 @@ class Sampler:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Goes on from the state of a sampler with the same options of the same replay, or of a save of it.
+        """Restores the state of a sampler with the same options of the same replay, or of a save of it.
 
-        Raises ValueError: a part is missing, is of another shape, dtype or sampler, or cannot be; TypeError: it is no
-        dict. Nothing was changed.
+        Raises ValueError: a part is missing, invalid, or of another shape, dtype or sampler; TypeError: the state is
+        not a dict. Nothing was changed.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
@@ -242,11 +241,11 @@ class Sampler:
         self._drawing.generator[:] = generator
 
     def _memory(self) -> BatchMemory:
-        """Memory for a batch: of one that its user has let go of, if there is one."""
+        """Memory for a batch: that of a batch which its user has released, if there is one."""
         return self._drawing.memory()
 
     def _limited(self) -> bool:
-        """Whether the replay's limiter keeps it from drawing a batch now."""
+        """Whether the replay's limiter forbids drawing a batch now."""
         return self._gate is not None and not self._gate.may_sample()
 
     def _wait_for_limiter(self, deadline: float | None) -> None:
@@ -256,7 +255,7 @@ class Sampler:
             self.stats.waited += self._gate.wait(deadline)
 
     def _fill(self, memory: BatchMemory, rows: NDArray[np.int64], deadline: float | None) -> None:
-        """Draws the given rows of a batch, whatever the limiter says; they count with `_finish`.
+        """Draws the given rows of a batch regardless of the limiter; `_finish` counts them.
 
         Raises: as `sample`.
         """
@@ -282,7 +281,7 @@ class Sampler:
                 raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
 
     def _finish(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Weighs and counts a batch, of which these rows were drawn here, perhaps none; beta moves on."""
+        """Ends a batch: weighs and counts the rows, perhaps zero, that this sampler drew of it, and advances beta."""
         self.stats.drawn += len(rows)
         if self._gate is not None and len(rows):
             self._gate.count(len(rows))
@@ -293,7 +292,7 @@ class Sampler:
         return self._enough
 
     def _missing(self) -> int:
-        """Transitions that have to be written before enough are held."""
+        """Transitions still to be written before the replay holds enough."""
         held, geometry = self._view.transitions, self._view.geometry
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
@@ -306,7 +305,7 @@ class Sampler:
         return int(filled == 0)
 
     def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
-        """Sleeps until nothing is missing, woken by writers; without a deadline looks once more."""
+        """Sleeps until `missing` is 0, woken by writers; without a deadline, only checks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()

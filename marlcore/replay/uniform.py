@@ -1,4 +1,4 @@
-"""Uniform drawing: each transition, or sequence, that can be drawn is as likely as every other."""
+"""Uniform drawing: all transitions or sequences that can be drawn are equally likely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Uniform"]
 
 
 class Uniform:
-    """The strategy of a sampler without priorities; see drawing.Strategy."""
+    """The strategy of a sampler without priorities; see transitions.Strategy."""
 
     all_zero = False
 
@@ -38,7 +38,7 @@ class Uniform:
         return filled or self.draw_listed(memory, rows), refused
 
     def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
-        """`draw` where nearly every draw is refused: lists first what can be drawn."""
+        """`draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
         d = self._drawing
         found = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = kernels.list_sampleable(d.plan, found)
@@ -54,4 +54,4 @@ class Uniform:
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """There is nothing to go on from."""
+        """There is no state to restore."""

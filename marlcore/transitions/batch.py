@@ -39,7 +39,7 @@ class _Array:
 
 
 class _Plan:
-    """The arrays of a batch, one behind the other in one block of bytes."""
+    """The arrays of a batch, one after another in one block of bytes."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, _Array] = {}
@@ -53,26 +53,26 @@ class _Plan:
 
 
 class Batch:
-    """B transitions as NumPy arrays; the memory is used again once the batch and its arrays are let go.
+    """B transitions as NumPy arrays; the memory is reused once the batch and its arrays are released.
 
     Attributes:
         obs: [B, *shape], or [B, stack, *shape] oldest frame first when stack > 1; a dict for dict observations.
         action: [B, *shape].
         reward: float32 [B], the n-step return: the rewards of up to n steps, each discounted.
-        next_obs: like obs, n steps later; where the episode was truncated earlier, its final observation;
-            unspecified but readable where it terminated.
+        next_obs: like obs, n steps later; the final observation if the episode was truncated earlier; unspecified but
+            readable if it terminated.
         discount: float32 [B], gamma^k for the k steps taken, 0 after termination.
-        terminated, truncated: bool [B], whether the episode ended so within the n steps.
+        terminated, truncated: bool [B], whether the episode ended this way within the n steps.
         valid: bool [B, stack], False for padding frames of obs.
         weight: float32 [B], importance weights; 1 for uniform sampling.
-        index: int64 [B], names the transition in its replay: ticket * lanes + lane.
+        index: int64 [B], the transition's number in its replay: ticket * lanes + lane.
         policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
         extras: dict of [B, *shape].
-        mask: None. In a batch of sequences bool [B, T], False for burn-in and for the places behind an episode's end,
-            which hold zeros, but for obs and next_obs, which are unspecified there; every other array has the axis T
-            behind B too, but for weight, index (the sequence's first transition), and the extras that are stored at
-            intervals (the recurrent state before the sequence).
-        source: None. In a batch of a Mixture int64 [B], the number of the replay that each row came from.
+        mask: None; in a batch of sequences bool [B, T], False for burn-in and for the places after an episode's end.
+            The places after the end hold zeros, but obs and next_obs are unspecified there. Every other array of such a
+            batch has the axis T after B. Exceptions: weight, index (the sequence's first transition), and extras stored
+            at intervals (the recurrent state before the sequence).
+        source: None; in a batch of a Mixture int64 [B], the number of each row's replay.
     """
 
     obs: Any
@@ -91,7 +91,7 @@ class Batch:
     source: NDArray[np.int64] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
-        """`dicts` names the fields that are dicts, of which each batch has its own."""
+        """`dicts` names the fields that are dicts; each batch has its own copy of them."""
         own = self.__dict__
         own.update(fields)
         for name in dicts:
@@ -109,7 +109,7 @@ class Batch:
 
 
 class TorchBatch:
-    """A Batch's fields as tensors; see there."""
+    """The fields of a `Batch` as tensors."""
 
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         import torch
@@ -141,18 +141,18 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """Where a batch's arrays lie, and what the kernels copy there.
+    """The layout of a batch's arrays, and the columns that the kernels copy into them.
 
     Args:
-        spec, layout, geometry: of the replay that the rows come from.
+        spec, layout, geometry: of the source replay.
         batch: transitions or sequences.
         stack: frames in each obs and next_obs.
         n: steps from obs to next_obs.
         length: transitions of each sequence; None for single transitions.
 
     Attributes:
-        columns: see kernels/plan.py, their bases offsets in the segment's body. So many of each kind: frames, fields,
-            states.
+        columns: see kernels/plan.py; their bases are offsets in the segment's body.
+        frames, fields, states: number of columns of each kind.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class BatchLayout:
         self.plan.add("weight", (batch,), np.float32)
 
     def offset(self, name: str) -> int:
-        """Where a field lies in the batch's bytes."""
+        """A field's offset in the batch's bytes."""
         return self.plan.arrays[name].offset
 
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class BatchLayout:
         return [array for values in nested for array in values if array is not None]
 
     def _rows(self, block: str, names: tuple[str, ...], dtype: np.dtype[Any]) -> None:
-        """One array [len(names), *lead] that the kernels fill, and each of its rows by name."""
+        """Adds an array [len(names), *lead] that the kernels fill, and each of its rows by name."""
         whole = self.plan.add(block, (len(names), *self._lead), dtype)
         for i, name in enumerate(names):
             offset = whole.offset + i * math.prod(self._lead) * dtype.itemsize
@@ -228,7 +228,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """One block of frames for each slot; obs, and next_obs where it is not stored, are views of it."""
+        """Adds a block of frames for each slot; obs, and next_obs unless it is stored, are views of it."""
         stack, length, shape = self._stack, self.length, place.field.shape
         near = stack - 1 + length + (self._next == ONE_MORE)
         own = length * stack if self._next == OWN_STACKS else 0
@@ -242,7 +242,7 @@ class BatchLayout:
         return (*self._source(place), frame, block.offset, self._next)
 
     def _view(self, name: str, block: _Array, row: int, first: int, field: Field, step: int) -> None:
-        """Stacks of frames in a block of `row` frames a slot: from frame `first` on, `step` bytes apart."""
+        """Adds a view of a block of `row` frames a slot: stacks from frame `first` on, `step` bytes apart."""
         frame = field.nbytes
         shape, strides = field.shape, _contiguous_strides(field.shape, field.numpy.itemsize)
         if self._stack > 1:
@@ -258,15 +258,15 @@ class BatchLayout:
 
 
 class BatchMemory:
-    """The memory of one batch, used again once nobody has the batch or an array of it.
+    """The memory of one batch, reused once no reference to the batch or its arrays is left.
 
     Attributes:
         root: uint8, all bytes.
-        address: where they begin.
+        address: the address of `root`.
     """
 
     def __init__(self, layout: BatchLayout) -> None:
-        # Written now, once: first touches in the middle of a batch's copies would cost more than the copies.
+        # Written once now: page faults during a batch's copies would cost more than the copies.
         self.root = np.full(layout.plan.nbytes, 0, np.uint8)
         self.address: int = self.root.ctypes.data
         self.fields = layout.carve(self.root)
@@ -281,7 +281,7 @@ class BatchMemory:
         return self._references() == self._unused
 
     def _references(self) -> int:
-        # An array made of one of these refers to the root, so that every way to reach the memory counts.
+        # An array made from one of these refers to the root, so that every reference to the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
 
 

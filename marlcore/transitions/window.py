@@ -1,4 +1,4 @@
-"""What every reader of transitions needs: windows of the lanes, memory for batches, and the check after copying."""
+"""Shared by all readers of transitions: the lanes' windows, memory for batches, and the check after copying."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LaneView:
 
 @dataclass(frozen=True)
 class Window:
-    """What is read around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
+    """The rows read around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
 
     stack: int = 1
     n_step: int = 1
@@ -50,7 +50,7 @@ class Window:
     period: int = 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: a field, what was expected and what came."""
+        """Raises ValueError: names the field, the expected value and the actual one."""
         for name in ("stack", "n_step"):
             check_whole(name, getattr(self, name))
         if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
@@ -76,7 +76,7 @@ class Window:
             )
 
     def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: of windows that begin once in a period, a lane does not always hold one whole."""
+        """Raises ValueError: a lane may at times hold no whole window, since windows begin only once in a period."""
         if self.length is None:
             return
         least = max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
@@ -88,48 +88,48 @@ class Window:
 
 
 class Strategy(Protocol):
-    """How a sampler chooses what it draws.
+    """How a sampler chooses rows.
 
     Attributes:
-        all_zero: whether something could be drawn if it had any priority.
+        all_zero: if no row can be drawn, whether only priorities of 0 prevent it.
     """
 
     @property
     def all_zero(self) -> bool: ...
     def prepare(self, memory: BatchMemory) -> None:
-        """Draws nothing, but has the kernels compiled or loaded."""
+        """Compiles or loads the kernels without drawing."""
 
     def can_draw(self) -> bool:
-        """Whether anything can be drawn; asking does not change what is drawn next, or was."""
+        """Whether any row can be drawn; the call changes no draw, past or future."""
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Chooses and copies for output rows, slot i for rows[i]: (slots filled, draws refused).
+        """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).
 
-        No slot is filled when nothing can be drawn.
+        It fills no slot if no row can be drawn.
         """
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Ends a batch, of which these rows were drawn: writes their weights."""
+        """Ends a batch: writes the weights of the rows that were drawn here."""
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         """See `Sampler.update_priorities`; returns how many were ignored."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What it needs to go on, as arrays."""
+        """The strategy's state as arrays."""
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Goes on from `state_dict`. Raises ValueError: it is of another sampler, or no such state."""
+        """Restores a `state_dict`. Raises ValueError: the state is invalid, or another sampler's."""
 
 
 class Drawing:
-    """What the kernels work on, for batches of one size and kind of window.
+    """The kernels' arguments for batches of one size and kind of window.
 
     Attributes:
         plan, columns: see kernels/plan.py.
         windows: int64 [3, lanes], the tickets [lo, hi) that each lane holds, and its seam.
         chosen: int64 [3, batch_size], see kernels/rows.py.
         generator: uint64 [4], the state of every draw's generator.
-        event: where writers wake whoever waits for rows.
+        event: writers wake the processes that wait for rows on it.
     """
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
@@ -192,9 +192,9 @@ class Drawing:
             self.plan[name] = value
 
     def memory(self) -> BatchMemory:
-        """Memory for a batch: of one of the last few that its user has let go of, if there is one.
+        """Memory for a batch: that of one of the last few batches which its user has released, if there is one.
 
-        What takes the place of the oldest makes that its user's alone: it goes when its user lets go.
+        New memory replaces the oldest in the pool, which is then freed when its user releases it.
         """
         for memory in self._pool:
             if memory.is_free():
@@ -204,7 +204,7 @@ class Drawing:
         return memory
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
-        """Those of the first `filled` slots that writers overwrote before they were copied whole."""
+        """The slots, of the first `filled`, whose rows writers overwrote before the copy was complete."""
         if not self._validate(filled):
             return _NONE
         return np.flatnonzero(self._ok[:filled] == 0)
@@ -215,9 +215,9 @@ _OUTPUTS = ("reward", "discount", "terminated", "truncated", "policy_version", "
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where an array begins; whoever keeps the address keeps the array."""
+    """An array's address; the caller must keep the array alive."""
     return int(array.ctypes.data)
 
 
 _NONE = np.empty(0, np.int64)
-_POOL = 8  # memories that are looked at: more than a learner with a prefetching thread holds at once
+_POOL = 8  # memories kept: more than a learner with a prefetching thread holds at once

@@ -1,4 +1,4 @@
-"""The writing end of a replay lane: checks a transition, stages it, and appends it with one call."""
+"""The writer of a replay lane: it checks a transition, stages it, and appends it with one call."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _ALL = slice(None)
 class Writer:
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
-    It is used by one thread at a time, now this one, now that one: a second thread that adds while a first one does
-    is refused with UsedByTwoThreads. `close` is for any thread.
+    Any thread may use it, but only one at a time: a second thread that adds meanwhile gets UsedByTwoThreads. Any thread
+    may call `close`.
 
-    Every value is checked before anything is written, so that a bad one leaves the replay as it was. Values of
-    another dtype are taken when NumPy calls the conversion safe or of the same kind (float64 to float32, not float
-    to int), or when they are integers in the field's range. Rewards must be finite; other floats may be anything.
+    Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
+    dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), or
+    if they are integers in the field's range. Rewards must be finite; other floats may have any value.
 
     Attributes:
         lane: the lane's number.
@@ -109,13 +109,13 @@ class Writer:
         Args:
             obs: the observation acted on; a dict when the spec's obs is one.
             action: the action taken.
-            reward: what it earned, finite.
+            reward: its reward, finite.
             terminated: the episode ended in a terminal state.
             truncated: the episode was cut off; needs `final_obs`, from which its return is bootstrapped.
             final_obs: the observation after the last action; only with terminated or truncated.
             extras: every extra field of the spec, and next_obs when the spec stores it.
 
-        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it. -1 when
+        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it. -1 if
             a queue that drops the newest has no room: nothing was written, and the next row begins an episode.
 
         Raises:
@@ -164,16 +164,16 @@ class Writer:
         final_obs: Any = None,
         **extras: Any,
     ) -> int:
-        """Appends T consecutive transitions of this lane at once: all of them or none.
+        """Appends T consecutive transitions to this lane at once, all or none.
 
         Args:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
-            final_obs: [number of truncated rows, *shape], in their order; needed when there is one.
+            final_obs: [number of truncated rows, *shape], in their order; needed if there are any.
 
         Returns: the first transition's ticket, or -1 as `add`.
 
-        Raises: as `add`; ValueError also when the rows, each final_obs one of them, are more than the lane's capacity,
-            or than that less one in a queue or in a replay with a limiter.
+        Raises: as `add`; ValueError also if the rows, each final_obs included, exceed the lane's capacity, or
+            capacity - 1 in a queue or in a replay with a limiter.
         """
         try:
             rows = len(reward)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class Writer:
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that act, stored with every row from now on; at first 0."""
+        """The version of the acting weights, stored with every row from now on; initially 0."""
         return self._native.policy_version
 
     @policy_version.setter
@@ -211,7 +211,7 @@ class Writer:
         self._native.policy_version = version
 
     def new_episode(self) -> None:
-        """The next row begins an episode, whatever the last one said; nothing is sampled across the seam."""
+        """Makes the next row begin an episode, however the last row ended; no sample spans the two."""
         self._native.new_episode()
 
     def check_open(self) -> None:
@@ -220,12 +220,12 @@ class Writer:
             raise self._failure(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Gives the lane back; harmless when repeated."""
+        """Releases the lane. Repeated calls are harmless."""
         self._native.close()
         self._claim.release()
 
     def forked(self) -> None:
-        """In a forked child: the lane is the parent's."""
+        """In a forked child: makes later use raise, since the lane is the parent's."""
         self._native.close()
         self._forked = True
 
@@ -242,19 +242,19 @@ class Writer:
         raise TypeError("a Writer belongs to one process: pass the replay and call its `writer` there")
 
     def _leave_out(self) -> int:
-        """The rows find no room; those behind them do not follow what is in the lane."""
+        """Leaves out rows without room; a new episode begins, since later rows do not follow those in the lane."""
         self._native.new_episode()
         return -1
 
     def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
-        """The ticket in the end, when other writers were busy in the shared lane; signals are seen in between.
+        """Repeats an append while other writers are busy in the shared lane, and handles signals; returns the ticket.
 
         Args:
-            code: of the first attempt.
-            append: the next one.
-            began: when the add began to wait for room; None when its first attempt was its first wait.
+            code: result of the first attempt.
+            append: makes the next attempt.
+            began: when the add began to wait for room; None if its first attempt was its first wait.
 
-        Raises: what kept the rows from being appended.
+        Raises: the error that prevented the append.
         """
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
@@ -297,7 +297,7 @@ class Writer:
             put(extras[name])
 
     def _put_many(self, role: str, record: int, label: str | None = None) -> Put:
-        """A call that stages an observation: one array, or a dict of them."""
+        """A callable that stages an observation: one array, or a dict of them."""
         label = label or role
         places = self._layout.of_role(role)
         if isinstance(self._spec.obs, Field):
@@ -313,7 +313,7 @@ class Writer:
         return put
 
     def _put(self, place: Place, record: int, label: str | None = None) -> Put:
-        """A call that checks one value and stages it, as cheaply as its kind allows."""
+        """A callable that checks one value and stages it, as cheaply as its kind allows."""
         label = label or place.label
         if place.column:
             return self._frame_put(place, record, label)
@@ -321,9 +321,9 @@ class Writer:
         return setter(label, place.field, view)
 
     def _frame_put(self, place: Place, record: int, label: str) -> Put:
-        """Large fields are not staged: the C core copies them from the caller's array into the lane."""
+        """`_put` of a large field: not staged, since the C core copies it from the caller's array into the lane."""
         field, dtype, shape = place.field, place.field.numpy, place.field.shape
-        if place.role != "obs":  # of a boundary row too the core copies every column
+        if place.role != "obs":  # the core copies every column of a boundary row too
             self._keep[place.column, True] = self._native.set_frame(place.column, np.zeros(shape, dtype), True)
         set_frame, keep, key, final = (
             self._native.set_frame,
@@ -351,7 +351,7 @@ class Writer:
         return self._staging
 
     def _stage_finals(self, final_obs: Any, truncated: Any, rows: int) -> _Staging:
-        """Staging with a boundary row behind each truncated one."""
+        """Staging with a boundary row after each truncated one."""
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         if self._spec.next_obs or not ended.any():
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
@@ -384,12 +384,12 @@ class Writer:
 
 
 class _Staging:
-    """Rows on their way into a lane; small fields are staged, large ones lent to the C core as they are.
+    """Rows on their way into a lane; small fields are staged, large ones are lent to the C core.
 
     Attributes:
         rows: transitions.
-        boundaries: boundary rows, of which one lies behind each row that `ended` says.
-        put: by a place's number, a call that checks and stages the field's rows.
+        boundaries: boundary rows, one after each row that `ended` marks.
+        put: by a place's number, a callable that checks and stages the field's rows.
     """
 
     def __init__(
@@ -429,11 +429,11 @@ class _Staging:
         self._append = native.rows_adder(records, self._ends.view(np.uint8), boundaries)
 
     def put_ends(self, terminated: Any, truncated: Any) -> None:
-        """Stages which rows ended their episode; None: none did."""
+        """Stages the flags of rows that ended their episode; None: no row did."""
         some = terminated is not None or truncated is not None
         if not some and not self._some_ended:
             return
-        self._some_ended = True  # as far as anybody looked, should a check fail here
+        self._some_ended = True  # stays set if a check below fails
         for i, value in enumerate((terminated, truncated)):
             if value is None:
                 self._ends[i].fill(False)
@@ -453,7 +453,7 @@ class _Staging:
         return self._append(self._frames)
 
     def release_frames(self) -> None:
-        """Lets go of the caller's arrays."""
+        """Releases the caller's arrays."""
         if self._frames:
             self._frames[:] = [None] * len(self._frames)
 
