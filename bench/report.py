@@ -244,7 +244,7 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
     axes.set_xlabel("median time, microseconds, logarithmic: shorter is better")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     axes.set_title("marlcore beside locks and beside a plain memcpy", fontweight="bold")
     figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")
     figure.savefig(path, dpi=150)
