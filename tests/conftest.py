@@ -78,7 +78,7 @@ def explored(pytestconfig: pytest.Config) -> Explored:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     left_out = [item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("long")]
-    if left_out:
+    if left_out and not config.getoption("--long"):
         terminalreporter.write_line(f"{len(left_out)} long tests were left out: python -m pytest --long runs them too")
     told = config.stash.get(explored_key, Explored())
     if told.states:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..checks import as_field
 from ..errors import LayoutMismatch
 from ..spec import Field
 
@@ -224,20 +225,10 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
 
 
 def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
-    """The value as an array of the extra's shape and dtype; integers must keep their values."""
+    """The value as an array of the extra's shape and dtype. Raises: as `as_field`."""
     if type(value) is float and not expected.shape and expected.dtype == "float64":
         return np.array(value)
-    array = np.asarray(value)
-    dtype = np.dtype(expected.dtype)
-    if array.shape != expected.shape:
-        raise ValueError(f"extras {name}: expected {expected.describe()}, got shape {array.shape}")
-    whole = dtype.kind in "iu" and array.dtype.kind in "iu"
-    if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise TypeError(f"extras {name}: expected {expected.describe()}, got {array.dtype}")
-    fitted = array.astype(dtype)
-    if whole and not np.array_equal(fitted, array):
-        raise ValueError(f"extras {name}: expected values that fit {dtype}, got {value!r}")
-    return fitted
+    return as_field(f"extras {name}", expected, value)
 
 
 def copied_extras(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

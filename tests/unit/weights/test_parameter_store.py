@@ -530,10 +530,10 @@ def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
         ({"mean": [1.0, 2.0, 3.0]}, ValueError, r"mean: expected float64 \(2,\), got shape \(3,\)"),
         ({"mean": 1.0}, ValueError, r"mean: expected float64 \(2,\), got shape \(\)"),
         ({"epsilon": [0.1]}, ValueError, r"epsilon: expected float64 \(\), got shape \(1,\)"),
-        ({"epsilon": 1j}, TypeError, "epsilon: expected float64 .* got complex128"),
+        ({"epsilon": 1j}, TypeError, "epsilon: expected float64 .* got dtype complex128"),
         ({"epsilon": "a"}, TypeError, "epsilon: expected float64"),
         ({"count": 2.5}, TypeError, "count: expected int32"),
-        ({"count": 2**31}, ValueError, "count: expected values that fit int32"),
+        ({"count": 2**31}, ValueError, "count: expected values in int32's range"),
     ],
 )
 def test_a_wrong_extra_is_refused_by_name(extras_store, extras_publisher, wrong, error, message):
