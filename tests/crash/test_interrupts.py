@@ -1,7 +1,7 @@
 """Exceptions that come between any two steps, as a signal's handler raises them, while things are made and closed.
 
 After each, the program's own descriptors are open, none is lost, the lane is free and no segment is left. By chance, at
-20,000 moments of real time: python tests/long.py interrupts 20000
+20,000 moments of real time, in all operations or in some: python tests/long.py interrupts 20000 [attach writer ...]
 """
 
 from __future__ import annotations
@@ -248,8 +248,9 @@ def main() -> None:
     gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
-        for operation in OPERATIONS:
-            found = storm(world, operation, int(sys.argv[1]) // len(OPERATIONS))
+        operations = sys.argv[2:] or OPERATIONS
+        for operation in operations:
+            found = storm(world, operation, int(sys.argv[1]) // len(operations))
             sys.stdout.write(f"{operation}: {dict(found)}\n")
         world.close()
 
