@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from ..kernels import columns, jit, sumtree
+from ..kernels.random import next_random
 from ..notices import say
 from ..queue import TrajectoryQueue
 from ..replay import Prioritized, ReplayBuffer, Uniform
@@ -39,6 +40,7 @@ def warm_up() -> float:
         prioritized.load_state_dict(prioritized.state_dict())
     with TrajectoryQueue.create(spec, 8) as queue:
         queue.reader(batch_size=1).close()
+    next_random(np.ones(4, np.uint64))  # as preload.py calls it
     _compile_what_the_drop_ins_use()
     cache = jit.cache_directory()
     if cache is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,9 @@ from marlcore.cli import bench as benchmark
 from marlcore.kernels import jit
 
 
-def ran(code: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def ran(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -88,3 +91,22 @@ def test_the_benchmark_says_what_each_call_and_its_bound_take(
     assert "load" in out and "copies of its rows" in out and "ratio: us / bound us" in out
     for call in ("add", "add_batch of 256", "sample 256", "priority", "publish", "pull"):
         assert call in out
+
+
+@pytest.mark.long
+def test_after_a_warm_up_workers_compile_nothing(tmp_path: Path) -> None:
+    """Neither what the fork server loads, nor a learner's first batch of three steps."""
+    ran("from marlcore.training.warmup import warm_up; warm_up()", NUMBA_CACHE_DIR=str(tmp_path))
+    first_batch = """if True:
+        import numpy as np
+        import marlcore as mc
+        from marlcore.notices import say_always
+        say_always()
+        from marlcore import preload
+        with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64")), 64) as replay:
+            with replay.writer() as writer:
+                for _ in range(20):
+                    writer.add(np.zeros(4), 0, 0.0)
+            replay.sampler(8, n_step=3).sample()
+    """
+    assert "compil" not in ran(first_batch, NUMBA_CACHE_DIR=str(tmp_path)).stderr
