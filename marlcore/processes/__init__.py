@@ -7,7 +7,7 @@ workers' code: callers pass callables, and the names of modules to preload.
 
 from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .forkserver import ForkServer, end_with_parent
-from .group import WorkerContext, Workers
+from .group import PRELOAD, WorkerContext, Workers
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import NAME_BYTES, Metric, Telemetry
@@ -18,6 +18,7 @@ __all__ = [
     "EPISODES",
     "NAME_BYTES",
     "PID",
+    "PRELOAD",
     "READY",
     "RESTARTS",
     "STEPS",

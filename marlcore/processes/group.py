@@ -23,9 +23,10 @@ from .signals import STOPPING, Interrupts, raise_for
 from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
 from .worker import Failure, WorkerProcess, check_picklable, wait_any
 
-__all__ = ["Worker", "WorkerContext", "Workers"]
+__all__ = ["PRELOAD", "Worker", "WorkerContext", "Workers"]
 
 LOOK_S = 0.1
+PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Workers:
     thread in a worker, unless its function sets another number.
     """
 
-    def __init__(self, grace: float = 10.0, preload: Sequence[str] = ("marlcore.preload",)) -> None:
+    def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
         """Args:
         grace: seconds between telling the workers to stop and killing them.
         preload: modules imported once, before the first worker, so that workers start with them loaded.

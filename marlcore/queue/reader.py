@@ -14,12 +14,10 @@ from ..checks import check_whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, LaneView, Window
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
 __all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
-
-LAP_LIMIT_S = 10.0
 
 
 @dataclass

@@ -14,14 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import came, check_whole
 from ..errors import MarlcoreError, NotEnoughData
 from ..memory import one_thread, sleep_until
-from ..transitions import Batch, BatchMemory, Drawing, LaneView, Strategy, Window
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Strategy, Window
 from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
 
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
-LAP_LIMIT_S = 10.0
 EQUAL = Prioritized(alpha=0.0)
 
 

@@ -23,6 +23,7 @@ from ..interfaces import Algorithm, Environment
 from ..processes import (
     NAME_BYTES,
     PID,
+    PRELOAD,
     READY,
     RESTARTS,
     STEPS,
@@ -63,7 +64,6 @@ from .warmup import compile_before_a_run
 __all__ = ["Result", "train"]
 
 POLL_S = 0.1
-PRELOAD = ("marlcore.preload",)
 GRACE_S = 60.0  # least time for the last checkpoints
 SERIAL_ROUNDS = 50  # between looks at telemetry
 STOPPING = "stopping: writing checkpoints ..."

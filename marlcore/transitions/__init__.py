@@ -8,11 +8,12 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import setter
-from .window import Drawing, LaneView, Strategy, Window, address_of
+from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer
 
 __all__ = [
     "HEAD_BYTES",
+    "LAP_LIMIT_S",
     "REWARD_OFFSET",
     "Batch",
     "BatchMemory",

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from marlcore.processes import PRELOAD
 from marlcore.processes import worker as processes
 from marlcore.processes.forkserver import ForkServer
 from marlcore.processes.worker import WorkerProcess, wait_any
-
-PRELOAD = ("marlcore.preload",)
 
 
 def ends(*arguments: Any) -> None:
