@@ -265,6 +265,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     time.sleep(8.0)
+    assert len(living(process.pid)) > 1, "the run has no worker"
     process.kill()
     process.wait()
     while living(process.pid):  # the pytest run's own time limit is what fails here

@@ -23,11 +23,9 @@ import pytest
 import torch
 
 from marlcore.errors import MarlcoreError
-from marlcore.processes import forkserver
+from marlcore.processes import PRELOAD, forkserver
 from marlcore.processes.forkserver import Forked, ForkServer, read_status
 from marlcore.processes.signals import STOPPING
-
-PRELOAD = ("marlcore.preload",)
 
 
 def tell(report: Connection, what: str) -> None:
@@ -263,6 +261,7 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
     parent = program(
         """
         import os, signal, sys
+        sys.path.insert(0, sys.argv[1])
         from test_forkserver import PRELOAD, Child, linger
         from marlcore.processes.forkserver import ForkServer
 
@@ -272,9 +271,11 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
         os.kill(child.forked.pid, signal.SIGSTOP)
         print(server.pid, child.forked.pid, flush=True)
         sys.stdin.read()
-        """
+        """,
+        args=[Path(__file__).parent],
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
+    assert len(pidfds) == 2, "the server or its child did not start"
     try:
         parent.kill()
         for pidfd in pidfds:

@@ -28,10 +28,9 @@ from marlcore.cli.gc import holders
 from marlcore.memory.space import SHM_DIR
 from marlcore.memory.survey import survey_segments
 from marlcore.memory.waiting import interrupt_waits_with
+from marlcore.processes import PRELOAD
 from marlcore.processes import group as workergroup
 from marlcore.processes.forkserver import ForkServer
-
-PRELOAD = ("marlcore.preload",)
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -414,6 +413,7 @@ def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
 @pytest.mark.long
 def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
     program, pids, segments = start_program()
+    assert len(pids) == 2, "the workers did not start"
     pidfds = [os.pidfd_open(pid) for pid in pids]
     os.kill(pids[0], signal.SIGSTOP)  # one that could not end by itself
     program.kill()
