@@ -227,6 +227,12 @@ def alarm():
 
 
 @pytest.fixture
+def no_slices(monkeypatch):
+    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
+    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
+
+
+@pytest.fixture
 def small_tmpfs(tmp_path):
     """A file system in memory, of 1 MiB."""
     where = tmp_path / "small"

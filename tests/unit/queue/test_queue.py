@@ -8,7 +8,6 @@ import os
 import pickle
 import random
 import signal
-import threading
 from collections import Counter
 from functools import partial
 from unittest import mock
@@ -16,7 +15,9 @@ from unittest import mock
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import Rang, ring, running, soon
 from model import InOrder, Model, column
+from refusals import refused, stale_in_a_fork
 from seams import trusting
 
 from marlcore import (
@@ -29,7 +30,6 @@ from marlcore import (
     SegmentCorrupt,
     SegmentNotFound,
     Sequence,
-    StaleHandle,
     TrajectoryQueue,
     TransitionSpec,
 )
@@ -448,19 +448,11 @@ def test_rows_before_the_next_stored_state_are_skipped():
 # Waiting
 
 
-@pytest.fixture
-def no_slices(monkeypatch):
-    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
-    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
-
-
 def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(8))
-        timer = threading.Timer(0.2, reader.read)
-        timer.start()
-        assert writer.add(8, 8, 0.0) == 8
-        timer.join()
+        with soon(reader.read):
+            assert writer.add(8, 8, 0.0) == 8
 
 
 def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
@@ -469,10 +461,8 @@ def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
         for i in range(8):
             writer.add(i, i, 0.0)
             writer.new_episode()
-        timer = threading.Timer(0.2, drain, (reader,))
-        timer.start()
-        assert writer.add(8, 8, 0.0) == 8
-        timer.join()
+        with soon(drain, reader):
+            assert writer.add(8, 8, 0.0) == 8
         assert queue.skipped.tolist() == [7]
 
 
@@ -480,20 +470,15 @@ def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
     with make(16) as queue, queue.writer() as writer:
         fill(writer, range(4))
         rows = np.zeros(13)
-        timer = threading.Timer(0.2, queue.reader, (4,))
-        timer.start()
-        with pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"):
+        with soon(queue.reader, 4), pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"):
             writer.add_batch(rows.astype(int), rows.astype(int), rows)
-        timer.join()
 
 
 def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
     with make(16, lanes=2) as queue, queue.writer(0) as writer, queue.writer(1) as other, queue.reader(4) as reader:
         fill(writer, range(2))
-        timer = threading.Timer(0.2, lambda: (fill(other, range(3)), fill(writer, [2])))
-        timer.start()
-        assert reader.read(timeout=600).action.tolist() == [0, 1, 0, 1]
-        timer.join()
+        with soon(lambda: (fill(other, range(3)), fill(writer, [2]))):
+            assert reader.read(timeout=600).action.tolist() == [0, 1, 0, 1]
         assert reader.stats.waited > 0
 
 
@@ -509,14 +494,7 @@ def test_a_reader_that_may_not_wait_says_what_is_there():
         assert reader.read().action.tolist() == [0, 1, 2, 3]
 
 
-class Rang(Exception):
-    pass
-
-
 def test_a_signal_ends_a_wait_with_nothing_written_or_read(alarm):
-    def ring():
-        raise Rang
-
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(8))
         alarm(ring)
@@ -534,23 +512,18 @@ def test_closing_one_end_or_the_queue_ends_the_waits_there():
     with make(8) as queue:
         writer, reader = queue.writer(), queue.reader(2)
         fill(writer, range(8))
-        for close in (writer.close, queue.close):
-            timer = threading.Timer(0.2, close)
-            timer.start()
-            with pytest.raises(ClosedError):
-                fill(writer, [8]) if close == writer.close else reader.read(timeout=600)
-            timer.join()
-            if close == writer.close:
-                drain(reader)
+        with soon(writer.close), pytest.raises(ClosedError):
+            fill(writer, [8])
+        drain(reader)
+        with soon(queue.close), pytest.raises(ClosedError):
+            reader.read(timeout=600)
 
 
 def test_a_reader_that_was_closed_in_its_sleep_reads_no_more(no_slices):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
-        timer = threading.Timer(0.2, lambda: (reader.close(), fill(writer, range(3))))
-        timer.start()
-        with pytest.raises(ClosedError, match=r"the reader was closed$"):
+        close = soon(lambda: (reader.close(), fill(writer, range(3))))
+        with close, pytest.raises(ClosedError, match=r"the reader was closed$"):
             reader.read(timeout=600)
-        timer.join()
         assert len(queue) == 3
 
 
@@ -808,16 +781,7 @@ def test_closed_ends_and_queues_say_so():
 def test_a_forked_child_has_neither_end():
     with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(3))
-        child = os.fork()
-        if child == 0:
-            refused = 0
-            for act in (lambda: writer.add(0, 0, 0.0), reader.read, queue.__len__):
-                try:
-                    act()
-                except StaleHandle:
-                    refused += 1
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert stale_in_a_fork(lambda: writer.add(0, 0, 0.0), reader.read, queue.__len__)
         with pytest.raises(LaneBusy):
             queue.reader(2)
         assert reader.read().action.tolist() == [0, 1]
@@ -840,9 +804,8 @@ def test_a_forked_child_has_neither_end():
     ],
 )
 def test_queues_that_cannot_be_are_refused_in_one_line(arguments, message):
-    with pytest.raises((ValueError, TypeError)) as refused:
+    with refused((ValueError, TypeError), message):
         TrajectoryQueue.create(**{"spec": SPEC, "capacity": 64} | arguments)
-    assert str(refused.value) == message
 
 
 @pytest.mark.long
@@ -865,10 +828,8 @@ def test_queues_that_cannot_be_are_refused_in_one_line(arguments, message):
 )
 def test_readers_that_cannot_be_are_refused_in_one_line(arguments, message):
     names = ("batch_size", "length", "stack", "n_step", "gamma", "pad")
-    with make(16) as queue:
-        with pytest.raises(ValueError) as refused:
-            queue.reader(**dict(zip(names, arguments, strict=False)))
-        assert str(refused.value) == message
+    with make(16) as queue, refused(ValueError, message):
+        queue.reader(**dict(zip(names, arguments, strict=False)))
 
 
 def test_rows_that_follow_nothing_are_read_singly():
@@ -895,9 +856,8 @@ def test_an_unroll_is_a_multiple_of_the_stored_states_interval():
 def test_a_timeout_is_no_less_than_zero(timeout):
     with make() as queue, queue.reader(2) as reader:
         for use in (lambda: queue.writer(timeout=timeout), lambda: reader.read(timeout)):
-            with pytest.raises(ValueError) as refused:
+            with refused(ValueError, f"timeout: expected seconds of at least 0 or None, got {timeout!r}"):
                 use()
-            assert str(refused.value) == f"timeout: expected seconds of at least 0 or None, got {timeout!r}"
 
 
 @pytest.mark.parametrize("lane", [-1, 2, 0.0])
@@ -1251,13 +1211,8 @@ def test_queues_and_handles_go_to_spawned_processes():
     with make(32, lanes=2) as queue, ours, theirs:
         children = [context.Process(target=actor, args=(queue, lane, 41)) for lane in range(2)]
         children.append(context.Process(target=learner, args=(queue.handle, theirs)))
-        for child in children:
-            child.start()
-        delivered = [action for batch in ours.recv() for action in batch]
-        for child in children:
-            child.join()
-            assert child.exitcode == 0
-            child.close()
+        with running(*children):
+            delivered = [action for batch in ours.recv() for action in batch]
         assert [action for action in delivered if action < 1000] == list(range(40))
         assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
 

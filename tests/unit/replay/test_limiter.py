@@ -11,6 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import Rang, ring, soon
+from refusals import stale_in_a_fork
 
 from marlcore import (
     ClosedError,
@@ -20,7 +22,6 @@ from marlcore import (
     RateLimiter,
     ReplayBuffer,
     SegmentCorrupt,
-    StaleHandle,
     TransitionSpec,
 )
 from marlcore.memory import slot_lock
@@ -39,12 +40,8 @@ def fill(writer, rows):
         writer.add(0.0, 0.0, 0.0)
 
 
-def rows_until_full(writer) -> int:
+def rows_until_full(writer, most=10**6) -> int:
     """How many rows a writer that does not wait may add."""
-    return rows_until_full_or(writer, 10**6)
-
-
-def rows_until_full_or(writer, most) -> int:
     for added in range(most):
         try:
             writer.add(0.0, 0.0, 0.0)
@@ -300,31 +297,13 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
 # Waiting
 
 
-@pytest.fixture
-def no_slices(monkeypatch):
-    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
-    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
-
-
-def test_a_waiting_writer_wakes_when_a_sampler_draws(no_slices):
+@pytest.mark.parametrize("min_size", [4, 20], ids=["draws", "lacks rows"])
+def test_a_waiting_writer_wakes_when_a_sampler(no_slices, min_size):
     with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
         fill(writer, 8)
-        sampler = replay.sampler(4)
-        timer = threading.Timer(0.2, sampler.sample)
-        timer.start()
-        writer.add(0.0, 0.0, 0.0)
-        timer.join()
-        assert Mapped(replay).lanes.inserted() == 9
-
-
-def test_a_waiting_writer_wakes_when_a_sampler_lacks_rows(no_slices):
-    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
-        fill(writer, 8)
-        sampler = replay.sampler(4, min_size=20)
-        timer = threading.Timer(0.2, sampler.can_sample)
-        timer.start()
-        writer.add(0.0, 0.0, 0.0)
-        timer.join()
+        sampler = replay.sampler(4, min_size=min_size)
+        with soon(sampler.sample if min_size == 4 else sampler.can_sample):
+            writer.add(0.0, 0.0, 0.0)
         assert Mapped(replay).lanes.inserted() == 9
 
 
@@ -332,10 +311,8 @@ def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
     with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
         fill(writer, 3)
         sampler = replay.sampler(2)
-        timer = threading.Timer(0.2, fill, (writer, 1))
-        timer.start()
-        sampler.sample(timeout=600)
-        timer.join()
+        with soon(fill, writer, 1):
+            sampler.sample(timeout=600)
         assert sampler.stats.waited > 0
 
 
@@ -360,14 +337,7 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
         assert inserted == [68] * 9
 
 
-class Rang(Exception):
-    pass
-
-
 def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
-    def ring():
-        raise Rang
-
     with make() as replay, replay.writer() as writer:
         fill(writer, 8)
         alarm(ring)
@@ -395,16 +365,7 @@ def test_a_forked_child_has_no_slot_and_does_not_wait():
     with make() as replay, replay.writer() as writer:
         fill(writer, 8)
         sampler = replay.sampler(4)
-        child = os.fork()
-        if child == 0:
-            refused = 0
-            for act in (lambda: writer.add(0.0, 0.0, 0.0), sampler.sample):
-                try:
-                    act()
-                except StaleHandle:
-                    refused += 1
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert stale_in_a_fork(lambda: writer.add(0.0, 0.0, 0.0), sampler.sample)
         sampler.sample()
         assert Mapped(replay).sampled == 4
 
@@ -511,7 +472,7 @@ def test_a_killed_hungry_sampler_leaves_the_limit(program):
         rows_until_full(writer)
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])
         assert sampler.line() == "ready"
-        while rows_until_full_or(writer, 50) < 50:
+        while rows_until_full(writer, 50) < 50:
             os.kill(sampler.pid, 0)
         sampler.kill()
         assert rows_until_full(writer) == 0

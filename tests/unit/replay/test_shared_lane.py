@@ -6,15 +6,16 @@ import errno
 import os
 import random
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import Rang, ring, soon
+from refusals import stale_in_a_fork
 from seams import patch
 
-from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, StaleHandle, TransitionSpec
+from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.memory import add_lock
 from marlcore.testing.rows import filled
 
@@ -128,14 +129,7 @@ def test_a_lane_is_shared_by_all_its_writers_or_has_one():
 def test_a_closed_or_forked_shared_writer_says_so():
     with make(SMALL) as replay:
         writer = replay.writer(shared=True)
-        child = os.fork()
-        if child == 0:
-            try:
-                add(writer, 1)
-            except StaleHandle:
-                os._exit(0)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert stale_in_a_fork(lambda: add(writer, 1))
         assert add(writer, 1) == 0
         writer.close()
         with pytest.raises(ClosedError):
@@ -300,43 +294,27 @@ def test_a_writer_that_goes_on_lets_the_others_in(program):
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True) as writer:
         child = stopped_inside(program, replay)
         before = Mapped(replay).committed()
-        wake = threading.Timer(0.3, os.kill, (child.pid, signal.SIGCONT))
-        wake.start()
-        assert writer.add(obs, 0.0, 0.0, next_obs=obs) > before  # the stopped one finished its row
-        wake.join()
+        with soon(os.kill, child.pid, signal.SIGCONT):
+            assert writer.add(obs, 0.0, 0.0, next_obs=obs) > before  # the stopped one finished its row
 
 
-def test_a_signal_ends_a_waiting_add_with_nothing_written():
-    class Rang(Exception):
-        pass
-
-    def ring(*_):
-        raise Rang
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            held = Mapped(replay).segment.lock(add_lock(1, 0))
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(Rang):
-                add(writer, 1)
-            held.close()
-            assert add(writer, 2) == 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
+def test_a_signal_ends_a_waiting_add_with_nothing_written(alarm):
+    with make(SMALL) as replay, replay.writer(shared=True) as writer:
+        held = Mapped(replay).segment.lock(add_lock(1, 0))
+        alarm(ring)
+        with pytest.raises(Rang):
+            add(writer, 1)
+        held.close()
+        assert add(writer, 2) == 0
 
 
-def test_a_signal_whose_handler_returns_does_not_end_the_wait():
+def test_a_signal_whose_handler_returns_does_not_end_the_wait(alarm):
     rang = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(held.close()))
-    try:
-        with make(SMALL) as replay, replay.writer(shared=True) as writer:
-            held = Mapped(replay).segment.lock(add_lock(1, 0))
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            assert add(writer, 1) == 0
-            assert rang == [None]
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with make(SMALL) as replay, replay.writer(shared=True) as writer:
+        held = Mapped(replay).segment.lock(add_lock(1, 0))
+        alarm(lambda: rang.append(held.close()))
+        assert add(writer, 1) == 0
+        assert rang == [None]
 
 
 class Clock:
@@ -395,15 +373,11 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
         assert len(attempts) == 8
 
 
-def test_a_writer_closed_while_its_add_waits_says_so():
-    before = signal.signal(signal.SIGALRM, lambda *_: writer.close())
-    try:
-        with make(SMALL) as replay:
-            writer = replay.writer(shared=True)
-            held = Mapped(replay).segment.lock(add_lock(1, 0))
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(ClosedError):
-                add(writer, 1)
-            held.close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+def test_a_writer_closed_while_its_add_waits_says_so(alarm):
+    with make(SMALL) as replay:
+        writer = replay.writer(shared=True)
+        held = Mapped(replay).segment.lock(add_lock(1, 0))
+        alarm(writer.close)
+        with pytest.raises(ClosedError):
+            add(writer, 1)
+        held.close()

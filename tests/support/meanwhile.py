@@ -1,0 +1,39 @@
+"""What happens while a test waits: a call a moment later, a signal, other processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+
+class Rang(Exception):
+    """What `ring` raises."""
+
+
+def ring() -> NoReturn:
+    """A handler for the fixture `alarm`."""
+    raise Rang
+
+
+@contextmanager
+def soon(call: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """Another thread makes the call in 0.2 seconds; the block ends when that has."""
+    timer = threading.Timer(0.2, call, arguments)
+    timer.start()
+    yield
+    timer.join()
+
+
+@contextmanager
+def running(*processes: BaseProcess) -> Iterator[None]:
+    """The processes run; the block ends when they have, all of them well."""
+    for process in processes:
+        process.start()
+    yield
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
