@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,19 @@ def soon(call: Callable[..., object], *arguments: Any) -> Iterator[None]:
     timer.start()
     yield
     timer.join()
+
+
+def leave_a_child() -> None:
+    """Forks a child that outlives this process, prints its number, and waits for its end."""
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(done, b"x")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(ready, 1)
+    print(child, flush=True)
+    os.waitpid(child, 0)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,9 @@ def test_every_allowed_row_is_drawn_as_the_oracle_says(name, stack, n_step, pad,
         assert seen == set(allowed)
 
 
-def test_batches_are_right_where_few_rows_may_be_drawn(rng):
-    """Chance draws fail here, and the sampler lists the rows; what it had filled before must stay as it was."""
+@pytest.fixture
+def few(rng) -> Iterator[tuple[ReplayBuffer, Model]]:
+    """A replay of which 1800 steps follow three rows alone, and its model."""
     spec = SPECS["vector"]
     with ReplayBuffer.create(spec, 2000) as replay, replay.writer() as writer:
         model = Model(spec, 1, 2000)
@@ -58,20 +60,26 @@ def test_batches_are_right_where_few_rows_may_be_drawn(rng):
             row["terminated"] = i == 2
             writer.add(**row)
             model.add(0, **row)
-        allowed = model.sampleable(1, 1800)
-        assert set(allowed) == {0, 1, 2}
-        for seed in range(20):
-            sampler = replay.sampler(4, n_step=1800, seed=seed)
-            for _ in range(2):
-                model.check(sampler.sample(), 1, 1800, allowed=allowed)
+        yield replay, model
 
 
-def test_a_listed_row_overwritten_meanwhile_is_replaced(rng, monkeypatch):
+def test_batches_are_right_where_few_rows_may_be_drawn(few):
+    """Chance draws fail here, and the sampler lists the rows; what it had filled before must stay as it was."""
+    replay, model = few
+    allowed = model.sampleable(1, 1800)
+    assert set(allowed) == {0, 1, 2}
+    for seed in range(20):
+        sampler = replay.sampler(4, n_step=1800, seed=seed)
+        for _ in range(2):
+            model.check(sampler.sample(), 1, 1800, allowed=allowed)
+
+
+def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
     """A listed row that was overwritten meanwhile leaves no row of the batch unfilled.
 
     As if a writer came between the list and the copy: the list has a row that is no transition any more.
     """
-    spec, list_sampleable = SPECS["vector"], uniform.list_sampleable
+    (replay, model), list_sampleable = few, uniform.list_sampleable
 
     def list_one_more(*args):
         found = args[-1]
@@ -80,17 +88,10 @@ def test_a_listed_row_overwritten_meanwhile_is_replaced(rng, monkeypatch):
         return listed + 1
 
     monkeypatch.setattr(uniform, "list_sampleable", list_one_more)
-    with ReplayBuffer.create(spec, 2000) as replay, replay.writer() as writer:
-        model = Model(spec, 1, 2000)
-        for i in range(1500):
-            row = random_row(spec, rng, 0.0)
-            row["terminated"] = i == 2
-            writer.add(**row)
-            model.add(0, **row)
-        allowed = model.sampleable(1, 1800)
-        sampler = replay.sampler(64, n_step=1800, seed=0)
-        for _ in range(5):
-            model.check(sampler.sample(), 1, 1800, allowed=allowed)
+    allowed = model.sampleable(1, 1800)
+    sampler = replay.sampler(64, n_step=1800, seed=0)
+    for _ in range(5):
+        model.check(sampler.sample(), 1, 1800, allowed=allowed)
 
 
 # ---- the generator ----
@@ -126,12 +127,7 @@ def test_the_generator_is_xoshiro256plusplus(seed):
 def test_the_generator_is_that_of_the_published_code():
     """From xoshiro256plusplus.c with the state 1, 2, 3, 4, as other implementations' tests list them."""
     state = np.array([1, 2, 3, 4], np.uint64)
-    assert [int(next_random(state)) for _ in range(4)] == [
-        41943041,
-        58720359,
-        3588806011781223,
-        3591011842654386,
-    ]
+    assert [int(next_random(state)) for _ in range(4)] == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 64, 100, 3 * 2**30])
@@ -222,7 +218,6 @@ CHANGED = """
 
 @pytest.mark.long
 def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path):
-    """A change of what a kernel takes from another file is compiled in."""
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
     rewards = [float(program(CHANGED, args=[tmp_path]).finish())]

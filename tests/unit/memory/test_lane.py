@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -78,8 +80,6 @@ def test_appended_rows_are_read_back_across_the_wrap(segment, lanes):
 
 
 def test_absent_tickets_are_ordinary_results(segment):
-    import errno
-
     lanes = LaneGeometry(1, 3, (16,)).bind(segment.body)
     row = np.zeros(16, np.uint8)
     append = lanes.appender(0, row)
@@ -101,25 +101,17 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     claim(segment, lanes, 1).release()
 
 
-@pytest.mark.long
-def test_a_lane_has_one_writer_among_processes(segment, lanes, program):
-    """A lane has one writer among processes and a killed one's is free."""
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.long), True], ids=["living", "stopped"])
+def test_a_lane_has_one_writer_among_processes(segment, lanes, program, stopped):
+    """Also while it is stopped: a heartbeat would call it dead, and it would wake up beside its successor."""
     holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
     assert holder.line() == "held"
+    if stopped:
+        os.kill(holder.pid, signal.SIGSTOP)
     with pytest.raises(LaneBusy):
         claim(segment, lanes, 1)
-    assert program(CLAIM, "attempt()", args=[segment.path]).finish() == "busy"
-    holder.kill()
-    claim(segment, lanes, 1).release()
-
-
-def test_a_stopped_writer_keeps_its_lane(segment, lanes, program):
-    """A heartbeat would call it dead, and it would wake up beside its successor."""
-    holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
-    assert holder.line() == "held"
-    os.kill(holder.pid, 19)
-    with pytest.raises(LaneBusy):
-        claim(segment, lanes, 1)
+    if not stopped:
+        assert program(CLAIM, "attempt()", args=[segment.path]).finish() == "busy"
     holder.kill()
     claim(segment, lanes, 1).release()
 
@@ -130,22 +122,8 @@ def test_a_forgotten_claim_is_given_back(segment, lanes):
 
 
 def test_a_killed_writers_child_does_not_keep_its_lane(segment, lanes, program):
-    holder = program(
-        CLAIM,
-        """
-    held = attempt()
-    ready, done = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(done, b"x")
-        sys.stdin.read()
-        os._exit(0)
-    os.read(ready, 1)
-    print(child, flush=True)
-    os.waitpid(child, 0)
-""",
-        args=[segment.path],
-    )
+    code = "from meanwhile import leave_a_child; held = attempt(); leave_a_child()"
+    holder = program(CLAIM, code, args=[segment.path])
     child = int(holder.line())
     with pytest.raises(LaneBusy):
         claim(segment, lanes, 1)

@@ -2,9 +2,11 @@
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 
 import pytest
 from mapped import Mapped
+from meanwhile import running
 
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.memory.lanes import LaneGeometry
@@ -12,7 +14,18 @@ from marlcore.memory.native import LINE
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.shared_object import Shared
 from marlcore.processes.control import STEPS, UPDATES, Control
-from marlcore.processes.telemetry import ROWS, Metric, Telemetry
+from marlcore.processes.telemetry import ROWS, Metric, Reporter, Telemetry
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    with Telemetry.create(["a"]) as made:
+        yield made
+
+
+@pytest.fixture
+def reporter(telemetry: Telemetry) -> Reporter:
+    return telemetry.reporter("a")
 
 
 def test_workers_count_and_everybody_reads() -> None:
@@ -68,19 +81,14 @@ def test_metrics_arrive_in_order_and_once() -> None:
     telemetry.close()
 
 
-def test_metrics_that_nobody_read_in_time_are_counted_as_lost() -> None:
-    telemetry = Telemetry.create(["a"])
-    reporter = telemetry.reporter("a")
+def test_metrics_that_nobody_read_in_time_are_counted_as_lost(telemetry: Telemetry, reporter: Reporter) -> None:
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
     assert [metric.step for metric in telemetry.tail()] == list(range(11, ROWS + 10))
     assert telemetry.lost == 11  # one more than must be: the row that the worker might be writing now
-    telemetry.close()
 
 
-def test_a_worker_dead_while_reporting_hangs_no_parent() -> None:
-    telemetry = Telemetry.create(["a"])
-    reporter = telemetry.reporter("a")
+def test_a_worker_dead_while_reporting_hangs_no_parent(telemetry: Telemetry, reporter: Reporter) -> None:
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
     counters = Mapped(telemetry).counters()
@@ -88,26 +96,19 @@ def test_a_worker_dead_while_reporting_hangs_no_parent() -> None:
     counters[1] += 1  # as if it had begun another row
     del counters
     assert len(telemetry.tail()) == ROWS - 1
-    telemetry.close()
 
 
-def test_a_worker_has_one_reporter() -> None:
-    telemetry = Telemetry.create(["a"])
-    reporter = telemetry.reporter("a")
+def test_a_worker_has_one_reporter(telemetry: Telemetry, reporter: Reporter) -> None:
     with pytest.raises(LaneBusy, match="lane 0 has a living writer"):
         telemetry.reporter("a")
     reporter.close()
     telemetry.reporter("a").close()
-    telemetry.close()
 
 
-def test_a_name_that_does_not_fit_is_refused() -> None:
-    telemetry = Telemetry.create(["a"])
-    reporter = telemetry.reporter("a")
+def test_a_name_that_does_not_fit_is_refused(telemetry: Telemetry, reporter: Reporter) -> None:
     with pytest.raises(ValueError, match="agent: expected at most 32 bytes, got"):
         reporter.report(Metric(0.0, 0, "x" * 33, "loss", 0.0))
     assert telemetry.tail() == []
-    telemetry.close()
 
 
 def _report_many(handle: SegmentHandle, count: int) -> None:
@@ -119,27 +120,21 @@ def _report_many(handle: SegmentHandle, count: int) -> None:
 
 
 @pytest.mark.long
-def test_a_tail_sees_every_metric_whole_or_counts_it() -> None:
-    telemetry = Telemetry.create(["a"])
+def test_a_tail_sees_every_metric_whole_or_counts_it(telemetry: Telemetry) -> None:
     count = 50_000
     process = multiprocessing.get_context("spawn").Process(target=_report_many, args=(telemetry.handle, count))
-    process.start()
     seen: list[Metric] = []
-    while process.is_alive():
-        seen += telemetry.tail()
-        time.sleep(0.001)
+    with running(process):
+        while process.is_alive():
+            seen += telemetry.tail()
+            time.sleep(0.001)
     seen += telemetry.tail()
-    process.join()
-    process.close()
     assert all(m == Metric(m.step / 3, m.step, str(m.step % 5), "x", float(m.step)) for m in seen)
     assert [m.step for m in seen] == sorted({m.step for m in seen})
     assert len(seen) + telemetry.lost == count
-    telemetry.close()
 
 
-def test_damaged_rows_and_counters_end_no_tail() -> None:
-    telemetry = Telemetry.create(["a"])
-    reporter = telemetry.reporter("a")
+def test_damaged_rows_and_counters_end_no_tail(telemetry: Telemetry, reporter: Reporter) -> None:
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
     mapped, geometry = Mapped(telemetry), LaneGeometry(1, ROWS, (88,))
     mapped.body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
@@ -151,5 +146,3 @@ def test_damaged_rows_and_counters_end_no_tail() -> None:
     counters[0] = 2**62
     with pytest.raises(SegmentCorrupt):
         telemetry.tail()
-    reporter.close()
-    telemetry.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from model import Model, Priorities, chi_square_limit, fill
+from refusals import refused
 
 from marlcore import ClosedError, Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.priorities import DRAWN
@@ -33,6 +36,19 @@ def write(replay: ReplayBuffer, rows: int, lane: int = 0, first: int = 0, **extr
         for i in range(rows):
             row = {name: values[i] for name, values in extras.items()}
             writer.add(float(first + i), first + i, 1.0, **row)
+
+
+@pytest.fixture
+def replay() -> Iterator[ReplayBuffer]:
+    """A full one, of an episode of twenty rows."""
+    with ReplayBuffer.create(SCALAR, 20) as made:
+        write(made, 20)
+        yield made
+
+
+def unchanged(sampler, before: dict[str, np.ndarray]) -> bool:
+    """Whether its state is still that of `before`."""
+    return all((value == before[name]).all() for name, value in sampler.state_dict().items())
 
 
 def draw_all(sampler, oracle: Priorities) -> None:
@@ -136,20 +152,18 @@ def test_alpha_0_draws_uniformly_whatever_the_priorities(rng):
         assert (sampler.sample().weight == 1).all()
 
 
-def test_without_epsilon_a_priority_of_zero_is_never_drawn():
+def test_without_epsilon_a_priority_of_zero_is_never_drawn(replay):
     """Without epsilon, a priority of zero is never drawn, and when all are zero nothing is."""
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(64, seed=1, min_size=1, prioritized=Prioritized(epsilon=0.0))
-        assert set(sampler.sample().index.tolist()) == set(range(19))
-        sampler.update_priorities(np.arange(18), np.zeros(18))
-        assert sampler.sample().index.tolist() == [18] * 64
-        sampler.update_priorities([18], [0.0])
-        assert not sampler.can_sample()
-        with pytest.raises(NotEnoughData):
-            sampler.sample()
-        write(replay, 2, first=20)  # at the highest priority so far, which is 1 still
-        assert sampler.sample().index.tolist() == [20] * 64
+    sampler = replay.sampler(64, seed=1, min_size=1, prioritized=Prioritized(epsilon=0.0))
+    assert set(sampler.sample().index.tolist()) == set(range(19))
+    sampler.update_priorities(np.arange(18), np.zeros(18))
+    assert sampler.sample().index.tolist() == [18] * 64
+    sampler.update_priorities([18], [0.0])
+    assert not sampler.can_sample()
+    with pytest.raises(NotEnoughData, match="has a priority of 0, and epsilon is 0"):
+        sampler.sample()
+    write(replay, 2, first=20)  # at the highest priority so far, which is 1 still
+    assert sampler.sample().index.tolist() == [20] * 64
 
 
 # ---- weights ----
@@ -180,17 +194,15 @@ def test_weights_are_those_of_the_paper(beta, rng):
             oracle.update(batch.index, priorities)
 
 
-def test_beta_rises_to_one_in_equal_steps_and_stays_there(rng):
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(16, seed=2, prioritized=Prioritized(alpha=1.0, beta=0.2, epsilon=0.0, beta_steps=4))
-        for beta in (0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0):
-            assert sampler.can_sample()  # which is no batch
-            masses = sampler.state_dict()["masses"]
-            batch = sampler.sample()
-            drawn = masses[batch.index]
-            np.testing.assert_allclose(batch.weight, (drawn.min() / drawn) ** beta, rtol=1e-6)
-            sampler.update_priorities(batch.index, rng.random(16) + 0.1)
+def test_beta_rises_to_one_in_equal_steps_and_stays_there(replay, rng):
+    sampler = replay.sampler(16, seed=2, prioritized=Prioritized(alpha=1.0, beta=0.2, epsilon=0.0, beta_steps=4))
+    for beta in (0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0):
+        assert sampler.can_sample()  # which is no batch
+        masses = sampler.state_dict()["masses"]
+        batch = sampler.sample()
+        drawn = masses[batch.index]
+        np.testing.assert_allclose(batch.weight, (drawn.min() / drawn) ** beta, rtol=1e-6)
+        sampler.update_priorities(batch.index, rng.random(16) + 0.1)
 
 
 # ---- first priorities ----
@@ -260,8 +272,7 @@ def test_priorities_of_foreign_rows_are_ignored_and_counted(rng):
         sampler.update_priorities(foreign, np.full(len(foreign), 9.0))
         sampler.update_priorities(foreign.astype(np.uint64), np.full(len(foreign), 9.0))
         assert sampler.stats.ignored == len(others) + 2 * len(foreign)
-        after = sampler.state_dict()
-        assert all((after[name] == before[name]).all() for name in before)
+        assert unchanged(sampler, before)
 
         write(replay, 20, 0, first=20)  # all of lane 0 is overwritten, before the sampler looks again
         gone = drawn % 2 == 0
@@ -274,35 +285,29 @@ def test_priorities_of_foreign_rows_are_ignored_and_counted(rng):
         assert (masses[20 + drawn[~gone] // 2] == 9).all()
 
 
-def test_asking_whether_a_batch_can_be_drawn_draws_nothing():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(4, prioritized=Prioritized())
-        for _ in range(20):
-            assert sampler.can_sample()
-        sampler.update_priorities(np.arange(19), np.ones(19))
-        assert sampler.stats.ignored == 19
-        assert not (sampler.state_dict()["marks"] == DRAWN).any()
+def test_asking_whether_a_batch_can_be_drawn_draws_nothing(replay):
+    sampler = replay.sampler(4, prioritized=Prioritized())
+    for _ in range(20):
+        assert sampler.can_sample()
+    sampler.update_priorities(np.arange(19), np.ones(19))
+    assert sampler.stats.ignored == 19
+    assert not (sampler.state_dict()["marks"] == DRAWN).any()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, -1e-300])
-def test_a_bad_priority_is_refused_by_its_row(bad):
+def test_a_bad_priority_is_refused_by_its_row(replay, bad):
     """A priority that cannot be is refused by its row and nothing changes."""
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
-        batch = sampler.sample()
-        before = sampler.state_dict()
-        priorities = np.full(8, 3.0)
-        priorities[5] = bad
-        with pytest.raises(ValueError) as caught:
-            sampler.update_priorities(batch.index, priorities)
-        expected = f"got {np.float64(bad)} in row 5, index {batch.index[5]}"
-        assert str(caught.value) == f"priority: expected finite numbers of at least 0, {expected}"
-        after = sampler.state_dict()
-        assert all((after[name] == before[name]).all() for name in before)
-        assert sampler.stats.ignored == 0
+    sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+    batch = sampler.sample()
+    before = sampler.state_dict()
+    priorities = np.full(8, 3.0)
+    priorities[5] = bad
+    expected = f"got {np.float64(bad)} in row 5, index {batch.index[5]}"
+    with refused(ValueError, f"priority: expected finite numbers of at least 0, {expected}"):
+        sampler.update_priorities(batch.index, priorities)
+    assert unchanged(sampler, before)
+    assert sampler.stats.ignored == 0
 
 
 @pytest.mark.long
@@ -317,15 +322,12 @@ def test_a_bad_priority_is_refused_by_its_row(bad):
         (3, 1.0, "index: expected integers (n,), got int64 ()"),
     ],
 )
-def test_indices_without_their_priorities_are_refused(index, priority, message):
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
-        sampler.sample()
-        with pytest.raises(ValueError) as caught:
-            sampler.update_priorities(index, priority)
-        assert str(caught.value) == message
-        sampler.update_priorities([], [])
+def test_indices_without_their_priorities_are_refused(replay, index, priority, message):
+    sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+    sampler.sample()
+    with refused(ValueError, message):
+        sampler.update_priorities(index, priority)
+    sampler.update_priorities([], [])
 
 
 def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
@@ -340,12 +342,10 @@ def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
         assert sampler._strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
 
 
-def test_a_sampler_that_draws_uniformly_takes_no_priorities():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(8)
-        with pytest.raises(TypeError, match="expected a sampler with prioritized"):
-            sampler.update_priorities(sampler.sample().index, np.ones(8))
+def test_a_sampler_that_draws_uniformly_takes_no_priorities(replay):
+    sampler = replay.sampler(8)
+    with pytest.raises(TypeError, match="expected a sampler with prioritized"):
+        sampler.update_priorities(sampler.sample().index, np.ones(8))
 
 
 # ---- what is refused ----
@@ -367,9 +367,8 @@ def test_a_sampler_that_draws_uniformly_takes_no_priorities():
     ],
 )
 def test_priorities_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, message):
         Prioritized(**options)
-    assert str(caught.value) == message
 
 
 @pytest.mark.long
@@ -382,10 +381,9 @@ def test_priorities_that_cannot_be_are_refused(options, message):
     ],
 )
 def test_an_extra_that_holds_no_priority_is_refused(extras, came):
-    with ReplayBuffer.create(TransitionSpec(Field(), Field(), extras), 20) as replay:
-        with pytest.raises(ValueError) as caught:
-            replay.sampler(4, prioritized=Prioritized(initial="p"))
-        assert str(caught.value) == f"prioritized.initial: expected the name of a float32 () extra, got {came}"
+    message = f"prioritized.initial: expected the name of a float32 () extra, got {came}"
+    with ReplayBuffer.create(TransitionSpec(Field(), Field(), extras), 20) as replay, refused(ValueError, message):
+        replay.sampler(4, prioritized=Prioritized(initial="p"))
 
 
 # ---- states ----
@@ -421,17 +419,15 @@ def test_a_saved_sampler_draws_the_same_batches_bit_for_bit(window, rng, tmp_pat
             assert sampler.stats.ignored == again.stats.ignored
 
 
-def test_a_state_is_a_copy():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
-        state = sampler.state_dict()
-        kept = {name: value.copy() for name, value in state.items()}
-        sampler.update_priorities(sampler.sample().index, np.full(8, 5.0))
-        assert all((state[name] == kept[name]).all() for name in kept)
-        sampler.load_state_dict(state)
-        sampler.sample()
-        assert all((state[name] == kept[name]).all() for name in kept)
+def test_a_state_is_a_copy(replay):
+    sampler = replay.sampler(8, seed=0, prioritized=Prioritized())
+    state = sampler.state_dict()
+    kept = {name: value.copy() for name, value in state.items()}
+    sampler.update_priorities(sampler.sample().index, np.full(8, 5.0))
+    assert all((state[name] == kept[name]).all() for name in kept)
+    sampler.load_state_dict(state)
+    sampler.sample()
+    assert all((state[name] == kept[name]).all() for name in kept)
 
 
 HOSTILE = {
@@ -469,70 +465,51 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_changes(what):
         before = sampler.state_dict()
         with pytest.raises(ValueError, match=r"^state: "):
             sampler.load_state_dict(state)
-        after = sampler.state_dict()
-        assert all((after[name] == before[name]).all() for name in before)
+        assert unchanged(sampler, before)
 
 
 @pytest.mark.parametrize(
     ("options", "priorities"),
     [(Prioritized(alpha=2.0), [1e200]), (Prioritized(alpha=1.0), [1.7e308]), (Prioritized(alpha=1.0), [1.0, 5e307])],
 )
-def test_a_priority_that_makes_the_sum_infinite_is_refused(options, priorities):
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(8, seed=0, prioritized=options)
-        index = np.unique(sampler.sample().index)[: len(priorities)]
-        before = sampler.state_dict()
-        with pytest.raises(ValueError, match=r"priority: expected finite numbers of at least 0, not above .* in row"):
-            sampler.update_priorities(index, priorities)
-        assert all((value == before[name]).all() for name, value in sampler.state_dict().items())
+def test_a_priority_that_makes_the_sum_infinite_is_refused(replay, options, priorities):
+    sampler = replay.sampler(8, seed=0, prioritized=options)
+    index = np.unique(sampler.sample().index)[: len(priorities)]
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=r"priority: expected finite numbers of at least 0, not above .* in row"):
+        sampler.update_priorities(index, priorities)
+    assert unchanged(sampler, before)
 
 
-def test_the_highest_allowed_priorities_have_a_finite_sum():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        for alpha in (0.5, 1.0, 3.0):
-            options = Prioritized(alpha=alpha)
-            sampler = replay.sampler(64, seed=0, prioritized=options)
-            index = sampler.sample().index
-            sampler.update_priorities(index, np.full(64, options.limit(20)))
-            batch = sampler.sample()
-            assert np.isfinite(batch.weight).all() and len(np.unique(batch.index)) > 10
+def test_the_highest_allowed_priorities_have_a_finite_sum(replay):
+    for alpha in (0.5, 1.0, 3.0):
+        options = Prioritized(alpha=alpha)
+        sampler = replay.sampler(64, seed=0, prioritized=options)
+        index = sampler.sample().index
+        sampler.update_priorities(index, np.full(64, options.limit(20)))
+        batch = sampler.sample()
+        assert np.isfinite(batch.weight).all() and len(np.unique(batch.index)) > 10
 
 
-def test_where_every_priority_is_zero_that_is_said():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(200, min_size=1, seed=0, prioritized=Prioritized(epsilon=0.0))
-        sampler.update_priorities(sampler.sample().index, np.zeros(200))
-        with pytest.raises(NotEnoughData, match="has a priority of 0, and epsilon is 0"):
-            sampler.sample()
-
-
-def test_priorities_may_be_tensors_with_gradients():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
-        batch = sampler.sample().torch()
-        errors = torch.full((4,), 5.0, requires_grad=True).abs()
-        sampler.update_priorities(batch.index, errors)
-        assert sampler.state_dict()["highest"] == pytest.approx(5.0)
+def test_priorities_may_be_tensors_with_gradients(replay):
+    sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+    batch = sampler.sample().torch()
+    errors = torch.full((4,), 5.0, requires_grad=True).abs()
+    sampler.update_priorities(batch.index, errors)
+    assert sampler.state_dict()["highest"] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("priority", [["a"] * 4, [[1.0], [1.0, 2.0]]], ids=["words", "ragged"])
-def test_what_is_no_array_of_numbers_is_refused_in_one_line(priority):
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
-        with pytest.raises(ValueError, match=r"^priority: expected numbers \(n,\), got \["):
-            sampler.update_priorities(sampler.sample().index, priority)
+def test_what_is_no_array_of_numbers_is_refused_in_one_line(replay, priority):
+    sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+    with pytest.raises(ValueError, match=r"^priority: expected numbers \(n,\), got \["):
+        sampler.update_priorities(sampler.sample().index, priority)
 
 
-def test_no_priorities_are_taken_after_the_replay_was_closed():
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
-        index = sampler.sample().index
+def test_no_priorities_are_taken_after_the_replay_was_closed(replay):
+    sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
+    index = sampler.sample().index
+    replay.close()
     with pytest.raises(ClosedError):
         sampler.update_priorities(index, np.ones(4))
 
@@ -545,29 +522,25 @@ def test_no_priorities_are_taken_after_the_replay_was_closed():
         ({"n_step": 3, "prioritized": Prioritized()}, {"prioritized": Prioritized()}, "window"),
     ],
 )
-def test_the_state_of_another_kind_of_sampler_is_refused(mine, yours, name):
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        state = replay.sampler(4, min_size=1, **yours).state_dict()
-        sampler = replay.sampler(4, min_size=1, **mine)
-        before = sampler.state_dict()
-        with pytest.raises(ValueError, match=f"state: expected that of a sampler with the {name}"):
-            sampler.load_state_dict(state)
-        assert all((value == before[key]).all() for key, value in sampler.state_dict().items())
-        with pytest.raises(TypeError, match="state: expected a dict of arrays, got None"):
-            sampler.load_state_dict(None)
+def test_the_state_of_another_kind_of_sampler_is_refused(replay, mine, yours, name):
+    state = replay.sampler(4, min_size=1, **yours).state_dict()
+    sampler = replay.sampler(4, min_size=1, **mine)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=f"state: expected that of a sampler with the {name}"):
+        sampler.load_state_dict(state)
+    assert unchanged(sampler, before)
+    with pytest.raises(TypeError, match="state: expected a dict of arrays, got None"):
+        sampler.load_state_dict(None)
 
 
-def test_only_uniform_samplers_take_uniform_states():
+def test_only_uniform_samplers_take_uniform_states(replay):
     """A state without priorities is refused by a prioritized sampler and of use to a uniform one."""
-    with ReplayBuffer.create(SCALAR, 20) as replay:
-        write(replay, 20)
-        uniform, other = replay.sampler(8, seed=0), replay.sampler(8, seed=1)
-        prioritized = replay.sampler(8, seed=0, prioritized=Prioritized())
-        with pytest.raises(ValueError, match=r"state: expected exponents as float64 \(2,\), got nothing"):
-            prioritized.load_state_dict(uniform.state_dict())
-        other.load_state_dict(uniform.state_dict())
-        assert other.sample().index.tolist() == uniform.sample().index.tolist()
+    uniform, other = replay.sampler(8, seed=0), replay.sampler(8, seed=1)
+    prioritized = replay.sampler(8, seed=0, prioritized=Prioritized())
+    with pytest.raises(ValueError, match=r"state: expected exponents as float64 \(2,\), got nothing"):
+        prioritized.load_state_dict(uniform.state_dict())
+    other.load_state_dict(uniform.state_dict())
+    assert other.sample().index.tolist() == uniform.sample().index.tolist()
 
 
 @pytest.mark.long

@@ -138,23 +138,9 @@ def test_a_closed_or_forked_shared_writer_says_so():
 
 def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
-        holder = program(
-            WRITE,
-            """
-    from marlcore.memory.native import try_lock
-    assert try_lock(writer._claim.fd, 1 + replay.lanes, True)
-    ready, done = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(done, b"x")
-        sys.stdin.read()
-        os._exit(0)
-    os.read(ready, 1)
-    print(child, flush=True)
-    os.waitpid(child, 0)
-""",
-            args=[replay.handle.path, 1],
-        )
+        imports = "from meanwhile import leave_a_child; from marlcore.memory.native import try_lock"
+        inside = "assert try_lock(writer._claim.fd, 1 + replay.lanes, True); leave_a_child()"
+        holder = program(WRITE, imports, inside, args=[replay.handle.path, 1])
         child = int(holder.line())
         assert Mapped(replay).segment.is_locked(add_lock(1, 0))
         holder.kill()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from mapped import Mapped
+from meanwhile import running, soon
+from refusals import stale_in_a_fork
 from torch import nn
 
 from marlcore import (
@@ -25,7 +27,6 @@ from marlcore import (
     ReplayBuffer,
     SegmentCorrupt,
     SegmentNotFound,
-    StaleHandle,
     TransitionSpec,
 )
 
@@ -302,63 +303,25 @@ def test_inference_mode_leaves_a_flat_model_trainable(publisher, store):
 # ---- never stale ----
 
 
-def give_double_and_back(model):
-    model.double().float()
-
-
-def assign_state(model):
-    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
-
-
-def replace_parameter(model):
-    model[0].weight = nn.Parameter(torch.full((8, 3), 5.0))
-
-
-def replace_data(model):
-    model[2].bias.data = torch.full((2,), 6.0)
-
-
-def replace_submodule(model):
-    model[2] = nn.Linear(8, 2)
-
-
-def share(model):
-    model.share_memory()
-
-
-def restride(model):
-    model[0].bias.data = model[0].bias.data.flip(0)
-
-
 def exchange(model):
     model.a.data, model.b.data = model.b.data, model.a.data
 
 
-def transpose_in_place(model):
-    model.a.data = model.a.data.t()
-
-
-def wrap(model):
-    model[0] = copy.deepcopy(model[0])
-
-
-def reassign_buffer(model):
-    model.steps = model.steps + 1
-
-
-HARMLESS = [
-    give_double_and_back,
-    assign_state,
-    replace_parameter,
-    replace_data,
-    replace_submodule,
-    share,
-    restride,
-    exchange,
-    transpose_in_place,
-    wrap,
-    reassign_buffer,
-]
+HARMLESS = {
+    "to double and back": lambda model: model.double().float(),
+    "a state assigned": lambda model: model.load_state_dict(
+        {name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True
+    ),
+    "a parameter replaced": lambda model: setattr(model[0], "weight", nn.Parameter(torch.full((8, 3), 5.0))),
+    "data replaced": lambda model: setattr(model[2].bias, "data", torch.full((2,), 6.0)),
+    "a submodule replaced": lambda model: setattr(model, "2", nn.Linear(8, 2)),
+    "shared": lambda model: model.share_memory(),
+    "other strides": lambda model: setattr(model[0].bias, "data", model[0].bias.data.flip(0)),
+    "data exchanged": exchange,
+    "transposed in place": lambda model: setattr(model.a, "data", model.a.data.t()),
+    "a submodule copied": lambda model: setattr(model, "0", copy.deepcopy(model[0])),
+    "a buffer reassigned": lambda model: setattr(model, "steps", model.steps + 1),
+}
 
 
 def rich() -> nn.Module:
@@ -368,7 +331,7 @@ def rich() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
 def test_a_publish_takes_in_what_replaced_the_models_tensors(change):
     model, local = rich(), rich()
     with ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
@@ -382,15 +345,14 @@ def test_a_publish_takes_in_what_replaced_the_models_tensors(change):
         assert_equal(expected, model)
         assert subscriber.extras == {"epsilon": 0.5}, "the last value is kept across the move"
         before = addresses(model)
-        for parameter in model.parameters():
-            parameter.data.fill_(3)
+        fill(model, 3)
         publisher.publish()
         assert subscriber.pull()
         assert_equal(model, local)
         assert addresses(model) == before, "what was taken in stays"
 
 
-@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
 def test_a_pull_reaches_what_replaced_the_local_models_tensors(change):
     model, local = rich(), rich()
     with ParameterStore.create(model) as store, store.publisher(model) as publisher:
@@ -403,62 +365,36 @@ def test_a_pull_reaches_what_replaced_the_local_models_tensors(change):
         assert_equal(model, local)
 
 
-def double(model):
-    model.double()
+HARMFUL = {
+    "double": (lambda model: model.double(), r"a float32 \(4, 4\), got a float64 \(4, 4\)"),
+    "a parameter more": (
+        lambda model: setattr(model[1], "scale", nn.Parameter(torch.ones(2))),
+        r"expected 2.weight float32 \(2, 8\), got 1.scale float32 \(2,\)",
+    ),
+    "a buffer more": (
+        lambda model: model.register_buffer("last", torch.ones(2)),
+        r"expected 0.weight float32 \(8, 3\), got last",
+    ),
+    "a submodule more": (lambda model: model.append(nn.Linear(2, 2)), "expected no further tensor, got 3.weight"),
+    "a parameter less": (lambda model: setattr(model[2], "bias", None), "expected 2.bias .* got no further tensor"),
+    "a submodule less": (lambda model: model.pop(2), "expected 2.weight .* got no further tensor"),
+    "grown": (
+        lambda model: setattr(model, "2", nn.Linear(8, 3)),
+        r"2.weight float32 \(2, 8\), got 2.weight float32 \(3, 8\)",
+    ),
+    "shrunk in place": (
+        lambda model: setattr(model[2].bias, "data", model[2].bias.data[:1]),
+        r"2.bias float32 \(2,\), got 2.bias float32 \(1,\)",
+    ),
+    "reinterpreted": (
+        lambda model: setattr(model.steps, "data", model.steps.data.view(torch.float64)),
+        "steps int64 .* got steps float64",
+    ),
+    "tied": (lambda model: setattr(model, "b", nn.Parameter(model.a.data)), "expected b float32 .* got steps"),
+}
 
 
-def add_parameter(model):
-    model[1].scale = nn.Parameter(torch.ones(2))
-
-
-def add_buffer(model):
-    model.register_buffer("last", torch.ones(2))
-
-
-def add_submodule(model):
-    model.append(nn.Linear(2, 2))
-
-
-def remove_parameter(model):
-    model[2].bias = None
-
-
-def delete_submodule(model):
-    del model[2]
-
-
-def grow(model):
-    model[2] = nn.Linear(8, 3)
-
-
-def shrink_in_place(model):
-    model[2].bias.data = model[2].bias.data[:1]
-
-
-def reinterpret(model):
-    model.steps.data = model.steps.data.view(torch.float64)
-
-
-def untie(model):
-    model.b = nn.Parameter(model.a.data)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (double, r"a float32 \(4, 4\), got a float64 \(4, 4\)"),
-        (add_parameter, r"expected 2.weight float32 \(2, 8\), got 1.scale float32 \(2,\)"),
-        (add_buffer, r"expected 0.weight float32 \(8, 3\), got last"),
-        (add_submodule, "expected no further tensor, got 3.weight"),
-        (remove_parameter, "expected 2.bias .* got no further tensor"),
-        (delete_submodule, "expected 2.weight .* got no further tensor"),
-        (grow, r"2.weight float32 \(2, 8\), got 2.weight float32 \(3, 8\)"),
-        (shrink_in_place, r"2.bias float32 \(2,\), got 2.bias float32 \(1,\)"),
-        (reinterpret, "steps int64 .* got steps float64"),
-        (untie, "expected b float32 .* got steps"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+@pytest.mark.parametrize(("change", "named"), HARMFUL.values(), ids=HARMFUL)
 def test_a_changed_model_is_a_layout_mismatch(change, named):
     """A model that became another is a layout mismatch naming the tensor."""
     model, local = rich(), rich()
@@ -608,12 +544,8 @@ def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscribe
     assert not subscriber.wait(newer_than=0, timeout=float("nan"))
     publisher.publish()
     assert subscriber.wait(newer_than=0, timeout=0)
-    woken = []
-    thread = threading.Thread(target=lambda: woken.append(subscriber.wait(newer_than=1, timeout=60)))
-    thread.start()
-    publisher.publish()
-    thread.join(30)
-    assert woken == [True]
+    with soon(publisher.publish):
+        assert subscriber.wait(newer_than=1, timeout=60)
 
 
 @pytest.mark.long
@@ -703,20 +635,9 @@ def test_a_store_has_one_publisher_at_a_time(store, model):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subscriber, model):
     publisher.publish()
-    pid = os.fork()
-    if pid == 0:
-        code = 0
-        for action in (publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: store.version):
-            try:
-                action()
-                code = 1
-            except StaleHandle:
-                continue
-            except BaseException:
-                code = 2
-        publisher.close()
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert stale_in_a_fork(
+        publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: (publisher.close(), store.version)
+    )
     with pytest.raises(LaneBusy):
         store.publisher(mlp())
     assert publisher.publish() == 2
@@ -791,6 +712,11 @@ def filled_model() -> nn.Module:
     return nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
 
 
+def fill(model: nn.Module, value: float) -> None:
+    for parameter in model.parameters():
+        parameter.data.fill_(value)
+
+
 def torn(tensors, epsilon: float, version: int | None) -> bool:
     """Whether the words are not all those of one version; version None: of any."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -842,8 +768,7 @@ def test_a_publishing_thread_never_tears_a_pull(store):
 
         def publish() -> None:
             for version in range(1, 1501):
-                for parameter in model.parameters():
-                    parameter.data.fill_(version)
+                fill(model, version)
                 publisher.publish(epsilon=float(version))
 
         thread = threading.Thread(target=publish)
@@ -874,8 +799,7 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
             assert left > last
             model = filled_model()
             with store.publisher(model) as successor:
-                for parameter in model.parameters():
-                    parameter.data.fill_((left + 1) % 4096)
+                fill(model, (left + 1) % 4096)
                 assert successor.publish(epsilon=float(left + 1)) == left + 1
             assert subscriber.pull() and subscriber.version == left + 1
             assert not torn(local.parameters(), subscriber.extras["epsilon"], left + 1)
@@ -892,16 +816,14 @@ def test_a_publisher_killed_inside_leaves_older_slots():
         subscriber = store.subscriber(local)
         with store.publisher(model) as publisher:
             for version in (1, 2):
-                for parameter in model.parameters():
-                    parameter.data.fill_(version)
+                fill(model, version)
                 publisher.publish()
         Mapped(store).counters()[1] += 1
         store.slot_tensor(0)[: store.layout.nbytes // 2] = 255
         assert subscriber.pull()
         assert not torn(local.parameters(), 2.0, None)
         with store.publisher(model) as successor:
-            for parameter in model.parameters():
-                parameter.data.fill_(3)
+            fill(model, 3)
             assert successor.publish() == 3
         assert subscriber.pull()
         assert not torn(local.parameters(), 3.0, None)
@@ -919,16 +841,11 @@ def _echo(store, results) -> None:
 def test_a_store_passed_to_a_process_is_the_same_store(store, publisher, model):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_echo, args=(store, theirs))
-    process.start()
-    model[0].weight.data.fill_(0.5)
-    publisher.publish()
-    assert ours.poll(60)
-    assert ours.recv() == (1, 12.0)
-    process.join()
-    process.close()
-    ours.close()
-    theirs.close()
+    with ours, theirs, running(context.Process(target=_echo, args=(store, theirs))):
+        model[0].weight.data.fill_(0.5)
+        publisher.publish()
+        assert ours.poll(60)
+        assert ours.recv() == (1, 12.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
