@@ -12,7 +12,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 import pytest
@@ -230,6 +230,14 @@ def alarm():
 def no_slices(monkeypatch):
     """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
     monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
+
+
+@pytest.fixture
+def python_is():
+    """python_is(path) has multiprocessing start that program in Python's place."""
+    before = spawn.get_executable()
+    yield spawn.set_executable
+    spawn.set_executable(before)
 
 
 @pytest.fixture

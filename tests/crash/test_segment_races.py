@@ -51,14 +51,6 @@ def content(seed: int, words: int) -> np.ndarray:
     return filled(words, 0, seed)
 
 
-def has_name(segment: Segment) -> bool:
-    """Whether the segment's path leads to its file."""
-    try:
-        return os.path.samestat(os.stat(segment.path), os.fstat(segment._file.fd))
-    except FileNotFoundError:
-        return False
-
-
 class Worker:
     """Does anything in any order, and looks at what it holds."""
 
@@ -135,7 +127,7 @@ class Worker:
 
     def look(self, segment: Segment) -> None:
         """What this process holds has its name until its creator takes it away, and its content as long as it likes."""
-        named = has_name(segment)
+        named = segment.is_at(segment.path)  # before it is asked whether its creator has taken the name away
         words = segment.body.view(np.uint64)
         if not named and not words[GONE]:
             raise Fault(f"{segment.path}: swept while it was held")

@@ -357,13 +357,18 @@ def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: lis
 def add_batch(writer, model: Model, lane: int, rows: list[dict[str, Any]], version: int = 0) -> None:
     """Writes rows with one call, as far as that can say how they end: only a truncated one has its final_obs."""
     rows = [row | {"final_obs": row["final_obs"] if row["truncated"] else None} for row in rows]
-    finals = [row["final_obs"] for row in rows if row["final_obs"] is not None]
-    columns = {name: column([row[name] for row in rows]) for name in rows[0] if name != "final_obs"}
     writer.policy_version = version
-    ticket = writer.add_batch(**columns, final_obs=column(finals) if finals else None)
+    ticket = writer.add_batch(**columns(rows))
     for row in rows:
         first = model.add(lane, version=version, **row)
         assert row is not rows[0] or first == ticket
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows for `add` as the arguments of one `add_batch`."""
+    finals = [row["final_obs"] for row in rows if row["final_obs"] is not None]
+    fields = {name: column([row[name] for row in rows]) for name in rows[0] if name != "final_obs"}
+    return fields | {"final_obs": column(finals) if finals else None}
 
 
 def column(values: list[Any]) -> Any:

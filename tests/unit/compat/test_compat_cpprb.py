@@ -10,6 +10,7 @@ from multiprocessing.managers import SyncManager
 
 import numpy as np
 import pytest
+from meanwhile import running
 
 from marlcore.compat import ring as rings
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
@@ -88,18 +89,13 @@ def compare(theirs: type, mine: type) -> None:
             if choice < 5:
                 rows = steps(rng, int(rng.choice([1, 2, 3, size])))
                 assert ours.add(**rows, unknown=1) == real.add(**rows, unknown=1)
-            elif choice < 9 and real.get_stored_size():
-                drawn = []
-                for one in (ours, real):
-                    np.random.seed(turn)
-                    drawn.append(one.sample(int(turn % 20)))
-                assert_equal(*drawn)
             elif choice < 11:
-                drawn = []
+                found = []
                 for one in (ours, real):
                     np.random.seed(turn)
-                    drawn.append(one.get_all_transitions(turn % 2 == 0))
-                assert_equal(*drawn)
+                    drawn = choice < 9 and real.get_stored_size()
+                    found.append(one.sample(int(turn % 20)) if drawn else one.get_all_transitions(turn % 2 == 0))
+                assert_equal(*found)
             elif turn % 3 == 0:
                 ours.clear()
                 real.clear()
@@ -169,14 +165,18 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 90  # chi-squared of 39 degrees: 1 in 10^5
 
 
+def weights(buffer: MPPrioritizedReplayBuffer) -> dict[int, float]:
+    """By position, those of a sample in which each row is."""
+    np.random.seed(0)
+    sample = buffer.sample(200, beta=1.0)
+    return dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))
+
+
 def test_a_wrapping_add_gives_each_row_its_own_priority() -> None:
     buffer = MPPrioritizedReplayBuffer(5, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=np.arange(4), priorities=np.ones(4))
     assert buffer.add(t=np.arange(4, 7), priorities=[8.0, 4.0, 2.0]) == 4
-    np.random.seed(0)
-    sample = buffer.sample(200, beta=1.0)
-    by_position = dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))
-    assert by_position == {4: 0.125, 0: 0.25, 1: 0.5, 2: 1.0, 3: 1.0}
+    assert weights(buffer) == {4: 0.125, 0: 0.25, 1: 0.5, 2: 1.0, 3: 1.0}
 
 
 def test_an_update_of_a_row_that_was_overwritten_is_passed_over() -> None:
@@ -186,10 +186,7 @@ def test_an_update_of_a_row_that_was_overwritten_is_passed_over() -> None:
     buffer.add(t=4, priorities=0.5)
     buffer.update_priorities([0, 1], [9.0, 0.25])
     assert buffer.get_max_priority() == 1.0
-    np.random.seed(0)
-    sample = buffer.sample(100, beta=1.0)
-    by_position = dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))
-    assert by_position == {0: 0.5, 1: 1.0, 2: 0.25, 3: 0.25}
+    assert weights(buffer) == {0: 0.5, 1: 1.0, 2: 0.25, 3: 0.25}
 
 
 def test_updates_tell_others_the_greatest_priority() -> None:
@@ -477,17 +474,12 @@ def test_explorers_of_any_context_add_without_losing_a_row(cls, kind: str) -> No
     buffer = cls(5000, {"who": {"dtype": "int64"}, "t": {"dtype": "int64"}}, ctx=manager or context)
     buffer.add(who=99, t=0)  # the parent holds the lane too
     explorers = [context.Process(target=explore, args=[buffer, who, 1000]) for who in range(2)]
-    for one in explorers:
-        one.start()
-    while any(one.is_alive() for one in explorers):
-        sample = buffer.sample(32)
-        assert set(sample["who"].ravel()) <= {0, 1, 99}
-        if cls is MPPrioritizedReplayBuffer:
-            buffer.update_priorities(sample["indexes"], np.ones(32))
-    for one in explorers:
-        one.join(60)
-        assert one.exitcode == 0
-        one.close()
+    with running(*explorers):
+        while any(one.is_alive() for one in explorers):
+            sample = buffer.sample(32)
+            assert set(sample["who"].ravel()) <= {0, 1, 99}
+            if cls is MPPrioritizedReplayBuffer:
+                buffer.update_priorities(sample["indexes"], np.ones(32))
     if manager is not None:
         manager.shutdown()
     held = buffer.get_all_transitions()
@@ -587,18 +579,14 @@ def count_up(buffer: MPReplayBuffer, ready) -> None:
 def test_nothing_from_before_a_clear_is_seen_after_it(cls) -> None:
     buffer, context = cls(64, {"t": {"dtype": "int64"}}), mp.get_context("spawn")
     stop = context.Event()
-    explorer = context.Process(target=count_up, args=[buffer, stop])
-    explorer.start()
-    while not buffer.get_stored_size():
-        pass
-    for _ in range(50):
-        before = int(buffer.get_all_transitions()["t"].max(initial=-1))
-        buffer.clear()
-        for _ in range(3):
-            if buffer.get_stored_size():
-                assert buffer.sample(8)["t"].min() > before
-            assert buffer.get_all_transitions()["t"].min(initial=before + 1) > before
-    stop.set()
-    explorer.join(60)
-    assert explorer.exitcode == 0
-    explorer.close()
+    with running(context.Process(target=count_up, args=[buffer, stop])):
+        while not buffer.get_stored_size():
+            pass
+        for _ in range(50):
+            before = int(buffer.get_all_transitions()["t"].max(initial=-1))
+            buffer.clear()
+            for _ in range(3):
+                if buffer.get_stored_size():
+                    assert buffer.sample(8)["t"].min() > before
+                assert buffer.get_all_transitions()["t"].min(initial=before + 1) > before
+        stop.set()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meanwhile import running
 
 from marlcore import ClosedError, LaneBusy, NotEnoughData
 from marlcore.compat.sorrel import Buffer
@@ -277,18 +278,15 @@ def act(buffer: Buffer, steps: int) -> None:
 def test_an_actor_process_fills_what_a_learner_samples(method: str) -> None:
     buffer = Buffer(64, OBS, 3)
     actor = mp.get_context(method).Process(target=act, args=(buffer, 2000))
-    actor.start()
     sampled = 0
-    while actor.is_alive():
-        if len(buffer) == 64:
-            states, actions, rewards, next_states, _, _ = buffer.sample(16)
-            assert crossings(states, next_states, 3) == 0
-            np.testing.assert_array_equal(actions[:, 0], states.reshape(16, 3, -1)[:, 2, 0])
-            np.testing.assert_array_equal(actions, rewards)
-            sampled += 1
-    actor.join(60)
-    assert actor.exitcode == 0
-    actor.close()
+    with running(actor):
+        while actor.is_alive():
+            if len(buffer) == 64:
+                states, actions, rewards, next_states, _, _ = buffer.sample(16)
+                assert crossings(states, next_states, 3) == 0
+                np.testing.assert_array_equal(actions[:, 0], states.reshape(16, 3, -1)[:, 2, 0])
+                np.testing.assert_array_equal(actions, rewards)
+                sampled += 1
     assert buffer.last_transition() == (1999, 1999.0, False)
     assert sampled or method == "spawn"
     act(buffer, 1)  # the actor's end freed the ring for the next writer

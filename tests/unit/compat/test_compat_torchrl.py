@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from meanwhile import running
 from model import chi_square_limit
 
 with warnings.catch_warnings():
@@ -208,8 +209,6 @@ def test_what_processes_write_side_by_side_is_whole(method):
     ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
     all_write = context.Barrier(2)
     writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000, all_write)) for k in range(2)]
-    for writer in writers:
-        writer.start()
 
     def draw_whole_rows():
         batch = ours.sample(64)
@@ -217,12 +216,10 @@ def test_what_processes_write_side_by_side_is_whole(method):
         assert (batch["observation"] == number).all() and (batch["next", "observation"] == number + 1).all()
         assert (batch["pixels"] == (number % 256).to(torch.uint8)[:, :, None]).all()
 
-    while any(writer.is_alive() for writer in writers):
-        if len(ours):
-            draw_whole_rows()
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
+    with running(*writers):
+        while any(writer.is_alive() for writer in writers):
+            if len(ours):
+                draw_whole_rows()
     draw_whole_rows()
     assert len(ours) == 600
     numbers = set(ours.sample(6000)["next", "reward"].flatten().int().tolist())

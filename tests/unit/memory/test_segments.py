@@ -66,19 +66,16 @@ def test_a_new_segment_is_zeroed_and_page_sized(segment):
     assert segment.nbytes == segment.path.stat().st_size == 12_288 + 4096
 
 
-def test_a_segment_is_for_its_user_alone(segment):
-    status = segment.path.stat()
-    assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_uid == os.geteuid()
-
-
-def test_a_segment_is_for_its_user_alone_whatever_the_umask_is():
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o022])
+def test_a_segment_is_for_its_user_alone_whatever_the_umask_is(mask):
+    before = os.umask(mask)
     try:
         made = Segment.create("test", DESCRIPTION, 10)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
+    status = made.path.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_uid == os.geteuid()
     made.close()
 
 
@@ -108,7 +105,6 @@ def test_two_segments_of_one_name_are_two(segment):
 
 
 def test_a_closing_creator_removes_the_name_alone(segment):
-    """A creator that closes takes the name away and those attached keep the memory."""
     other = Segment.attach(segment.handle)
     segment.body[0] = 9
     segment.close()
@@ -206,36 +202,22 @@ def test_a_handle_of_another_layout_is_a_mismatch(segment):
 # ---- whole or not at all ----
 
 
-def test_a_segment_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("owner", "step"), [(File, "link"), (os, "pwrite"), (os, "posix_fallocate")])
+def test_a_segment_that_cannot_be_made_leaves_nothing(owner, step, tmp_path, monkeypatch):
     def fails(*args, **kwargs):
-        raise OSError("no link today")
+        raise OSError("disk on fire")
 
     before, fds = names(), descriptors()
-    monkeypatch.setattr(File, "link", fails)
-    with pytest.raises(OSError, match="no link today"):
-        Segment.create("test", DESCRIPTION, 10)
-    with pytest.raises(OSError, match="no link today"):
-        Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    monkeypatch.setattr(owner, step, fails)
+    for path in (None, tmp_path / "file"):
+        with pytest.raises(OSError, match="disk on fire"):
+            Segment.create("test", DESCRIPTION, 10, path=path)
     assert names() == before
     assert list(tmp_path.iterdir()) == []
     assert descriptors() == fds
 
 
-@pytest.mark.parametrize("step", ["pwrite", "posix_fallocate"])
-def test_a_segment_that_cannot_be_written_leaves_nothing(step, monkeypatch):
-    def fails(*args):
-        raise OSError("disk on fire")
-
-    before, fds = names(), descriptors()
-    monkeypatch.setattr(os, step, fails)
-    with pytest.raises(OSError, match="disk on fire"):
-        Segment.create("test", DESCRIPTION, 10)
-    assert names() == before
-    assert descriptors() == fds
-
-
 def test_a_segment_is_whole_after_short_writes(tmp_path, monkeypatch):
-    """A segment is whole where the kernel writes less than it was asked to."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:50], at))
     data = np.arange(5000).astype(np.uint8)
@@ -338,37 +320,25 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
     Segment.attach(segment.path).close()
 
 
-def test_another_version_of_the_layout_is_refused(segment):
-    rewrite(segment.path, 8, struct.pack("<I", 99), checksum=True)
-    corrupt(segment.path, "expected layout version 3, got 99")
-
-
 def test_a_wrong_checksum_is_refused(segment):
     rewrite(segment.path, 12, b"\0\0\0\0")
     corrupt(segment.path, "checksum does not match")
 
 
-@pytest.mark.parametrize("header_bytes", [0, 1, 4095, 4097, 1 << 27, (1 << 64) - 4096])
-def test_a_header_length_out_of_range_is_refused(segment, header_bytes):
-    rewrite(segment.path, 16, struct.pack("<Q", header_bytes), checksum=True)
-    corrupt(segment.path, "header's length")
-
-
-def test_a_header_longer_than_the_file_is_refused(segment):
-    rewrite(segment.path, 16, struct.pack("<Q", 1 << 20), checksum=True)
-    corrupt(segment.path, "ends inside its header")
-
-
-@pytest.mark.parametrize("segment_bytes", [0, 4096, 12_288, 20_480, (1 << 64) - 1])
-def test_a_length_other_than_the_files_is_refused(segment, segment_bytes):
-    rewrite(segment.path, 24, struct.pack("<Q", segment_bytes), checksum=True)
-    corrupt(segment.path, "expected a file of")
-
-
-@pytest.mark.parametrize("text_bytes", [4096 - 47, 1 << 40, (1 << 64) - 1])
-def test_a_description_longer_than_its_header_is_refused(segment, text_bytes):
-    rewrite(segment.path, 40, struct.pack("<Q", text_bytes), checksum=True)
-    corrupt(segment.path)
+@pytest.mark.parametrize(
+    ("at", "layout", "value", "message"),
+    [
+        (8, "<I", 99, "expected layout version 3, got 99"),
+        *((16, "<Q", n, "header's length") for n in (0, 1, 4095, 4097, 1 << 27, (1 << 64) - 4096)),
+        (16, "<Q", 1 << 20, "ends inside its header"),
+        *((24, "<Q", n, "expected a file of") for n in (0, 4096, 12_288, 20_480, (1 << 64) - 1)),
+        *((40, "<Q", n, None) for n in (4096 - 47, 1 << 40, (1 << 64) - 1)),  # longer than its header
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(segment, at, layout, value, message):
+    """Of another version, or with a length out of range, of its own, of the segment or of the description."""
+    rewrite(segment.path, at, struct.pack(layout, value), checksum=True)
+    corrupt(segment.path, message)
 
 
 @pytest.mark.parametrize("length", [0, 1, 47, 48, 4095, 4096, 8192, 16_383, 16_385, 20_480])

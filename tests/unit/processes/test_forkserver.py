@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from multiprocessing import Pipe, get_context, spawn
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -226,16 +226,12 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
 
 @pytest.mark.parametrize(("python", "error"), [("/bin/false", MarlcoreError), ("/nowhere/python", FileNotFoundError)])
 def test_a_server_that_cannot_start_is_an_error(
-    python: str, error: type[Exception], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+    python: str, error: type[Exception], server: ForkServer, monkeypatch: pytest.MonkeyPatch, python_is: Any
 ) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    before = spawn.get_executable()
-    spawn.set_executable(python)
-    try:
-        with pytest.raises(error):
-            Child(server, tell, "environment")
-    finally:
-        spawn.set_executable(before)
+    python_is(python)
+    with pytest.raises(error):
+        Child(server, tell, "environment")
     assert server.pid is None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,29 @@ class Scene:
     def die(self) -> None:
         self.process.end(Failure("death", f"died at {self.now:g}"))
 
+    def back_off(self, step: float) -> float:
+        """Seconds from a death to the restart."""
+        self.die()
+        self.supervisor.watch(0.0)
+        died = self.now
+        while self.process is None:
+            self.watch_until(self.now + step, step)
+        return self.now - died
+
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Any:
+def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """One whose worker is not ready yet."""
     with Control.create(["actor-0"]) as control:
         made = Scene(control, monkeypatch, CONFIG)
         made.worker.start()
-        made.become_ready()
         yield made
+
+
+@pytest.fixture
+def scene(starting: Scene) -> Scene:
+    starting.become_ready()
+    return starting
 
 
 def test_the_first_process_is_told_so_and_noted(scene: Scene) -> None:
@@ -122,12 +137,7 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
 def test_each_further_restart_in_the_window_waits_twice_as_long(scene: Scene) -> None:
     waits = []
     for _ in range(3):
-        scene.die()
-        scene.supervisor.watch(0.0)
-        died = scene.now
-        while scene.process is None:
-            scene.watch_until(scene.now + 0.25, 0.25)
-        waits.append(scene.now - died)
+        waits.append(scene.back_off(0.25))
         scene.become_ready()
     assert waits == [1.0, 2.0, 4.0]
 
@@ -136,13 +146,7 @@ def test_no_back_off_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatc
     with Control.create(["actor-0"]) as control:
         scene = Scene(control, monkeypatch, replace(CONFIG, max_restarts=20, window=1e6))
         scene.worker.start()
-        for _ in range(12):
-            scene.die()
-            scene.supervisor.watch(0.0)
-            died = scene.now
-            while scene.process is None:
-                scene.watch_until(scene.now + 1.0, 1.0)
-        assert scene.now - died == 30.0
+        assert [scene.back_off(1.0) for _ in range(12)][-1] == 30.0
 
 
 def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
@@ -200,14 +204,11 @@ def test_what_a_hung_worker_raised_is_kept(scene: Scene) -> None:
     assert "no sign of life for 10 s" in failure.traceback.splitlines()[-1]
 
 
-def test_a_worker_that_starts_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Control.create(["actor-0"]) as control:
-        scene = Scene(control, monkeypatch, CONFIG)
-        scene.worker.start()
-        scene.watch_until(120.0)
-        assert scene.log == ["start actor-0.1"]
-        scene.watch_until(120.5)
-        assert scene.log[1:] == ["kill actor-0.1"]
+def test_a_worker_that_starts_may_be_silent_for_longer(starting: Scene) -> None:
+    starting.watch_until(120.0)
+    assert starting.log == ["start actor-0.1"]
+    starting.watch_until(120.5)
+    assert starting.log[1:] == ["kill actor-0.1"]
 
 
 def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
@@ -228,14 +229,11 @@ def test_a_parents_own_stop_is_held_against_nobody(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("reason", ["environment", "worker"])
-def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Control.create(["actor-0"]) as control:
-        scene = Scene(control, monkeypatch, CONFIG)
-        scene.worker.start()
-        scene.process.end(Failure(reason, "Traceback: a typing error"))
-        with pytest.raises(mc.WorkerFailed, match="a typing error") as caught:
-            scene.supervisor.watch(0.0)
-        assert caught.value.reason == reason
+def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, starting: Scene) -> None:
+    starting.process.end(Failure(reason, "Traceback: a typing error"))
+    with pytest.raises(mc.WorkerFailed, match="a typing error") as caught:
+        starting.supervisor.watch(0.0)
+    assert caught.value.reason == reason
 
 
 @pytest.mark.long
@@ -445,12 +443,10 @@ def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monke
 
 
 @pytest.mark.long
-def test_a_fork_server_that_always_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_always_dies_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_is: Any
+) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    before = spawn.get_executable()
-    spawn.set_executable("/bin/false")
-    try:
-        with pytest.raises(mc.MarlcoreError, match="the process that forks workers died 4 times"):
-            mc.train(HUNT, "dqn", replace(RUN, run_dir=str(tmp_path / "run")), progress=False)
-    finally:
-        spawn.set_executable(before)
+    python_is("/bin/false")
+    with pytest.raises(mc.MarlcoreError, match="the process that forks workers died 4 times"):
+        mc.train(HUNT, "dqn", replace(RUN, run_dir=str(tmp_path / "run")), progress=False)

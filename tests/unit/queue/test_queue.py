@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import Rang, ring, running, soon
-from model import InOrder, Model, column
+from model import InOrder, Model, columns
 from refusals import refused, stale_in_a_fork
 from seams import trusting
 
@@ -110,13 +110,8 @@ def write_something(dice, writer, order: InOrder, numbers, when_full):
         order.model.lanes[lane].seam()
     single = dice.random() < 0.7
     rows = random_rows(dice, numbers, 1 if single else dice.randrange(1, 4), finals=single)
-    finals = [row["final_obs"] for row in rows if row["final_obs"] is not None]
-    columns = {name: column([row[name] for row in rows]) for name in rows[0] if name != "final_obs"}
     try:
-        if single:
-            ticket = writer.add(**rows[0])
-        else:
-            ticket = writer.add_batch(**columns, final_obs=column(finals) if finals else None)
+        ticket = writer.add(**rows[0]) if single else writer.add_batch(**columns(rows))
     except TimeoutError:
         assert when_full == "wait"
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import soon
 
 from marlcore import (
     Field,
@@ -23,6 +23,7 @@ from marlcore import (
 )
 
 SPEC = TransitionSpec(Field((2,)), Field((), "int64"))
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def replays() -> Iterator[list[ReplayBuffer]]:
         replay.close()
 
 
+@pytest.fixture
+def pair(replays: list[ReplayBuffer]) -> list[ReplayBuffer]:
+    """Two of them, filled alike."""
+    for replay in replays[:2]:
+        fill(replay, 0)
+    return replays[:2]
+
+
 def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
     """Row t of lane l holds base + t as its action, and base + l in its observation."""
     for lane in range(replay.lanes):
@@ -41,7 +50,6 @@ def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
                 writer.add(np.full(2, base + lane, np.float32), base + t, 0.5, terminated=t % 10 == 9)
 
 
-@pytest.mark.long
 def test_each_row_says_which_replay_it_is_from(replays):
     """Each row says which replay it is from and is that replay's row."""
     for i, replay in enumerate(replays):
@@ -60,15 +68,12 @@ def test_each_row_says_which_replay_it_is_from(replays):
         assert batch.torch().source.tolist() == batch.source.tolist()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("fractions", "batch_size"), [([1 / 3, 2 / 3], 256), ([0.5, 0.5], 1), ([0.1, 0.9], 7), ([0.0, 1.0], 5)]
 )
-def test_shares_are_exact_in_the_long_run(replays, fractions, batch_size):
+def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
     """In the long run the shares are exact, and no batch is a row off."""
-    for replay in replays[:2]:
-        fill(replay, 0)
-    mixture = Mixture(replays[:2], fractions, batch_size, seed=1)
+    mixture = Mixture(pair, fractions, batch_size, seed=1)
     drawn = np.zeros(2)
     for batches in range(1, 301):
         counts = np.bincount(mixture.sample().source, minlength=2)
@@ -77,7 +82,6 @@ def test_shares_are_exact_in_the_long_run(replays, fractions, batch_size):
         assert (abs(drawn - batches * batch_size * np.array(fractions)) < 1).all()
 
 
-@pytest.mark.long
 def test_the_others_give_an_empty_replays_rows(replays):
     """While a replay is empty, the others give its rows in proportion."""
     fill(replays[1], 0)
@@ -89,7 +93,6 @@ def test_the_others_give_an_empty_replays_rows(replays):
         assert np.bincount(mixture.sample().source, minlength=3).tolist() == [32, 8, 24]
 
 
-@pytest.mark.long
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
     fill(replays[0], 0, 50)
     fill(replays[1], 0, 5)
@@ -99,7 +102,6 @@ def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
     assert np.bincount(mixture.sample().source).tolist() == [4, 4]
 
 
-@pytest.mark.long
 def test_with_nothing_to_draw_from_it_says_so(replays):
     mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
     assert not mixture.can_sample()
@@ -113,7 +115,6 @@ def test_with_nothing_to_draw_from_it_says_so(replays):
     assert len(mixture.sample(timeout=0.0)) == 8
 
 
-@pytest.mark.long
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
     """Rows drawn for an empty replay are weighed with the others and are one batch of beta steps."""
     fill(replays[0], 0, 60)
@@ -139,7 +140,6 @@ def add(writer, rows):
         writer.add(np.zeros(2, np.float32), t, 0.0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
 def test_a_limited_replays_share_goes_to_nobody(replays, fractions):
     """A limiter is waited for and its replay's share goes to nobody."""
@@ -154,16 +154,13 @@ def test_a_limited_replays_share_goes_to_nobody(replays, fractions):
             with pytest.raises(TimeoutError, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
                 mixture.sample(timeout=0.05)
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
-        timer = threading.Timer(0.1, add, (writer, 1))
-        timer.start()
         drawn = np.zeros(2)
-        for batches, timeout in enumerate([60, None], 1):
-            drawn += np.bincount(mixture.sample(timeout).source, minlength=2)
-            assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
-        timer.join()
+        with soon(add, writer, 1):
+            for batches, timeout in enumerate([60, None], 1):
+                drawn += np.bincount(mixture.sample(timeout).source, minlength=2)
+                assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
 
 
-@pytest.mark.long
 def test_rows_that_are_not_returned_are_not_counted(replays):
     """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
     with limited() as replay, replay.writer() as writer:
@@ -178,7 +175,6 @@ def test_rows_that_are_not_returned_are_not_counted(replays):
         assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
 
 
-@pytest.mark.long
 def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
     """A batch that fails in one replay leaves no trace in the others."""
     fill(replays[0], 0)
@@ -199,7 +195,6 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
         assert np.bincount(mixture.sample().source).tolist() == [2, 6]
 
 
-@pytest.mark.long
 def test_waiting_for_data_does_not_move_the_shares(replays):
     """The shares of a row that a wait ends with are those that it began with, however often it looked."""
     mixture = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
@@ -212,7 +207,6 @@ def test_waiting_for_data_does_not_move_the_shares(replays):
     assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
 
 
-@pytest.mark.long
 def test_a_limited_replay_short_of_data_lets_writers_go_on(replays):
     fill(replays[0], 0)
     with limited(2, 8.0) as replay, replay.writer(timeout=0.0) as writer:
@@ -227,7 +221,6 @@ def test_a_limited_replay_short_of_data_lets_writers_go_on(replays):
             add(writer, 10)
 
 
-@pytest.mark.long
 def test_a_replay_with_no_share_is_never_drawn_from(replays):
     fill(replays[0], 0)
     mixture = Mixture(replays[:2], [0.0, 1.0], 8)
@@ -236,7 +229,6 @@ def test_a_replay_with_no_share_is_never_drawn_from(replays):
         mixture.sample()
 
 
-@pytest.mark.long
 def test_priorities_go_back_to_the_replay_that_a_row_came_from(replays):
     for replay in replays[:2]:
         fill(replay, 0, 100)
@@ -252,7 +244,6 @@ def test_priorities_go_back_to_the_replay_that_a_row_came_from(replays):
     assert [sampler.stats.ignored for sampler in mixture.samplers] == [0, 0]
 
 
-@pytest.mark.long
 def test_weights_are_divided_by_their_replays_largest(replays):
     for replay in replays[:2]:
         fill(replay, 0, 100)
@@ -271,23 +262,17 @@ def test_weights_are_divided_by_their_replays_largest(replays):
         assert np.allclose(batch.weight[mine], (p.min() / p) ** 0.5)
 
 
-@pytest.mark.long
-def test_updates_pass_over_uniform_replays(replays):
+def test_updates_pass_over_uniform_replays(pair):
     """Replays drawn uniformly beside prioritized ones are passed over."""
-    for replay in replays[:2]:
-        fill(replay, 0)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])
+    mixture = Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])
     batch = mixture.sample()
     assert (batch.weight[batch.source == 0] == 1).all()
     mixture.update_priorities(batch.index, np.ones(64))
     assert mixture.samplers[1].stats.ignored == 0
 
 
-@pytest.mark.long
-def test_a_bad_priority_changes_nothing_in_any_replay(replays):
-    for replay in replays[:2]:
-        fill(replay, 0)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 8, seed=2, prioritized=Prioritized())
+def test_a_bad_priority_changes_nothing_in_any_replay(pair):
+    mixture = Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=Prioritized())
     batch = mixture.sample()
     before = [sampler.state_dict()["masses"] for sampler in mixture.samplers]
     priority = np.full(8, 5.0)
@@ -298,7 +283,6 @@ def test_a_bad_priority_changes_nothing_in_any_replay(replays):
         assert (sampler.state_dict()["masses"] == masses).all()
 
 
-@pytest.mark.long
 def test_sequences_are_mixed_too_and_one_seed_gives_one_result(replays):
     for i, replay in enumerate(replays[:2]):
         fill(replay, 10_000 * i)
@@ -314,7 +298,6 @@ def test_sequences_are_mixed_too_and_one_seed_gives_one_result(replays):
         assert first.action.tolist() == second.action.tolist()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("fractions", "error", "message"),
     [
@@ -330,7 +313,6 @@ def test_fractions_that_cannot_be_are_refused(replays, fractions, error, message
         Mixture(replays[:2], fractions, 8)
 
 
-@pytest.mark.long
 def test_other_arguments_that_cannot_be_are_refused(replays):
     with pytest.raises(ValueError, match=r"^batch_size: expected an integer of at least 1, got 0"):
         Mixture(replays, [0.5, 0.25, 0.25], 0)
@@ -347,7 +329,6 @@ def test_other_arguments_that_cannot_be_are_refused(replays):
         Mixture(replays[:1], [1.0], 8, min_size=None)
 
 
-@pytest.mark.long
 def test_what_is_no_list_of_replays_is_named(replays):
     with pytest.raises(TypeError, match=r"^replays: expected a list of ReplayBuffers, got <ReplayBuffer .*>$"):
         Mixture(replays[0], [1.0], 8)
@@ -355,7 +336,6 @@ def test_what_is_no_list_of_replays_is_named(replays):
         Mixture([replays[0], replays[1].sampler(8)], [0.5, 0.5], 8)
 
 
-@pytest.mark.long
 def test_stats_are_those_of_each_replays_sampler(replays):
     fill(replays[0], 0)
     mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
@@ -367,7 +347,6 @@ def states_of(mixture):
     return {name: array.tolist() for name, array in mixture.state_dict().items()}
 
 
-@pytest.mark.long
 def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
     """The shares of a row too; also from a file that a replay was saved to with it."""
     for replay in replays:
@@ -387,7 +366,6 @@ def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
         assert ours.weight.tolist() == theirs.weight.tolist()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -398,10 +376,8 @@ def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
         ("1.masses", np.zeros(3), r"^replay 1: state: expected masses as float64"),
     ],
 )
-def test_a_bad_state_changes_nothing_in_any_replay(replays, name, value, message):
-    for replay in replays[:2]:
-        fill(replay, 0)
-    mixture, other = (Mixture(replays[:2], [0.5, 0.5], 7, seed=s, prioritized=Prioritized()) for s in (1, 2))
+def test_a_bad_state_changes_nothing_in_any_replay(pair, name, value, message):
+    mixture, other = (Mixture(pair, [0.5, 0.5], 7, seed=s, prioritized=Prioritized()) for s in (1, 2))
     mixture.sample()
     other.sample()
     before, state = states_of(mixture), other.state_dict()

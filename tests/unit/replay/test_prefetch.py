@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from core import SUPPORT
+from meanwhile import soon
 
 from marlcore import (
     ClosedError,
@@ -123,12 +124,10 @@ def test_too_little_data_is_said_at_once(replay):
         assert len(batches.sample()) == 8  # asked without a timeout, of a thread that saw nothing so far
 
 
-def test_a_timeout_waits_for_a_writer(replay):
-    with Prefetch(replay.sampler(8)) as batches:
-        writer = threading.Timer(0.05, fill, [replay])
-        writer.start()
-        assert len(batches.sample(timeout=60)) == 8
-        writer.join()
+@pytest.mark.parametrize("timeout", [60, *(pytest.param(s, marks=pytest.mark.long) for s in (1e10, float("inf")))])
+def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
+    with Prefetch(replay.sampler(8)) as batches, soon(fill, replay):
+        assert len(batches.sample(timeout)) == 8
 
 
 def test_the_threads_error_comes_once_behind_its_batches():
@@ -321,16 +320,6 @@ def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
                 else:
                     with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
                         sampler.sample(timeout)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("timeout", [1e10, float("inf")])
-def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
-    with Prefetch(replay.sampler(8)) as batches:
-        writer = threading.Timer(0.05, fill, [replay])
-        writer.start()
-        assert len(batches.sample(timeout)) == 8
-        writer.join()
 
 
 def attacked(times, *bell):
