@@ -1,4 +1,4 @@
-"""Adding and sampling, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
+"""Every row's work, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from . import adding_work, prioritized_work, sampling_work
+from . import adding_work, params_work, prioritized_work, queue_work, sampling_work
 from .adding_while_sampled import LIBRARIES, measure_rates
 from .work import Row, Scale, benchmark_row
 
-ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS)
+WORKS = (adding_work, sampling_work, prioritized_work, params_work, queue_work)
+ROWS = [row for work in WORKS for row in work.ROWS]
 
 
 @pytest.mark.parametrize(
     ("row", "library"), [pytest.param(row, name, id=f"{row.name}-{name}") for row in ROWS for name in row.libraries]
 )
-def test_replay(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
+def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     benchmark_row(benchmark, row, library, scale)
 
 

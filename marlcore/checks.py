@@ -60,7 +60,7 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
     right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{label}: expected an integer {bounds}, got {value!r}")
+        raise ValueError(f"{label}: expected an integer {bounds}, got {came(value)}")
 
 
 def came(value: Any) -> str:

@@ -19,15 +19,27 @@
 struct test {
     const char *name;
     void (*run)(void);
+    struct test *next;
 };
-#define TEST(function) {#function, function}
+static struct test *first_test, **last_test = &first_test;
 
-static inline void run_tests(const struct test *tests, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        puts(tests[i].name);
+/* TEST(a_sentence) { ... } is run by `run_tests`, in the order of the file. */
+#define TEST(function)                                                                                       \
+    static void function(void);                                                                              \
+    static struct test test_##function = {#function, function, NULL};                                        \
+    __attribute__((constructor)) static void add_##function(void) {                                          \
+        *last_test = &test_##function;                                                                       \
+        last_test = &test_##function.next;                                                                   \
+    }                                                                                                        \
+    static void function(void)
+
+static inline int run_tests(void) {
+    for (const struct test *test = first_test; test; test = test->next) {
+        puts(test->name);
         fflush(stdout);
-        tests[i].run();
+        test->run();
     }
+    return 0;
 }
 
 /* The first of n lanes side by side in memory of their own, each allocation apart, so that a sanitizer sees

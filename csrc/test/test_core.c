@@ -38,7 +38,7 @@ static void expect_rows(const struct mc_lane *lane, uint64_t ticket, uint64_t n)
             CHECK(whole(rows[k] + t * size, size, name_of(ticket + t, k)));
 }
 
-static void what_is_appended_is_read_in_any_number_of_rows(void) {
+TEST(what_is_appended_is_read_in_any_number_of_rows) {
     struct mc_lane lane = make_lane(8, 1, one_word);
     append_rows(&lane, 1);
     append_rows(&lane, 5);
@@ -48,7 +48,7 @@ static void what_is_appended_is_read_in_any_number_of_rows(void) {
     free_lane(&lane);
 }
 
-static void rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour(void) {
+TEST(rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour) {
     const uint64_t sizes[] = {24, 567, 3};
     struct mc_lane lane = make_lane(5, 3, sizes);
     for (uint64_t n = 1; n <= 5; n++)
@@ -62,7 +62,7 @@ static void rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour(void) {
     free_lane(&lane);
 }
 
-static void a_column_without_a_destination_is_passed_over(void) {
+TEST(a_column_without_a_destination_is_passed_over) {
     const uint64_t sizes[] = {8, 16};
     struct mc_lane lane = make_lane(4, 2, sizes);
     uint8_t frame[16];
@@ -72,7 +72,7 @@ static void a_column_without_a_destination_is_passed_over(void) {
     free_lane(&lane);
 }
 
-static void an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing(void) {
+TEST(an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t rows[5] = {0};
     const void *sources[] = {rows};
@@ -83,7 +83,7 @@ static void an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing(voi
     free_lane(&lane);
 }
 
-static void a_read_says_not_yet_and_lapped_and_invalid(void) {
+TEST(a_read_says_not_yet_and_lapped_and_invalid) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t rows[8];
     void *dests[] = {rows};
@@ -100,7 +100,7 @@ static void a_read_says_not_yet_and_lapped_and_invalid(void) {
     free_lane(&lane);
 }
 
-static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) {
+TEST(the_newest_row_is_numbered_from_one_and_stale_once_begun_over) {
     for (uint64_t capacity = 1; capacity <= 3; capacity++) {
         struct mc_lane lane = make_lane(capacity, 1, one_word);
         uint64_t first;
@@ -117,7 +117,7 @@ static void the_newest_row_is_numbered_from_one_and_stale_once_begun_over(void) 
     }
 }
 
-static void a_window_leaves_out_what_is_being_overwritten(void) {
+TEST(a_window_leaves_out_what_is_being_overwritten) {
     struct mc_lane lanes[3], first_lane = make_lanes(3, 4, 1, one_word);
     int64_t lo[3], hi[3];
     uint64_t first;
@@ -134,7 +134,7 @@ static void a_window_leaves_out_what_is_being_overwritten(void) {
     free_lane(&lanes[0]);
 }
 
-static void validation_counts_the_rows_that_were_reserved_meanwhile(void) {
+TEST(validation_counts_the_rows_that_were_reserved_meanwhile) {
     struct mc_lane lanes[2] = {make_lanes(2, 4, 1, one_word)};
     const int64_t which[] = {0, 1, 1, 1}, lowest[] = {0, 0, 1, 2};
     uint8_t ok[4];
@@ -149,7 +149,7 @@ static void validation_counts_the_rows_that_were_reserved_meanwhile(void) {
     free_lane(&lanes[0]);
 }
 
-static void a_successor_keeps_what_a_killed_writer_reserved(void) {
+TEST(a_successor_keeps_what_a_killed_writer_reserved) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t first, row;
     void *dests[] = {&row};
@@ -166,7 +166,7 @@ static void a_successor_keeps_what_a_killed_writer_reserved(void) {
     free_lane(&lane);
 }
 
-static void counters_that_contradict_one_another_quarantine_the_lane(void) {
+TEST(counters_that_contradict_one_another_quarantine_the_lane) {
     const uint64_t insane[][2] = {{5, 4},          {5, 10}, {MC_TICKET_LIMIT, MC_TICKET_LIMIT},
                                   {UINT64_MAX, 0}, {0, 5},  {0, UINT64_MAX}};
     struct mc_lane lane = make_lane(4, 1, one_word);
@@ -185,7 +185,7 @@ static void counters_that_contradict_one_another_quarantine_the_lane(void) {
     free_lane(&lane);
 }
 
-static void a_window_of_tickets_out_of_range_is_refused(void) {
+TEST(a_window_of_tickets_out_of_range_is_refused) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     int64_t lo, hi;
     set_counters(&lane, MC_TICKET_LIMIT, 4);
@@ -195,7 +195,7 @@ static void a_window_of_tickets_out_of_range_is_refused(void) {
     free_lane(&lane);
 }
 
-static void words_hold_what_was_stored(void) {
+TEST(words_hold_what_was_stored) {
     const int64_t values[] = {0, 1, -1, INT64_MIN, INT64_MAX};
     uint64_t words[3] = {7, 7, 7};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
@@ -204,7 +204,7 @@ static void words_hold_what_was_stored(void) {
     }
 }
 
-static void words_are_added_modulo_2_to_the_64(void) {
+TEST(words_are_added_modulo_2_to_the_64) {
     int64_t words[] = {INT64_MAX, INT64_MAX, 3};
     CHECK(mc_words_sum((const uint8_t *)words, 3, 8) == 1);
     mc_word_add((uint8_t *)words, 0, 1);
@@ -213,7 +213,7 @@ static void words_are_added_modulo_2_to_the_64(void) {
     CHECK(words[2] == -1);
 }
 
-static void locks_belong_to_open_files_and_end_with_them(void) {
+TEST(locks_belong_to_open_files_and_end_with_them) {
     char path[64];
     int first = memfd_create("locks", MFD_CLOEXEC);
     snprintf(path, sizeof path, "/proc/self/fd/%d", first);
@@ -235,7 +235,7 @@ static int64_t nanoseconds(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static void a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on(void) {
+TEST(a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on) {
     uint32_t event[MC_LINE / 4] = {0};
     uint8_t *e = (uint8_t *)event;
     int64_t start = nanoseconds();
@@ -249,7 +249,7 @@ static void a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on(void) {
     CHECK(event[1] == seen + 1);
 }
 
-static void the_one_who_delivers_the_last_of_what_is_wanted_wakes(void) {
+TEST(the_one_who_delivers_the_last_of_what_is_wanted_wakes) {
     uint32_t event[MC_LINE / 4] = {0};
     uint8_t *e = (uint8_t *)event;
     uint32_t seen = mc_event_prepare(e, 10);
@@ -292,33 +292,11 @@ static void *play(void *argument) {
     return NULL;
 }
 
-static void no_wake_up_is_lost_between_two_threads(void) {
+TEST(no_wake_up_is_lost_between_two_threads) {
     pthread_t other;
     CHECK(pthread_create(&other, NULL, play, event_line) == 0);
     play(NULL);
     pthread_join(other, NULL);
 }
 
-int main(void) {
-    const struct test tests[] = {
-        TEST(what_is_appended_is_read_in_any_number_of_rows),
-        TEST(rows_of_odd_sizes_wrap_around_whole_and_touch_no_neighbour),
-        TEST(a_column_without_a_destination_is_passed_over),
-        TEST(an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing),
-        TEST(a_read_says_not_yet_and_lapped_and_invalid),
-        TEST(the_newest_row_is_numbered_from_one_and_stale_once_begun_over),
-        TEST(a_window_leaves_out_what_is_being_overwritten),
-        TEST(validation_counts_the_rows_that_were_reserved_meanwhile),
-        TEST(a_successor_keeps_what_a_killed_writer_reserved),
-        TEST(counters_that_contradict_one_another_quarantine_the_lane),
-        TEST(a_window_of_tickets_out_of_range_is_refused),
-        TEST(words_hold_what_was_stored),
-        TEST(words_are_added_modulo_2_to_the_64),
-        TEST(locks_belong_to_open_files_and_end_with_them),
-        TEST(a_wait_ends_at_its_time_and_at_once_when_the_event_moved_on),
-        TEST(the_one_who_delivers_the_last_of_what_is_wanted_wakes),
-        TEST(no_wake_up_is_lost_between_two_threads),
-    };
-    run_tests(tests, sizeof tests / sizeof *tests);
-    return 0;
-}
+int main(void) { return run_tests(); }

@@ -32,6 +32,12 @@ static struct mc_lane make_replays(uint64_t n, uint64_t capacity) {
 
 static struct mc_lane make_replay(uint64_t capacity) { return make_replays(1, capacity); }
 
+static struct mc_lane open_replay(struct fixture *f, uint64_t capacity) {
+    struct mc_lane lane = make_replay(capacity);
+    open_writer(f, lane);
+    return lane;
+}
+
 static int64_t add(struct fixture *f, float reward, int flags) {
     struct mc_row row = {.ordinal = 99, .place = 99, .policy_version = 99, .reward = reward};
     memcpy(f->records, &row, sizeof row);
@@ -68,10 +74,9 @@ static int frame_at(const struct mc_lane *lane, uint64_t ticket) {
     return frame[0];
 }
 
-static void heads_count_transitions_and_age_within_an_episode(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(heads_count_transitions_and_age_within_an_episode) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 8);
     f.writer.policy_version = 7;
     CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1 && add(&f, 3, MC_TERMINATED) == 2 && add(&f, 4, 0) == 3);
     expect_row(&lane, 0, 0, 0, 0);
@@ -82,10 +87,9 @@ static void heads_count_transitions_and_age_within_an_episode(void) {
     free_lane(&lane);
 }
 
-static void a_boundary_row_follows_the_transition_that_it_closes(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(a_boundary_row_follows_the_transition_that_it_closes) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 8);
     CHECK(add(&f, 1, 0) == 0 && add(&f, 2, MC_TRUNCATED | MC_BOUNDARY) == 1 && add(&f, 3, 0) == 3);
     expect_row(&lane, 1, 1, 1, MC_TRUNCATED);
     expect_row(&lane, 2, 2, 2, MC_BOUNDARY);
@@ -95,10 +99,9 @@ static void a_boundary_row_follows_the_transition_that_it_closes(void) {
     free_lane(&lane);
 }
 
-static void a_transition_and_its_boundary_row_wrap_around_together(void) {
-    struct mc_lane lane = make_replay(3);
+TEST(a_transition_and_its_boundary_row_wrap_around_together) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 3);
     CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1);
     CHECK(add(&f, 3, MC_TRUNCATED | MC_BOUNDARY) == 2 && mc_lane_committed(&lane) == 4);
     expect_row(&lane, 2, 2, 2, MC_TRUNCATED);
@@ -107,7 +110,7 @@ static void a_transition_and_its_boundary_row_wrap_around_together(void) {
     free_lane(&lane);
 }
 
-static void an_age_past_its_limit_goes_on_in_step_with_the_intervals(void) {
+TEST(an_age_past_its_limit_goes_on_in_step_with_the_intervals) {
     const uint64_t sizes[] = {RECORD, FRAME, 8};
     struct mc_lane lane = make_lane(12, 3, sizes);
     struct fixture f;
@@ -126,7 +129,7 @@ static void an_age_past_its_limit_goes_on_in_step_with_the_intervals(void) {
 
 /* Whatever the lengths of episodes are, a stored state stays where it is until `every` tickets of the same
  * row of the ring come again. */
-static void a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else(void) {
+TEST(a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else) {
     enum { EVERY = 3, ROWS = 12 };
     const uint64_t sizes[] = {RECORD, FRAME, 8};
     struct mc_lane lane = make_lane(ROWS, 3, sizes);
@@ -151,11 +154,10 @@ static void a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else(vo
     free_lane(&lane);
 }
 
-static void a_reward_that_is_not_finite_changes_nothing(void) {
+TEST(a_reward_that_is_not_finite_changes_nothing) {
     const float rewards[] = {NAN, INFINITY, -INFINITY};
-    struct mc_lane lane = make_replay(4);
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 4);
     CHECK(add(&f, 1, 0) == 0);
     for (int i = 0; i < 3; i++) {
         uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0}, ends[6] = {0};
@@ -170,33 +172,30 @@ static void a_reward_that_is_not_finite_changes_nothing(void) {
     free_lane(&lane);
 }
 
-static void a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was(void) {
-    struct mc_lane lane = make_replay(1);
+TEST(a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 1);
     CHECK(add(&f, 1, 0) == 0 && add(&f, 2, MC_TRUNCATED | MC_BOUNDARY) == -EINVAL);
     CHECK(mc_lane_committed(&lane) == 1 && add(&f, 3, 0) == 1);
     expect_row(&lane, 1, 1, 1, 0);
     free_lane(&lane);
 }
 
-static void a_closed_writer_says_so(void) {
-    struct mc_lane lane = make_replay(4);
+TEST(a_closed_writer_says_so) {
     struct fixture f;
+    struct mc_lane lane = open_replay(&f, 4);
     uint8_t rows[RECORD] = {0}, ends[3] = {0};
     const void *sources[] = {NULL, rows};
-    open_writer(&f, lane);
     f.writer.lane.capacity = 0;
     CHECK(add(&f, 1, 0) == -ESHUTDOWN);
     CHECK(mc_writer_add_rows(&f.writer, 1, rows, sources, ends, 0) == -ESHUTDOWN);
     free_lane(&lane);
 }
 
-static void a_successor_counts_on_and_begins_an_episode(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(a_successor_counts_on_and_begins_an_episode) {
     struct fixture f;
+    struct mc_lane lane = open_replay(&f, 8);
     uint64_t first;
-    open_writer(&f, lane);
     CHECK(add(&f, 1, 0) == 0 && add(&f, 2, 0) == 1);
     CHECK(mc_lane_reserve(&lane, 2, &first) == 0); /* and here it is killed */
     open_writer(&f, lane);
@@ -212,7 +211,7 @@ static void a_successor_counts_on_and_begins_an_episode(void) {
     free_lane(&lane);
 }
 
-static void rows_added_together_have_the_heads_of_rows_added_one_by_one(void) {
+TEST(rows_added_together_have_the_heads_of_rows_added_one_by_one) {
     enum { N = 7 };
     const uint8_t terminated[N] = {0, 1, 0, 0, 0, 0, 0}, truncated[N] = {0, 0, 0, 1, 0, 0, 0},
                   boundary[N] = {0, 0, 0, 0, 1, 0, 0};
@@ -241,13 +240,12 @@ static void rows_added_together_have_the_heads_of_rows_added_one_by_one(void) {
     free_lane(&lane);
 }
 
-static void a_truncated_row_without_its_boundary_row_changes_nothing(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(a_truncated_row_without_its_boundary_row_changes_nothing) {
     struct fixture f;
+    struct mc_lane lane = open_replay(&f, 8);
     uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0};
     uint8_t in_the_middle[] = {0, 0, 1, 0, 0, 0}, at_the_end[] = {0, 0, 0, 1, 0, 0};
     const void *sources[] = {NULL, frames};
-    open_writer(&f, lane);
     CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, in_the_middle, 1) == -EPROTO);
     CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, at_the_end, 1) == -EPROTO);
     CHECK(mc_writer_add_rows(&f.writer, 0, rows, sources, at_the_end, 1) == -EINVAL);
@@ -257,7 +255,7 @@ static void a_truncated_row_without_its_boundary_row_changes_nothing(void) {
     free_lane(&lane);
 }
 
-static void the_transitions_held_are_counted_across_the_wrap_without_boundary_rows(void) {
+TEST(the_transitions_held_are_counted_across_the_wrap_without_boundary_rows) {
     for (uint64_t capacity = 2; capacity <= 9; capacity++) {
         struct mc_lane lane = make_replay(capacity);
         struct fixture f;
@@ -275,10 +273,9 @@ static void the_transitions_held_are_counted_across_the_wrap_without_boundary_ro
     }
 }
 
-static void a_count_of_transitions_that_is_more_than_the_rows_is_damage(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(a_count_of_transitions_that_is_more_than_the_rows_is_damage) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 8);
     CHECK(add(&f, 0, 0) == 0 && add(&f, 0, 0) == 1 && mc_lane_transitions(&lane) == 2);
     struct mc_row *oldest = (struct mc_row *)(void *)lane.column[0].base;
     oldest->ordinal = UINT32_MAX;
@@ -288,10 +285,9 @@ static void a_count_of_transitions_that_is_more_than_the_rows_is_damage(void) {
     free_lane(&lane);
 }
 
-static void the_count_of_transitions_survives_the_wrap_of_ordinals(void) {
-    struct mc_lane lane = make_replay(8);
+TEST(the_count_of_transitions_survives_the_wrap_of_ordinals) {
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 8);
     f.writer.ordinal = UINT32_MAX - 1;
     for (int i = 0; i < 5; i++)
         add(&f, 0, 0);
@@ -316,7 +312,7 @@ static void open_shared(struct fixture *f, struct mc_lane lane, int fd) {
     f->writer.lock_offset = 7;
 }
 
-static void writers_of_a_shared_lane_take_turns(void) {
+TEST(writers_of_a_shared_lane_take_turns) {
     struct mc_lane lane = make_replay(8);
     struct fixture one, two;
     int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
@@ -334,7 +330,7 @@ static void writers_of_a_shared_lane_take_turns(void) {
     free_lane(&lane);
 }
 
-static void a_shared_lane_that_another_writer_holds_is_left_alone(void) {
+TEST(a_shared_lane_that_another_writer_holds_is_left_alone) {
     struct mc_lane lane = make_replay(8);
     struct fixture f;
     int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
@@ -356,7 +352,7 @@ static void a_shared_lane_that_another_writer_holds_is_left_alone(void) {
     free_lane(&lane);
 }
 
-static void a_shared_lane_that_is_damaged_or_closed_is_not_kept(void) {
+TEST(a_shared_lane_that_is_damaged_or_closed_is_not_kept) {
     struct mc_lane lane = make_replay(8);
     struct fixture f;
     int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
@@ -370,7 +366,7 @@ static void a_shared_lane_that_is_damaged_or_closed_is_not_kept(void) {
     free_lane(&lane);
 }
 
-static void the_transitions_ever_inserted_are_counted_across_wraps_and_successors(void) {
+TEST(the_transitions_ever_inserted_are_counted_across_wraps_and_successors) {
     struct mc_lane lanes[2] = {make_replays(2, 3)};
     struct fixture f;
     int64_t inserted = 0;
@@ -392,11 +388,10 @@ static void the_transitions_ever_inserted_are_counted_across_wraps_and_successor
     free_lane(&lanes[0]);
 }
 
-static void the_count_of_insertions_survives_the_wrap_of_ordinals(void) {
+TEST(the_count_of_insertions_survives_the_wrap_of_ordinals) {
     const int64_t many = (INT64_C(1) << 33) - 1; /* of which five were boundary rows */
-    struct mc_lane lane = make_replay(8);
     struct fixture f;
-    open_writer(&f, lane);
+    struct mc_lane lane = open_replay(&f, 8);
     set_counters(&lane, (uint64_t)many, (uint64_t)many);
     f.writer.ordinal = (uint32_t)(many - 5);
     for (int i = 0; i < 5; i++) {
@@ -406,7 +401,7 @@ static void the_count_of_insertions_survives_the_wrap_of_ordinals(void) {
     free_lane(&lane);
 }
 
-static void a_count_of_insertions_that_cannot_be_is_damage(void) {
+TEST(a_count_of_insertions_that_cannot_be_is_damage) {
     struct mc_lane lanes[3] = {make_replays(3, 8)};
     struct fixture f;
     for (uint64_t i = 1; i < 3; i++)
@@ -422,29 +417,4 @@ static void a_count_of_insertions_that_cannot_be_is_damage(void) {
     free_lane(&lanes[0]);
 }
 
-int main(void) {
-    const struct test tests[] = {
-        TEST(heads_count_transitions_and_age_within_an_episode),
-        TEST(a_boundary_row_follows_the_transition_that_it_closes),
-        TEST(a_transition_and_its_boundary_row_wrap_around_together),
-        TEST(an_age_past_its_limit_goes_on_in_step_with_the_intervals),
-        TEST(a_state_is_stored_at_each_interval_of_an_episode_and_nowhere_else),
-        TEST(a_reward_that_is_not_finite_changes_nothing),
-        TEST(a_boundary_row_that_does_not_fit_leaves_the_writer_as_it_was),
-        TEST(a_closed_writer_says_so),
-        TEST(a_successor_counts_on_and_begins_an_episode),
-        TEST(rows_added_together_have_the_heads_of_rows_added_one_by_one),
-        TEST(a_truncated_row_without_its_boundary_row_changes_nothing),
-        TEST(the_transitions_held_are_counted_across_the_wrap_without_boundary_rows),
-        TEST(a_count_of_transitions_that_is_more_than_the_rows_is_damage),
-        TEST(the_count_of_transitions_survives_the_wrap_of_ordinals),
-        TEST(writers_of_a_shared_lane_take_turns),
-        TEST(a_shared_lane_that_another_writer_holds_is_left_alone),
-        TEST(a_shared_lane_that_is_damaged_or_closed_is_not_kept),
-        TEST(the_transitions_ever_inserted_are_counted_across_wraps_and_successors),
-        TEST(the_count_of_insertions_survives_the_wrap_of_ordinals),
-        TEST(a_count_of_insertions_that_cannot_be_is_damage),
-    };
-    run_tests(tests, sizeof tests / sizeof *tests);
-    return 0;
-}
+int main(void) { return run_tests(); }

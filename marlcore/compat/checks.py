@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import numpy as np
 
-from ..checks import came
+from ..checks import came, check_whole
 
 __all__ = ["number", "whole_number"]
 
 
 def whole_number(label: str, value: Any, least: int) -> int:
     """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
-    try:
-        found = int(value)
-        whole = bool(found == value)
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole or found < least:
-        raise ValueError(f"{label}: expected an integer of at least {least}, got {came(value)}")
-    return found
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        value = int(value) if int(value) == value else value
+    check_whole(label, value, least)
+    return int(value)
 
 
 def number(label: str, value: Any, most: float = math.inf) -> float:

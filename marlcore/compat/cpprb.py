@@ -176,7 +176,7 @@ class MPReplayBuffer:
 
     def _append(self, rows: Rows, steps: int) -> int:
         if steps > self._ring.capacity:
-            raise ValueError(f"steps: expected at most the {self._ring.capacity} of the buffer, got {steps}")
+            raise ValueError(f"steps: expected at most the buffer's size {self._ring.capacity}, got {steps}")
         if not steps:
             return self.get_next_index()
         return self._ring.position(self._ring.append(rows, steps))

@@ -103,9 +103,7 @@ class RowWriter:
         began = time.monotonic()
         while code in (-errno.EAGAIN, -errno.EINTR):
             if time.monotonic() >= began + self._patience_s:
-                raise TimeoutError(
-                    f"add: another process was inside an add when this one had waited {self._patience_s} seconds"
-                )
+                raise TimeoutError(f"add: another process stayed inside its own add for {self._patience_s} seconds")
             code = append()
         if code < 0:
             raise self._native.fail(code)

@@ -399,6 +399,6 @@ class DictReplayBuffer(ReplayBuffer):
 def _field(shape: Any, space: spaces.Space[Any]) -> Field:
     if isinstance(space, spaces.Dict) or space.dtype is None:
         raise TypeError(
-            f"observation_space: expected one of arrays, or DictReplayBuffer for a Dict of them, got {space}"
+            f"observation_space: expected a space of arrays (DictReplayBuffer for a Dict of them), got {space}"
         )
     return Field(shape, np.dtype(space.dtype).name)

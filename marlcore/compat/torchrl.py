@@ -57,7 +57,7 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     def __init__(self, max_size: int, *, lanes: int = 1, example: TensorDictBase | None = None, **options: Any) -> None:
         for name in ("storage", "sampler", "writer"):
             if name in options:
-                raise ValueError(f"{name}: expected none, since the lanes are it, got {options[name]!r}")
+                raise ValueError(f"{name}: expected none, since the lanes take its place, got {options[name]!r}")
         storage = _LaneStorage(max_size, lanes)
         if example is not None:
             storage.allocate(example if example.ndim else example[None])

@@ -32,7 +32,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         any of these, the old file is still there.
     """
     if lasting(target).exists() and not target.is_file():
-        raise ValueError(f"path: expected an ordinary file, got {target}, which is none")
+        raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
     header = Header.build(secrets.randbits(64), description, body_bytes)
     survey_names(target.parent, ASIDE, remove=True)
     aside = target.with_name(f"{ASIDE}{header.nonce:016x}")

@@ -106,7 +106,7 @@ def map_file(fd: int, path: Path, nbytes: int, writable: bool) -> mmap.mmap:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise SharedMemoryFull(
-                f"{path}: {nbytes} bytes of address space asked for, less free; raise `ulimit -v`"
+                f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
             ) from None
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise too_many_files(path) from None

@@ -65,7 +65,7 @@ def _error(code: int) -> Exception:
 def _counted(count: int) -> int:
     """Returns a count of transitions; raises if it is an error code."""
     if count == -errno.ESTALE:
-        raise MarlcoreError("writers overwrote each row that tells the count while it was read; use a larger capacity")
+        raise MarlcoreError("writers overwrote every row from which the count was read; use a larger capacity")
     if count < 0:
         raise _error(count)
     return count

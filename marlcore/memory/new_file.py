@@ -26,7 +26,9 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 def lasting(target: Path) -> Path:
     """The path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
-        raise ValueError(f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused ones go, got {target}")
+        raise ValueError(
+            f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed, got {target}"
+        )
     return target
 
 

@@ -125,7 +125,7 @@ class Segment:
             if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
                 raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
             if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
-                raise LayoutMismatch(f"{path}: the segment's layout is not the one of the handle")
+                raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
             check_allocated(file, path, writable)
             return cls(file, path, header, writable)
         except BaseException:

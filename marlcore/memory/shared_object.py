@@ -19,7 +19,7 @@ def described_workers(segment: Segment) -> list[str]:
     """The names of a run's workers, each of which has a part of the segment. Raises ValueError: they are not names."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise ValueError(f"workers: expected names that differ, got {came(names)}")
+        raise ValueError(f"workers: expected distinct names, got {came(names)}")
     return names
 
 

@@ -242,7 +242,7 @@ def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
         or not (abs(owed) < 1.0 + 1e-6).all()
         or abs(owed.sum()) > 1e-6
     ):
-        raise ValueError(f"state: expected owed as float64 ({replays},), rows of less than 1 whose sum is 0")
+        raise ValueError(f"state: expected owed as float64 ({replays},), each between -1 and 1, with the sum 0")
     return owed.copy()
 
 

@@ -84,8 +84,8 @@ class Window:
         least = max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
         if least > lane_rows:
             raise ValueError(
-                f"sequence: expected a lane of at least {least} rows, of which it always holds a whole window of "
-                f"{self.length} that begins once in {self.period} rows, got {lane_rows}"
+                f"sequence: expected a lane of at least {least} rows, so that it always holds a whole window of "
+                f"{self.length} transitions, one of which begins every {self.period} rows, got {lane_rows}"
             )
 
 

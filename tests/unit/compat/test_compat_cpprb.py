@@ -382,7 +382,7 @@ def test_a_bad_add_raises_and_adds_nothing(cls, change, error, message) -> None:
     values = {**steps(np.random.default_rng(1), 1), **change}
     with pytest.raises(error, match=message):
         buffer.add(**{name: value for name, value in values.items() if value is not None})
-    with pytest.raises(ValueError, match="steps: expected at most the 4 of the buffer, got 5"):
+    with pytest.raises(ValueError, match="steps: expected at most the buffer's size 4, got 5"):
         buffer.add(**steps(np.random.default_rng(1), 5))
     assert sizes(buffer)[:2] == (2, 2)
     assert len(buffer.sample(8)["obs"]) == 8

@@ -605,7 +605,7 @@ def test_every_byte_of_a_save_is_allocated(saved):
 def test_only_an_ordinary_file_is_replaced(tmp_path, make):
     make(tmp_path / "there")
     with ReplayBuffer.create(spec_of(4), 20) as replay:
-        with pytest.raises(ValueError, match=r"^path: expected an ordinary file, got .*/there, which is none$"):
+        with pytest.raises(ValueError, match=r"^path: expected an ordinary file, got .*/there, which is not one$"):
             replay.save(tmp_path / "there")
         with pytest.raises(ValueError, match=r"^path: expected a file in a directory that exists, got .*/no/save$"):
             replay.save(tmp_path / "no" / "save")

@@ -137,7 +137,9 @@ def test_a_short_episode_is_trained_on_from_its_first_row():
 def test_a_lane_too_short_for_a_sequence_is_refused():
     with (
         ReplayBuffer.create(SCALAR, 14) as replay,
-        pytest.raises(ValueError, match=r"sequence: expected a lane of at least 15 rows, .* whole window of 8 that"),
+        pytest.raises(
+            ValueError, match=r"sequence: expected a lane of at least 15 rows, .* whole window of 8 transitions"
+        ),
     ):
         replay.sampler(4, sequence=Sequence(8, 2), n_step=2, min_size=1)
     with ReplayBuffer.create(SCALAR, 15) as replay:
