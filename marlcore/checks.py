@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .spec import Field
 
-__all__ = ["as_field", "came", "check_whole", "names_error", "rows_of"]
+__all__ = ["as_field", "came", "check_whole", "names_error", "rows_of", "state_array"]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -61,6 +61,18 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{label}: expected an integer {bounds}, got {came(value)}")
+
+
+def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """The array `name` of a state. Raises TypeError: the state is not a dict. ValueError: see the message."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
+    found = state.get(name)
+    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
+        array = np.asarray(found)
+        got = "nothing" if found is None else f"{type(found).__name__} of {array.dtype} {array.shape}"
+        raise ValueError(f"state: expected {name} as {np.dtype(dtype)} {shape}, got {got}")
+    return found
 
 
 def came(value: Any) -> str:

@@ -241,6 +241,17 @@ def python_is():
 
 
 @pytest.fixture
+def one_torch_thread():
+    """For networks so small that more would wait for one another."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def small_tmpfs(tmp_path):
     """A file system in memory, of 1 MiB."""
     where = tmp_path / "small"

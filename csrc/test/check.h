@@ -21,7 +21,7 @@ struct test {
     void (*run)(void);
     struct test *next;
 };
-static struct test *first_test, **last_test = &first_test;
+static struct test *first_test, **last_test __attribute__((unused)) = &first_test;
 
 /* TEST(a_sentence) { ... } is run by `run_tests`, in the order of the file. */
 #define TEST(function)                                                                                       \

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole
+from ..checks import came, check_whole, state_array
 from ..errors import LayoutMismatch, NotEnoughData
 from ..memory import check_interruption, one_thread
 from ..transitions import Batch, BatchMemory, spec_difference
@@ -145,9 +145,7 @@ class Mixture:
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
-        owed = _checked_owed(state.get("owed"), len(self.samplers))
+        owed = _checked_owed(state, len(self.samplers))
         before = [sampler.state_dict() for sampler in self.samplers]
         for i, sampler in enumerate(self.samplers):
             own = f"{i}."
@@ -234,14 +232,9 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
     return exact
 
 
-def _checked_owed(owed: Any, replays: int) -> NDArray[np.float64]:
-    if (
-        not isinstance(owed, np.ndarray)
-        or owed.dtype != np.float64
-        or owed.shape != (replays,)
-        or not (abs(owed) < 1.0 + 1e-6).all()
-        or abs(owed.sum()) > 1e-6
-    ):
+def _checked_owed(state: Any, replays: int) -> NDArray[np.float64]:
+    owed = state_array(state, "owed", (replays,), np.float64)
+    if not (abs(owed) < 1.0 + 1e-6).all() or abs(owed.sum()) > 1e-6:
         raise ValueError(f"state: expected owed as float64 ({replays},), each between -1 and 1, with the sum 0")
     return owed.copy()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole
+from ..checks import came, check_whole, state_array
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import TransitionSpec
@@ -208,11 +208,7 @@ class PriorityTree:
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         for name, mine in self.state_dict().items():
-            came = state.get(name)
-            if not isinstance(came, np.ndarray) or came.shape != mine.shape or came.dtype != mine.dtype:
-                array = np.asarray(came)
-                got = "nothing" if came is None else f"{type(came).__name__} of {array.dtype} {array.shape}"
-                raise ValueError(f"state: expected {name} as {mine.dtype} {mine.shape}, got {got}")
+            state_array(state, name, mine.shape, mine.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
                 raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole
+from ..checks import check_whole, state_array
 from ..errors import MarlcoreError, NotEnoughData
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Strategy, Window
@@ -226,15 +226,8 @@ class Sampler:
         Raises ValueError: a part is missing, invalid, or of another shape, dtype or sampler; TypeError: the state is
         not a dict. Nothing was changed.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
-        generator = state.get("generator")
-        if (
-            not isinstance(generator, np.ndarray)
-            or generator.shape != (4,)
-            or generator.dtype != np.uint64
-            or not generator.any()
-        ):
+        generator = state_array(state, "generator", (4,), np.uint64)
+        if not generator.any():
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
         self._strategy.load_state_dict(state)
         self._drawing.generator[:] = generator

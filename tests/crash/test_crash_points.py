@@ -93,7 +93,6 @@ def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> s
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", POINTS)
 def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
-    """Wherever a process is killed, others go on with what was whole."""
     done = play("kill", scenario, core, folder)
     assert done.returncode == 0, done.stderr
     passed = Counter(json.loads(done.stdout))

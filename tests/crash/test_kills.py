@@ -12,42 +12,32 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, SUPPORT, mutants, run
+from core import CORE, SUPPORT, build, counted, run
 
 PROGRAM = SUPPORT / "kills.py"
 
 
-def build(folder: Path) -> Path:
-    binary = folder / "kill_cycles"
-    sources = [CORE / "test" / "kill_cycles.c", *sorted(CORE.glob("*.c"))]
-    mutants.compile_with(["gcc", *mutants.CFLAGS, f"-I{CORE}", *map(str, sources), "-o", str(binary), "-lm"])
-    return binary
-
-
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("kills"))
+    return build(CORE, "kill_cycles", tmp_path_factory.mktemp("kills"))
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-W", "error", PROGRAM, *arguments], timeout=900)
 
 
-def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> dict[str, float]:
+def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[str]:
     assert done.returncode == status, done.stdout + done.stderr
-    words = done.stdout.split()
-    return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    return counted(done)
 
 
 @pytest.mark.long
 def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
-    """Processes of the core killed at any moment leave others whole rows and free lanes.
-
-    Also inside an append, asleep, before they have the lane, and nearly all at once.
-    """
+    """Also inside an append, asleep, before they have the lane, and nearly all at once."""
     found = counts(run([core, "--cycles", "600"]))
     assert found["kills"] > found["cycles"] == 600
     assert min(found[phase] for phase in ("starting", "inside", "waiting")) > 0
@@ -56,10 +46,7 @@ def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
 
 @pytest.mark.parametrize("control", ["--lower-reserved", "--no-validation"])
 def test_a_broken_rule_of_takeover_tears_rows(core: Path, control: str) -> None:
-    """Torn rows are seen where a successor lowers reserved or nobody validates.
-
-    The positive controls: the test above would notice.
-    """
+    """The positive controls of the test above: a successor lowers reserved, or nobody validates."""
     assert counts(run([core, "--cycles", "20000", "--until-torn", control]), status=1)["torn"] > 0
 
 
@@ -94,7 +81,7 @@ def main(what: str, cycles: str) -> int:
     if what != "core":
         return subprocess.run([sys.executable, "-W", "error", PROGRAM, what, cycles]).returncode
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run([build(Path(folder)), "--cycles", cycles]).returncode
+        return subprocess.run([build(CORE, "kill_cycles", Path(folder)), "--cycles", cycles]).returncode
 
 
 if __name__ == "__main__":

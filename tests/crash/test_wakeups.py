@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, mutants, print_counts, run
+from core import CORE, build, counted, mutants, print_counts, run
 
 FORMS = {
     "in turns": "",
@@ -37,13 +37,7 @@ BROKEN = [
     ),
     mutants.Mutant(
         "notified_before_the_row_is_committed",
-        (
-            (
-                "lane.c",
-                f"{COMMIT}{NOTIFY}",
-                f"{NOTIFY}{COMMIT}",
-            ),
-        ),
+        (("lane.c", f"{COMMIT}{NOTIFY}", f"{NOTIFY}{COMMIT}"),),
         ("handoffs",),
     ),
     *(mutant for mutant in mutants.MUTANTS if mutant.name in RACY),
@@ -51,35 +45,27 @@ BROKEN = [
 """Those whose lost wake-ups show on any machine. The second does always what a writer without its fence may do."""
 
 
-def build(core: Path, binary: Path) -> Path:
-    sources = [core / "test" / "handoffs.c", core / "copy.c", core / "futex.c", core / "lane.c"]
-    mutants.compile_with(["gcc", *mutants.CFLAGS, f"-I{core}", *map(str, sources), "-o", str(binary)])
-    return binary
-
-
-def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:
-    """What happened how often, by name; one that broke off is a failure."""
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    words = done.stdout.split()
-    found = Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+def handed_over(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """What happened how often, by name."""
+    found = counted(done)
     assert done.returncode == (found["lost"] > 0)
     return found
 
 
 def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
     """So many waits that the other side ends; each row is taken by every reader, in order."""
-    return counted(run([handoffs, *FORMS[form].split(), "--handoffs", str(times)], timeout=3600))
+    return handed_over(run([handoffs, *FORMS[form].split(), "--handoffs", str(times)], timeout=3600))
 
 
 def hand_over_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
     """The same until a wake-up was lost, in a core that breaks a rule."""
-    handoffs = build(mutants.mutate(mutant, folder), folder / f"{mutant.name}.handoffs")
-    return counted(run([handoffs, *CONTROL.split()]))
+    handoffs = build(mutants.mutate(mutant, folder), "handoffs", folder)
+    return handed_over(run([handoffs, *CONTROL.split()]))
 
 
 @pytest.fixture(scope="module")
 def handoffs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(CORE, tmp_path_factory.mktemp("handoffs") / "handoffs")
+    return build(CORE, "handoffs", tmp_path_factory.mktemp("handoffs"))
 
 
 @pytest.mark.long
@@ -109,7 +95,7 @@ def test_hand_offs_refuse_arguments_that_they_do_not_know(handoffs: Path) -> Non
 def main(times: int) -> int:
     """So many hand-offs, of every form as many, then the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
-        handoffs = build(CORE, Path(folder) / "handoffs")
+        handoffs = build(CORE, "handoffs", Path(folder))
         found = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}
         found["all"] = sum(found.values(), Counter())
         controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}

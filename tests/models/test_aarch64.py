@@ -48,7 +48,6 @@ def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
 
 @pytest.mark.long
 def test_lapped_readers_accept_no_torn_row_on_aarch64(tmp_path: Path):
-    """Two readers lapped by a writer accept no torn row on aarch64."""
     stress = build("stress_lane", tmp_path)
     for shape in ("--row 40 --capacity 4", "--row 40 --frame 567 --capacity 8 --append 3"):
         done = run([EMULATOR, stress, "--reads", "20000", "--readers", "2", *shape.split()])
@@ -77,10 +76,7 @@ int main(void) {
 
 @pytest.mark.long
 def test_crash_points_make_the_system_calls_of_aarch64(tmp_path: Path):
-    """A build that can be killed at each point makes the system calls of aarch64.
-
-    The emulator knows no seccomp: what traps the calls is compiled, what makes them runs.
-    """
+    """The emulator knows no seccomp: what traps the calls is compiled, what makes them runs."""
     points, program = CORE / "test" / "crash_points.c", tmp_path / "calls"
     sources = map(str, sorted(CORE.glob("*.c")))
     header = ["-include", str(points.with_suffix(".h"))]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,22 @@ spin_models = _load("spin_models")
 
 def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Path:
+    """The program <core>/test/<name>.c with all of the core."""
+    binary = folder / name
+    sources = [core / "test" / f"{name}.c", *sorted(core.glob("*.c"))]
+    gcc = ["gcc", *mutants.CFLAGS, *flags, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread", "-lm"]
+    mutants.compile_with(gcc)
+    return binary
+
+
+def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:
+    """What a program counted, by name; one that broke off is a failure."""
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    words = done.stdout.split()
+    return Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
 
 
 def print_counts(columns: Sequence[str], rows: Mapping[str, Mapping[str, int]]) -> None:

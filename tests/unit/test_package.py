@@ -75,7 +75,6 @@ def egg_info(folder: Path) -> Path:
 
 
 def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
-    """The source distribution has every file that its tests read."""
     listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
     kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".typed"}

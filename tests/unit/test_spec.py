@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from refusals import refused
 
 from marlcore import Field, TransitionSpec
 from marlcore.transitions.layout import HEAD_BYTES, INLINE_BYTES, RecordLayout
@@ -40,14 +41,10 @@ def test_a_shape_of_anything_but_positive_integers_is_refused(shape):
 
 @pytest.mark.parametrize("every", [0, -4, 2.0, True, 2**23 + 1])
 def test_an_interval_too_long_to_count_is_refused(every):
-    """An interval that an episode cannot be counted in is refused.
-
-    Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one.
-    """
+    """Behind 2^24 rows of an episode counting goes on at a multiple of it, of which there must be one."""
     assert Field((), every=2**23).every == 2**23
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, f"Field every: expected an integer from 1 to 8388608, got {every!r}"):
         Field((), every=every)
-    assert str(caught.value) == f"Field every: expected an integer from 1 to 8388608, got {every!r}"
 
 
 @pytest.mark.parametrize("dtype", ["object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4", ",nt16"])

@@ -209,7 +209,6 @@ def test_a_machine_without_control_groups_has_no_limits(tmp_path):
 
 @pytest.mark.parametrize("name", kernel_features.FEATURES)
 def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
-    """A feature that works is fine and its attempt leaves nothing."""
     before = set(os.listdir("/proc/self/fd"))
     fine(doctor.check_feature(name))
     assert set(os.listdir("/proc/self/fd")) == before

@@ -44,25 +44,28 @@ def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     return collect
 
 
-def test_a_dry_run_names_orphans_and_leaves_them(program, collected, tmp_path):
+@pytest.fixture
+def left(program, tmp_path):
+    """The path of what a killed process left."""
     owner = program(HOLD, args=[tmp_path / "marlcore-left"])
     path = Path(owner.line())
     owner.kill()
+    return path
+
+
+def test_a_dry_run_names_orphans_and_leaves_them(collected, left):
     for _ in range(2):
         found = collected("--dry-run")
         state, nbytes, age, pids = found["marlcore-left"]
         assert (state, int(nbytes), pids) == ("orphaned", 16_384, "-")
         assert int(age) >= 0
         assert found["total"] == ["16384", "1"]
-        assert path.exists()
+        assert left.exists()
 
 
-def test_what_a_killed_process_left_is_removed(program, collected, tmp_path):
-    owner = program(HOLD, args=[tmp_path / "marlcore-left"])
-    path = Path(owner.line())
-    owner.kill()
+def test_what_a_killed_process_left_is_removed(collected, left):
     assert collected()["marlcore-left"][:2] == ["removed", "16384"]
-    assert not path.exists()
+    assert not left.exists()
     assert collected() == {"total": ["0", "0"]}
 
 
@@ -158,7 +161,6 @@ def test_an_unknown_option_is_one_line_and_removes_nothing(arguments, tmp_path, 
 
 
 def test_the_command_removes_dead_segments_alone(program):
-    """The command keeps a live segment of shared memory and removes a dead one."""
     live, dead = program(HOLD), program(HOLD)
     live_path, dead_path = Path(live.line()), Path(dead.line())
     dead.kill()

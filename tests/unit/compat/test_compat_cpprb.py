@@ -279,7 +279,6 @@ def test_indexes_survive_a_clear_inside_sample(when, monkeypatch) -> None:
 
 
 def test_a_row_added_inside_sample_takes_its_update(monkeypatch) -> None:
-    """A row that came inside the sample that drew it takes its update."""
     buffer = MPPrioritizedReplayBuffer(50, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=0, priorities=1.0)
     between(monkeypatch, buffer, before=[lambda: buffer.add(t=1, priorities=1000.0)])
@@ -293,7 +292,6 @@ def test_a_row_added_inside_sample_takes_its_update(monkeypatch) -> None:
 
 
 def test_a_row_overwritten_inside_sample_takes_no_update(monkeypatch) -> None:
-    """A row that was overwritten inside the sample leaves its update to none."""
     buffer = MPPrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
     buffer.add(t=np.arange(4))
     adds = [lambda: buffer.add(t=[4, 5], priorities=[1.0, 1.0]), lambda: buffer.add(t=[6, 7], priorities=[1e-9, 1e-9])]
@@ -309,7 +307,6 @@ def test_a_row_overwritten_inside_sample_takes_no_update(monkeypatch) -> None:
 
 @BOTH
 def test_a_clear_inside_a_look_counts_what_follows_it(cls, monkeypatch) -> None:
-    """A clear and an add inside a look count the rows after the clear."""
     buffer = cls(8, {"t": {}})
     buffer.add(t=np.arange(3))
     other, edges = pickle.loads(pickle.dumps(buffer)), buffer._ring.rows.edges

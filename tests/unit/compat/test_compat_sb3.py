@@ -102,6 +102,13 @@ def everything(theirs):
     return found
 
 
+def feed(steps, *all_buffers):
+    """Adds each step to each buffer."""
+    for step in steps:
+        for buffer in all_buffers:
+            buffer.add(*step)
+
+
 def pair(size, obs_space, action_space, envs=2, steps=(), **options):
     """Its own buffer and marlcore's, fed with the same stream."""
     is_dict = isinstance(obs_space, spaces.Dict)
@@ -119,13 +126,8 @@ def pair(size, obs_space, action_space, envs=2, steps=(), **options):
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
-    """One seed, and one thread for networks this small."""
+def _seeded(one_torch_thread):
     np.random.seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.long
@@ -172,14 +174,12 @@ def test_truncation_bootstraps_from_the_terminal_observation():
     steps = list(stream(BOX, ACTIONS["discrete"], 60))
     theirs, _ = pair(400, BOX, ACTIONS["discrete"], steps=steps)
     ours = ReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, optimize_memory_usage=True)
-    for step in steps:
-        ours.add(*step)
+    feed(steps, ours)
     assert set(drawn(ours)) == everything(theirs)
     cut = buffers.ReplayBuffer(
         400, BOX, ACTIONS["discrete"], "cpu", 2, optimize_memory_usage=True, handle_timeout_termination=False
     )
-    for step in steps:
-        cut.add(*step)
+    feed(steps, cut)
     assert everything(cut) != everything(theirs)  # the control: its own memory-saving variant loses them
 
 
@@ -194,8 +194,7 @@ def test_the_first_step_can_be_drawn_at_once():
     theirs, ours = pair(400, BOX, ACTIONS["discrete"])
     with pytest.raises(NotEnoughData, match="at least one step"):
         ours.sample(4)
-    theirs.add(*steps[0])
-    ours.add(*steps[0])
+    feed(steps, theirs, ours)
     assert set(drawn(ours)) == everything(theirs)
 
 
@@ -214,9 +213,7 @@ def test_n_step_returns_are_those_of_its_own_n_step_buffer():
     steps = list(stream(BOX, ACTIONS["discrete"], 60))
     theirs = buffers.NStepReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, n_steps=3, gamma=0.9)
     ours = ReplayBuffer(400, BOX, ACTIONS["discrete"], "cpu", 2, n_steps=3, gamma=0.9)
-    for step in steps:
-        theirs.add(*step)
-        ours.add(*step)
+    feed(steps, theirs, ours)
 
     def table(samples):
         return {
@@ -243,9 +240,7 @@ def test_sampling_normalizes_as_its_own_buffer_does():
     for _ in range(20):
         env.step(np.zeros((2, 1), np.float32))
     theirs, ours = pair(400, env.observation_space, env.action_space)
-    for step in stream(env.observation_space, env.action_space, 60):
-        theirs.add(*step)
-        ours.add(*step)
+    feed(stream(env.observation_space, env.action_space, 60), theirs, ours)
     found = set()
     for _ in range(40):
         found.update(drawn(theirs, 500, env=env))
@@ -309,10 +304,7 @@ def test_reset_forgets_and_a_pickle_goes_on():
     assert set(drawn(copy)) == everything(theirs)
     ours.reset()
     assert (ours.pos, ours.full, ours.size()) == (0, False, 0)
-    for step in steps[30:]:
-        theirs.add(*step)
-        copy.add(*step)
-        ours.add(*step)
+    feed(steps[30:], theirs, copy, ours)
     assert set(drawn(copy)) == everything(theirs)
     fresh, _ = pair(400, BOX, ACTIONS["discrete"], steps=steps[30:])
     assert set(drawn(ours)) == everything(fresh)
@@ -377,7 +369,6 @@ def test_arrays_of_a_full_buffer_hold_the_newest_steps():
 
 @pytest.mark.parametrize("space", ["box", "dict"])
 def test_subclasses_get_the_steps_at_positions(space):
-    """Subclasses get the steps at positions as from its own buffer."""
     space = DICT if space == "dict" else BOX
     theirs, ours = pair(160, space, ACTIONS["box"])
     with pytest.raises(NotEnoughData, match="empty buffer"):
@@ -395,7 +386,6 @@ def test_subclasses_get_the_steps_at_positions(space):
 
 
 def test_subclasses_get_n_step_returns():
-    """Subclasses get n-step returns as from its own n-step buffer."""
     made = (buffers.NStepReplayBuffer, ReplayBuffer)
     theirs, ours = (made_by(25, BOX, ACTIONS["box"], "cpu", 1, n_steps=3, gamma=0.9) for made_by in made)
     for step in stream(BOX, ACTIONS["box"], 40, envs=1):  # more than fit

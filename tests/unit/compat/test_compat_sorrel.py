@@ -125,7 +125,6 @@ def test_all_windows_but_those_across_the_head_are_drawn() -> None:
 
 
 def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
-    """A batch repeats a window only when there are not enough others."""
     buffer = Buffer(12, (1,), 2)
     for t in range(18):
         buffer.add([t], 0, 0.0, False)

@@ -51,13 +51,8 @@ def found(buffer, count=3000):
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
-    """One seed, and one thread for networks this small."""
+def _seeded(one_torch_thread):
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.long

@@ -75,10 +75,7 @@ def test_batches_are_right_where_few_rows_may_be_drawn(few):
 
 
 def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
-    """A listed row that was overwritten meanwhile leaves no row of the batch unfilled.
-
-    As if a writer came between the list and the copy: the list has a row that is no transition any more.
-    """
+    """As if a writer came between list and copy: the list has a row that is no transition; each row is filled."""
     (replay, model), list_sampleable = few, uniform.list_sampleable
 
     def list_one_more(*args):

@@ -169,10 +169,7 @@ def test_a_point_behind_the_end_falls_on_mass(size, rng):
 
 @pytest.mark.long
 def test_ten_million_updates_keep_the_total_exact(rng):
-    """Ten million updates do not move the total away from the exact sum.
-
-    A sum that adds differences, as the control below does, moves far away.
-    """
+    """A sum that adds differences, as the control below does, moves far away."""
     size, batch, limit = 60_000, 256, 4
     masses = 10.0 ** rng.uniform(-6, 6, size)
     tree, offsets = planted(masses)

@@ -56,7 +56,6 @@ def test_a_file_with_holes_is_not_looked_at(shared: Path):
 
 
 def test_a_save_copied_with_holes_loads(tmp_path: Path):
-    """A save that was copied with holes loads and is written to."""
     with ReplayBuffer.create(SPEC, 100_000) as replay, replay.writer() as writer:
         writer.add(1.0, 2, 3.0)
         replay.save(tmp_path / "save")
@@ -95,10 +94,7 @@ def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_
 
 
 def test_holes_are_told_from_compression(tmp_path: Path, monkeypatch):
-    """Holes are told from compression and from what was never written.
-
-    Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE.
-    """
+    """Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE."""
     path = tmp_path / "file"
     with closing(Segment.create("test", {}, 1 << 20, path=path)) as made:
         made.body[:] = 1

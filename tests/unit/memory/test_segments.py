@@ -228,10 +228,7 @@ def test_a_segment_is_whole_after_short_writes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace_file"])
 def test_a_nameless_segment_locked_by_another_is_given_up(tmp_path, replaces):
-    """A segment that another process locks through /proc before it has a name is given up.
-
-    Without its lock it would be taken for left behind.
-    """
+    """Another process locked it through /proc: without its own lock it would be taken for left behind."""
     thief: list[int] = []
 
     def steal(put: object) -> None:
@@ -443,8 +440,13 @@ def test_sweep_leaves_a_segment_that_this_process_has_mapped(segment):
     Segment.attach(segment.handle).close()
 
 
-def test_sweep_removes_the_segment_of_a_killed_process(program):
-    owner = program(HOLD, "s = Segment.create('orphan', {}, 10); print(s.path, flush=True); sys.stdin.read()")
+@pytest.fixture
+def owner(program):
+    """A process that has made a segment."""
+    return program(HOLD, "s = Segment.create('owned', {}, 10); print(s.path, flush=True); sys.stdin.read()")
+
+
+def test_sweep_removes_the_segment_of_a_killed_process(owner):
     path = Path(owner.line())
     assert path.name not in sweep()
     assert path.exists()
@@ -454,8 +456,7 @@ def test_sweep_removes_the_segment_of_a_killed_process(program):
     assert not path.exists()
 
 
-def test_sweep_leaves_a_segment_that_a_user_still_has(program):
-    owner = program(HOLD, "s = Segment.create('shared', {}, 10); print(s.path, flush=True); sys.stdin.read()")
+def test_sweep_leaves_a_segment_that_a_user_still_has(owner, program):
     path = Path(owner.line())
     user = program(HOLD, "s = Segment.attach(sys.argv[1]); print('ready', flush=True); sys.stdin.read()", args=[path])
     assert user.line() == "ready"

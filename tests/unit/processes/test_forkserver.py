@@ -122,7 +122,6 @@ def told(server: ForkServer, what: str) -> Any:
 
 @pytest.mark.long
 def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forked child has the environment and the signal mask of the process that asked for it."""
     monkeypatch.setenv("MARLCORE_TEST", "here")
     assert told(server, "environment") == "here"
     assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -174,7 +173,6 @@ def test_how_a_process_ended_is_told(lasting: ForkServer, how: int) -> None:
 
 @pytest.mark.long
 def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> None:
-    """A killed server takes its children along and is started again."""
     children = [Child(server, linger) for _ in range(2)]
     try:
         for child in children:
@@ -211,7 +209,6 @@ def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.Mo
 
 
 def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
-    """A parent in a hurry does not wait for a server to start."""
     came = []
     before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
     try:
@@ -253,7 +250,6 @@ def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, monkey
 
 
 def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
-    """A killed process takes its fork server and that server's children along."""
     parent = program(
         """
         import os, signal, sys
@@ -291,7 +287,6 @@ def in_a_program(code: str, *flags: str, path: Path) -> str:
 
 @pytest.mark.long
 def test_exit_codes_are_told_where_sigchld_is_ignored(tmp_path: Path) -> None:
-    """How a process ended is told where the deaths of children are ignored."""
     code = """
         import signal, sys
         from test_forkserver import PRELOAD, Child, end
@@ -311,7 +306,6 @@ def tell_flags(report: Connection) -> None:
 
 @pytest.mark.long
 def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
-    """A forked child has the interpreter's flags and all standard streams."""
     code = """
         import os, sys
         from test_forkserver import PRELOAD, Child, tell_flags
@@ -334,10 +328,7 @@ def attach(report: Connection, name: str) -> None:
 
 
 def test_memory_shared_by_python_outlives_a_child(lasting: ForkServer) -> None:
-    """Memory that Python's own means share outlives a forked child.
-
-    As if it were spawned: a process with a tracker of its own would take the name away at its end.
-    """
+    """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
     memory = SharedMemory(create=True, size=4)
     try:
         memory.buf[:4] = b"here"

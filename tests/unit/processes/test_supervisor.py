@@ -118,7 +118,6 @@ def scene(starting: Scene) -> Scene:
 
 
 def test_the_first_process_is_told_so_and_noted(scene: Scene) -> None:
-    """The first process is told that it is the first and noted."""
     assert scene.log == ["start actor-0.1"]
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1001, 0)
 
@@ -179,7 +178,6 @@ def test_a_worker_that_ended_well_is_done_and_stays_so(scene: Scene) -> None:
 
 
 def test_a_silent_workers_successor_waits_for_its_death(scene: Scene) -> None:
-    """A silent worker is killed and its successor waits until it is dead."""
     scene.watch_until(TIMEOUT)
     assert scene.log == ["start actor-0.1"]
     scene.watch_until(TIMEOUT + 0.5)
@@ -431,8 +429,6 @@ def test_work_is_done_in_turn_where_no_process_starts(
 
 
 def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the fallback, a system that starts no process ends the run."""
-
     def start(*arguments: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

@@ -61,7 +61,6 @@ def test_a_segment_with_unfit_workers_is_refused(kind: type[Shared], room_for_tw
 
 
 def test_a_control_block_without_its_run_is_refused() -> None:
-    """A control block that says nothing of its run is refused."""
     for about in (None, 3, "run", [1]):
         segment = Segment.create("foreign", {"kind": Control.kind, "workers": ["a"], "about": about}, LINE * 3)
         with pytest.raises(SegmentCorrupt, match="expected a control block"):

@@ -73,7 +73,6 @@ def test_an_unnoted_end_ends_every_later_wait(start: Start) -> None:
 
 
 def test_a_worker_that_said_done_needs_no_server(start: Start, server: ForkServer) -> None:
-    """A worker that said that it is done needs no server to say it."""
     assert server.pid is not None
     with closing(start(does)) as worker:
         os.kill(server.pid, signal.SIGSTOP)

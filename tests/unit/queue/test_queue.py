@@ -228,7 +228,6 @@ def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
 @pytest.mark.long
 @pytest.mark.parametrize("more", range(24))
 def test_overwritten_rows_are_counted_right(more):
-    """Rows overwritten after the look are counted right where nothing can be delivered."""
     with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
 
         def fragments(rows):
@@ -303,10 +302,7 @@ def test_dropping_the_oldest_counts_what_it_overwrites():
 
 
 def test_dropping_the_newest_begins_an_episode():
-    """Dropping the newest never waits and begins an episode behind the gap.
-
-    So that 7, whose successor was left out, is skipped, and nothing that is delivered reaches across the gap.
-    """
+    """Behind the gap: 7, whose successor was left out, is skipped, and nothing that is delivered reaches across."""
     with make(8, when_full="drop_newest") as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert [writer.add(i, i, 0.0) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1]
         rows = np.arange(12, 15)
@@ -321,7 +317,6 @@ def test_dropping_the_newest_begins_an_episode():
 
 
 def test_a_dropped_transition_counts_once():
-    """A transition left out counts once with its boundary row."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         fill(writer, range(7))
         assert writer.add(7, 7, 0.0, truncated=True, final_obs=8) == -1
@@ -451,7 +446,6 @@ def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
 
 
 def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
-    """A waiting writer wakes when the reader skips what nobody can read."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(8):
             writer.add(i, i, 0.0)
@@ -559,7 +553,6 @@ def test_a_lane_has_one_writer_at_a_time():
 
 
 def test_a_longer_stack_drops_rows_without_frames():
-    """A successor with a longer stack drops what has no frames any more."""
     with make(8) as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(8))
         with queue.reader(1) as reader:
@@ -622,10 +615,7 @@ def reads_until_one_dies_at(queue, writers, count):
 
 @pytest.mark.parametrize("survives", [False, True], ids=["killed", "interrupted"])
 def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
-    """A reader stopped between any two stores delivers nothing twice and loses one batch at most.
-
-    At most once: what was in hand is lost behind the store that consumes it, and nothing before that.
-    """
+    """What was in hand, one batch, is lost behind the store that consumes it, and nothing before that."""
     outcomes = Counter()
     for count in range(100):
         with make(32, lanes=2) as queue:
@@ -666,10 +656,7 @@ def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
 
 
 def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
-    """An interrupted read leaves nothing in a lane that the next batch takes nothing of.
-
-    Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before.
-    """
+    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
     for count in range(10):
         with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
             reader = queue.reader(2)
@@ -685,10 +672,7 @@ def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
 
 
 def test_the_next_try_gives_the_room_of_an_interrupted_one():
-    """Room that an interrupted read did not give is given by the next try.
-
-    Though that finds too little to read: writers that wait for room would never write more.
-    """
+    """Though it finds too little to read: writers that wait for room would never write more."""
     for count in range(10):
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
@@ -932,10 +916,7 @@ LAPPED = """
 
 @pytest.mark.long
 def test_a_held_up_reader_stays_inside_its_lane(program):
-    """A reader held up while it looks at a lane looks at nothing outside of it.
-
-    In a process of its own, since it would crash.
-    """
+    """Held up while it looks at a lane; in a process of its own, since it would crash."""
     with make(16, when_full="drop_oldest") as queue, queue.writer() as writer:
         fill(writer, range(16))
         told, read = program(LAPPED, args=[queue.handle.path]).finish().splitlines()
@@ -1031,10 +1012,7 @@ def test_four_waiting_writers_rows_are_delivered_once_each(program):
 
 @pytest.mark.long
 def test_the_ledger_sees_lost_rows_and_torn_ones(program):
-    """Without the writer's gate rows are lost and without validation torn.
-
-    The positive controls of the test above and of the one below: the ledger sees both.
-    """
+    """The positive controls of the tests above and below: no writer's gate, and no validation."""
     with make(64, spec=LARGE) as queue:
         ungated = start(program, queue, 0, rows=-1, before="from seams import without_gates; without_gates()")
         ledger = Ledger()
@@ -1083,11 +1061,7 @@ def test_every_row_that_is_not_read_is_counted(program, when_full):
 
 @pytest.mark.long
 def test_killed_writers_leave_whole_episodes(program):
-    """Killed writers leave whole episodes and their successors begin new ones.
-
-    Of each life the rows come from the first on without a gap; at most its last one, which nothing follows, is
-    skipped, and counted.
-    """
+    """Of each life all rows come from the first on; at most the last, which nothing follows, is skipped, counted."""
     dice, lanes, lives = random.Random(0), 3, [0, 0, 0]
     with make(lanes * 64, lanes, spec=FRAMES) as queue, queue.reader(16) as reader:
         writers = [start(program, queue, lane, rows=-1) for lane in range(lanes)]
@@ -1240,10 +1214,7 @@ def test_a_newest_row_that_counts_too_much_is_told():
 
 
 def test_damaged_counters_that_leave_nothing_are_seen():
-    """A reader sees at once that damaged counters leave it nothing.
-
-    It would otherwise take what it never looked at for overwritten, again and again.
-    """
+    """The reader would otherwise take what it never looked at for overwritten, again and again."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(6):
             writer.add(i, i, 0.0, terminated=True)
@@ -1255,10 +1226,7 @@ def test_damaged_counters_that_leave_nothing_are_seen():
 
 
 def test_a_reader_waits_behind_rows_called_overwritten(monkeypatch):
-    """A reader behind rows that damaged counters call overwritten waits for others instead of copying.
-
-    No copy of the rows that it has not read would ever be valid: it would copy until it gives up.
-    """
+    """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
     monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))

@@ -147,10 +147,7 @@ def test_a_sampler_waits_until_min_size_was_inserted():
 
 
 def test_batches_stop_at_the_tolerance_below():
-    """Batches stop at the tolerance below and the error says what is missing.
-
-    balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two.
-    """
+    """balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two."""
     with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
         sampler = replay.sampler(2)
         fill(writer, 6)
@@ -256,7 +253,6 @@ def test_a_successor_goes_on_with_its_slots_count():
 
 
 def test_slots_of_dead_samplers_are_free():
-    """There are slots for so many samplers and those of the dead are free."""
     with make() as replay:
         samplers = [replay.sampler(1) for _ in range(SLOTS)]
         with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
@@ -467,7 +463,6 @@ def test_killing_samplers_and_writers_stops_nobody(program):
 
 @pytest.mark.long
 def test_a_killed_hungry_sampler_leaves_the_limit(program):
-    """A sampler killed while it lacked rows leaves the limit standing."""
     with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
         rows_until_full(writer)
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])

@@ -51,7 +51,6 @@ def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
 
 
 def test_each_row_says_which_replay_it_is_from(replays):
-    """Each row says which replay it is from and is that replay's row."""
     for i, replay in enumerate(replays):
         fill(replay, 10_000 * i)
     mixture = Mixture(replays, [0.25, 0.25, 0.5], 64, stack=2, seed=1)
@@ -83,7 +82,6 @@ def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
 
 
 def test_the_others_give_an_empty_replays_rows(replays):
-    """While a replay is empty, the others give its rows in proportion."""
     fill(replays[1], 0)
     fill(replays[2], 0)
     mixture = Mixture(replays, [0.5, 0.125, 0.375], 64, seed=0)
@@ -176,7 +174,6 @@ def test_rows_that_are_not_returned_are_not_counted(replays):
 
 
 def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
-    """A batch that fails in one replay leaves no trace in the others."""
     fill(replays[0], 0)
     with limited() as replay, replay.writer() as writer:
         add(writer, 8)
@@ -263,7 +260,6 @@ def test_weights_are_divided_by_their_replays_largest(replays):
 
 
 def test_updates_pass_over_uniform_replays(pair):
-    """Replays drawn uniformly beside prioritized ones are passed over."""
     mixture = Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])
     batch = mixture.sample()
     assert (batch.weight[batch.source == 0] == 1).all()

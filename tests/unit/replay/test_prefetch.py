@@ -49,6 +49,12 @@ def fill(replay, count=50):
             writer.add(np.full(3, t, np.float32), t, float(t))
 
 
+@pytest.fixture
+def filled(replay):
+    fill(replay)
+    return replay
+
+
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "marlcore-prefetch"]
 
@@ -78,10 +84,9 @@ class Counting:
         self.updates.append((index, priority, self.number))
 
 
-def test_batches_are_the_samplers_own_in_its_order(replay):
-    fill(replay)
-    plain = replay.sampler(8, seed=3)
-    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+def test_batches_are_the_samplers_own_in_its_order(filled):
+    plain = filled.sampler(8, seed=3)
+    with Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
         for _ in range(50):
             batch, expected = batches.sample(), plain.sample()
             np.testing.assert_array_equal(batch.index, expected.index)
@@ -89,9 +94,8 @@ def test_batches_are_the_samplers_own_in_its_order(replay):
         assert batches.stats.drawn >= 400
 
 
-def test_a_batch_that_is_held_is_not_written_over(replay):
-    fill(replay)
-    with Prefetch(replay.sampler(8, seed=3)) as batches:
+def test_a_batch_that_is_held_is_not_written_over(filled):
+    with Prefetch(filled.sampler(8, seed=3)) as batches:
         held = [batches.sample() for _ in range(5)]
         copies = [batch.obs.copy() for batch in held]
         for _ in range(50):
@@ -155,9 +159,8 @@ def test_priorities_are_updated_between_draws():
         assert batches.stats == "its stats"
 
 
-def test_close_ends_the_thread_and_lets_go_of_what_nobody_took(replay):
-    fill(replay)
-    batches = Prefetch(replay.sampler(8), depth=4)
+def test_close_ends_the_thread_and_lets_go_of_what_nobody_took(filled):
+    batches = Prefetch(filled.sampler(8), depth=4)
     batches.sample()
     batches.close()
     batches.close()
@@ -172,18 +175,16 @@ def test_closing_ends_a_thread_that_waits_for_data_too(replay):
     assert not threads()
 
 
-def test_an_abandoned_prefetch_takes_its_thread_with_it(replay):
-    fill(replay)
-    Prefetch(replay.sampler(8)).sample()
+def test_an_abandoned_prefetch_takes_its_thread_with_it(filled):
+    Prefetch(filled.sampler(8)).sample()
     gc.collect()
     assert not threads()
 
 
-def test_a_closed_replay_says_so(replay):
-    fill(replay)
-    with Prefetch(replay.sampler(8), depth=1) as batches:
+def test_a_closed_replay_says_so(filled):
+    with Prefetch(filled.sampler(8), depth=1) as batches:
         batches.sample()
-        replay.close()
+        filled.close()
         with pytest.raises(ClosedError, match=r"marlcore-replay-.*it was closed"):
             for _ in range(3):
                 batches.sample()
@@ -205,9 +206,8 @@ def test_the_interpreter_exits_beside_the_thread(program, min_size):
     assert program(code, args=[min_size]).finish() == str(min_size == 8)
 
 
-def test_a_forked_child_is_told_and_does_not_hang(replay):
-    fill(replay)
-    with Prefetch(replay.sampler(8)) as batches:
+def test_a_forked_child_is_told_and_does_not_hang(filled):
+    with Prefetch(filled.sampler(8)) as batches:
         batches.sample()
         child = os.fork()
         if child == 0:
@@ -245,21 +245,18 @@ def test_what_is_no_sampler_is_refused(replay):
     assert not threads()
 
 
-def test_what_the_sampler_cannot_do_is_named(replay):
-    fill(replay)
+def test_what_the_sampler_cannot_do_is_named(filled):
     with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
-        replay.save("unused", batches)
+        filled.save("unused", batches)
 
 
-def test_a_saved_state_counts_ready_batches_as_drawn(replay, tmp_path):
-    """A state saved with a replay counts what lies ready as drawn."""
-    fill(replay)
-    plain = replay.sampler(8, seed=3, prioritized=Prioritized())
-    with Prefetch(replay.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
+def test_a_saved_state_counts_ready_batches_as_drawn(filled, tmp_path):
+    plain = filled.sampler(8, seed=3, prioritized=Prioritized())
+    with Prefetch(filled.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
         batches.sample()
         while batches.stats.drawn < 3 * 8:  # then nothing is drawn until one is taken
             time.sleep(0.001)
-        replay.save(tmp_path / "save", batches)
+        filled.save(tmp_path / "save", batches)
         drawn = batches.stats.drawn // 8
     for _ in range(drawn):
         plain.sample()
@@ -268,10 +265,9 @@ def test_a_saved_state_counts_ready_batches_as_drawn(replay, tmp_path):
     assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in plain.state_dict().items()}
 
 
-def test_after_a_state_was_loaded_the_next_batch_is_its_first(replay):
-    fill(replay)
-    plain = replay.sampler(8, seed=7)
-    with Prefetch(replay.sampler(8, seed=3), depth=3) as batches:
+def test_after_a_state_was_loaded_the_next_batch_is_its_first(filled):
+    plain = filled.sampler(8, seed=7)
+    with Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
         for _ in range(20):
             batches.sample()
             batches.load_state_dict(plain.state_dict())
@@ -392,13 +388,12 @@ def same(found, expected):
     "options", [{"device": "cuda"}, {"device": "cuda:0", "pin_memory": True}, {"pin_memory": True}]
 )
 @pytest.mark.parametrize("kind", ["transitions", "sequences", "mixture"])
-def test_batches_for_a_device_are_the_samplers_field_by_field(replay, no_device, options, kind):
-    fill(replay)
+def test_batches_for_a_device_are_the_samplers_field_by_field(filled, no_device, options, kind):
 
     def make():
         if kind == "mixture":
-            return Mixture([replay, replay], [0.5, 0.5], 8, seed=3)
-        return replay.sampler(8, seed=3, sequence=Sequence(5, burn_in=2) if kind == "sequences" else None)
+            return Mixture([filled, filled], [0.5, 0.5], 8, seed=3)
+        return filled.sampler(8, seed=3, sequence=Sequence(5, burn_in=2) if kind == "sequences" else None)
 
     plain = make()
     with Prefetch(make(), **options) as batches:
@@ -413,19 +408,18 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(replay, no_device,
 
 
 @pytest.mark.long
-def test_a_batch_on_a_device_is_the_samplers(replay):
+def test_a_batch_on_a_device_is_the_samplers(filled):
     """Where there is no CUDA, that is said when the Prefetch is made."""
-    fill(replay)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):
-            Prefetch(replay.sampler(8), device="cuda")
+            Prefetch(filled.sampler(8), device="cuda")
         with pytest.raises(RuntimeError):
-            Prefetch(replay.sampler(8), pin_memory=True)
+            Prefetch(filled.sampler(8), pin_memory=True)
         assert not threads()
         return
     for options in ({"device": "cuda"}, {"pin_memory": True}):
-        plain = replay.sampler(8, stack=2, seed=3)
-        with Prefetch(replay.sampler(8, stack=2, seed=3), **options) as batches:
+        plain = filled.sampler(8, stack=2, seed=3)
+        with Prefetch(filled.sampler(8, stack=2, seed=3), **options) as batches:
             for _ in range(20):
                 batch, expected = batches.sample(), plain.sample()
                 assert batch.obs.device.type == options.get("device", "cpu")

@@ -55,7 +55,7 @@ def draw_all(sampler, oracle: Priorities) -> None:
     """Draws until each that may be drawn was."""
     while oracle.catch_up().keys() - oracle.drawn:
         batch = sampler.sample()
-        oracle.check(batch, sampler, sampler._strategy.beta)
+        oracle.check(batch, sampler, oracle.options.beta)
         oracle.model.check(batch, **oracle.window, weighted=True)
 
 
@@ -153,7 +153,6 @@ def test_alpha_0_draws_uniformly_whatever_the_priorities(rng):
 
 
 def test_without_epsilon_a_priority_of_zero_is_never_drawn(replay):
-    """Without epsilon, a priority of zero is never drawn, and when all are zero nothing is."""
     sampler = replay.sampler(64, seed=1, min_size=1, prioritized=Prioritized(epsilon=0.0))
     assert set(sampler.sample().index.tolist()) == set(range(19))
     sampler.update_priorities(np.arange(18), np.zeros(18))
@@ -171,10 +170,7 @@ def test_without_epsilon_a_priority_of_zero_is_never_drawn(replay):
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_weights_are_those_of_the_paper(beta, rng):
-    """Weights are those of the paper divided by the batch's largest.
-
-    w = (N P)^-beta, and P = p^alpha / sum: Schaul et al. 2016, section 3.4, made here of all N and P.
-    """
+    """(N P)^-beta, P = p^alpha / sum, of all N and P, divided by the largest: Schaul et al. 2016, section 3.4."""
     with ReplayBuffer.create(SCALAR, 60, lanes=2) as replay:
         model, options = Model(SCALAR, 2, 30), Prioritized(alpha=0.7, beta=beta)
         fill(replay, model, rng, [50, 20])
@@ -545,10 +541,7 @@ def test_only_uniform_samplers_take_uniform_states(replay):
 
 @pytest.mark.long
 def test_priorities_of_rows_ahead_of_the_counters_are_ignored(program):
-    """Priorities of rows from before damaged counters went back are ignored.
-
-    Such rows have no leaf: in a process of its own, since one beside the tree could end it by a signal.
-    """
+    """They have no leaf: in a process of its own, since one beside the tree could end it by a signal."""
     out = program("""
         import numpy as np
         from mapped import Mapped

@@ -638,7 +638,6 @@ FORKED = """
 
 @pytest.mark.long
 def test_a_forked_childs_replay_is_stale(program):
-    """A forked child's replay is stale and attaches again by its handle."""
     assert program(FORKED).finish().split() == ["0", "4"]
 
 

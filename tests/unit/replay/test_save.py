@@ -118,10 +118,7 @@ def test_a_loaded_replay_holds_the_same_rows(tmp_path, words, rows):
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
-    """A save is cut when it begins and leaves out what is overwritten.
-
-    Writers that go on at each write to the file, so that what has to be in it is known to the row.
-    """
+    """Writers go on at each write to the file, so that what has to be in it is known to the row."""
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(1, 30))
     with ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
@@ -518,7 +515,6 @@ def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("then", ["replaced", "removed"])
 def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, then):
-    """A save that is replaced while it is opened is loaded as it is then."""
     with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 0, 5)
@@ -584,7 +580,6 @@ def test_a_save_larger_than_what_is_free_is_refused_beforehand(saved, monkeypatc
 
 
 def test_a_save_is_written_by_several_calls(saved, monkeypatch, tmp_path):
-    """A save that one call cannot write is written by several."""
     pwrite = os.pwrite
     with ReplayBuffer.attach(saved) as replay:
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data if at == 0 else data[:7], at))
@@ -638,7 +633,6 @@ def test_a_closed_replay_is_not_saved(saved):
     ],
 )
 def test_a_save_with_another_spec_is_refused(saved, spec, message):
-    """A save with another spec is refused by the field that differs."""
     with pytest.raises(LayoutMismatch, match=f"^{saved}: {message}$"):
         ReplayBuffer.load(saved, spec)
     ReplayBuffer.load(saved, spec_of(4)).close()
@@ -868,10 +862,7 @@ def test_a_replay_in_a_file_outlives_all_its_processes(program, tmp_path):
 
 @pytest.mark.long
 def test_a_sampler_loads_only_the_pages_that_it_touches(program, tmp_path):
-    """A sampler brings into memory what it touches of a replay in a file.
-
-    What makes a replay larger than memory: its pages are the file's, and come and go.
-    """
+    """What makes a replay larger than memory: its pages are the file's, and come and go."""
     path = tmp_path / "replay"
     with ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
         for first in range(0, 2048, 64):

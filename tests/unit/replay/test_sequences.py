@@ -217,10 +217,7 @@ def test_an_episode_longer_than_any_age_has_sequences():
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 @pytest.mark.parametrize("by_batch", [False, True], ids=["add", "add_batch"])
 def test_a_state_goes_with_the_first_ticket_of_its_row(before, by_batch):
-    """A stored state goes with the first of the tickets that share its row.
-
-    Ticket t's state lies in a row with the tickets from t - t % 4 on; a lap later the first of them ends it.
-    """
+    """Ticket t's state lies in a row with the tickets from t - t % 4 on; a lap later the first of them ends it."""
     capacity = 12
     for rows in range(9, 60):
         with ReplayBuffer.create(STATE, capacity) as replay:
@@ -248,10 +245,7 @@ def test_a_state_goes_with_the_first_ticket_of_its_row(before, by_batch):
 
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
 def test_a_sequence_without_its_state_is_drawn_no_more(prioritized):
-    """A sequence whose state is overwritten while a sampler lives is drawn no more.
-
-    Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on.
-    """
+    """Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on."""
     with ReplayBuffer.create(STATE, 12) as replay:
         one_episode(replay, 12, before=3)
         sequence = Sequence(3, period=4)

@@ -102,7 +102,6 @@ def test_rows_of_a_shared_lane_all_begin_an_episode():
 
 
 def test_shared_lanes_need_next_obs():
-    """A spec whose rows follow one another has no shared lanes."""
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
         with pytest.raises(ValueError, match=r"^shared: expected False.*next_obs=True"):
             replay.writer(shared=True)
@@ -248,7 +247,6 @@ def stopped_inside(program, replay):
 
 @pytest.mark.long
 def test_a_writer_stopped_inside_an_add_keeps_its_turn(program):
-    """A writer stopped inside an add keeps its turn until it is killed."""
     obs = np.full(4_000_000, 2, np.uint8)
     with ReplayBuffer.create(LARGE, 4) as replay, replay.writer(shared=True, timeout=0.0) as writer:
         child = stopped_inside(program, replay)

@@ -128,7 +128,6 @@ def test_what_is_published_is_what_is_pulled(mode):
 
 
 def test_a_flattened_model_keeps_values_and_ties():
-    """A model keeps its values ties and parameter objects when it is laid flat."""
     torch.manual_seed(2)
     model = Odd()
     before, objects = values(model), dict(model.named_parameters())
@@ -396,7 +395,6 @@ HARMFUL = {
 
 @pytest.mark.parametrize(("change", "named"), HARMFUL.values(), ids=HARMFUL)
 def test_a_changed_model_is_a_layout_mismatch(change, named):
-    """A model that became another is a layout mismatch naming the tensor."""
     model, local = rich(), rich()
     with ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
@@ -729,7 +727,6 @@ def torn(tensors, epsilon: float, version: int | None) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_no_torn_weights_are_accepted(mode, program):
-    """No torn weights are accepted from a publisher that never rests."""
     local = filled_model()
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
@@ -807,10 +804,7 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
 
 
 def test_a_publisher_killed_inside_leaves_older_slots():
-    """A publisher killed inside an append leaves the older slots readable.
-
-    What it leaves: reserved one ahead of committed, and a slot that is half of each version.
-    """
+    """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
     model, local = filled_model(), filled_model()
     with ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)
