@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .spec import Field
+if TYPE_CHECKING:
+    from .spec import Field  # which checks its numbers here
 
 __all__ = ["as_field", "came", "check_whole", "names_error", "rows_of", "state_array"]
 
@@ -47,7 +48,7 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
         found: NDArray[Any] = value
         return found
-    return as_field(label, Field(shape, field.dtype), value)
+    return as_field(label, type(field)(shape, field.dtype), value)
 
 
 def names_error(label: str, expected: Any, got: Any) -> ValueError:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_whole
+
 __all__ = ["Field", "TransitionSpec"]
 
 RESERVED_NAMES = frozenset(
@@ -53,9 +55,7 @@ class Field:
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
         if dtype.kind not in _KINDS or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
-        whole = isinstance(self.every, (int, np.integer)) and not isinstance(self.every, bool)
-        if not whole or not 1 <= self.every <= MAX_EVERY:
-            raise ValueError(f"Field every: expected an integer from 1 to {MAX_EVERY}, got {self.every!r}")
+        check_whole("Field every", self.every, 1, MAX_EVERY)
         if math.prod(map(int, shape)) > MAX_BYTES // dtype.itemsize:
             raise ValueError(f"Field shape: expected an array of at most {MAX_BYTES} bytes, got {self.shape!r}")
         object.__setattr__(self, "every", int(self.every))
