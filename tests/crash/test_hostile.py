@@ -1,9 +1,9 @@
 """Segments whose bytes an enemy chose: what is done with them ends in a result or an exception, never in a signal.
 
 Each round of a case changes counters, slots and rows between any two uses, to noise, to extreme words, or by a bit; a
-second process goes on changing them meanwhile in `test_a_segment_that_changes_all_the_time_...`. All of it happens in
-a child process, which must end by itself, in time and with status 0. The suite runs a few rounds of a seed that it
-prints when they fail;
+second process goes on changing them meanwhile in `test_a_segment_that_always_changes_ends_no_process`. All of it
+happens in a child process, which must end by itself, in time and with status 0. The suite runs a few rounds of a seed
+that it prints when they fail;
 
     python tests/long.py hostile 600
 
