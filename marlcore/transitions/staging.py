@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field
-from ..spec import Field
+from ..checks import as_field, names_error
+from ..spec import Field, TransitionSpec
+from .layout import Place
 
-__all__ = ["Put", "setter"]
+__all__ = ["Put", "put_all", "put_of_observation", "setter"]
 
 Put = Callable[[Any], None]
 
 _MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
+
+
+def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> None:
+    """Stages named values. Raises ValueError: a name is missing or unknown."""
+    if values.keys() != puts.keys():
+        raise names_error(label, puts.keys(), values)
+    for name, put in puts.items():
+        put(values[name])
+
+
+def put_of_observation(
+    label: str, spec: TransitionSpec, places: list[Place], put_of: Callable[[Place, str], Put]
+) -> Put:
+    """A callable that stages an observation: one value, or a dict of them; `put_of` makes that of one place."""
+    if isinstance(spec.obs, Field):
+        return put_of(places[0], label)
+    puts = {place.name: put_of(place, f"{label}[{place.name!r}]") for place in places}
+
+    def put(value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise names_error(label, puts.keys(), value)
+        put_all(label, puts, value)
+
+    return put
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Put:

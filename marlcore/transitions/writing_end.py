@@ -1,0 +1,69 @@
+"""What every writer has: a claim on lanes, which ends when it is closed, and which a forked child does not inherit."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, TypeVar
+
+from ..errors import StaleHandle
+from ..memory import LaneClaim, NativeVector, NativeWriter
+
+__all__ = ["WritingEnd"]
+
+W = TypeVar("W", bound="WritingEnd")
+
+
+class WritingEnd:
+    """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete.
+
+    Args:
+        claim: the right to write to its lanes.
+        native: the C core's writer, or writers.
+        timeout: longest wait of an add in seconds; None waits for ever.
+    """
+
+    def __init__(self, claim: LaneClaim, native: NativeWriter | NativeVector, timeout: float | None) -> None:
+        self._claim = claim
+        self._native = native
+        self._timeout = timeout
+        self._forked = False
+        self._inside: dict[int, None] = {}  # see guard.py
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the acting weights, stored with every row from now on; initially 0."""
+        return self._native.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._native.policy_version = version
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        if self._native.closed:
+            raise self._failure(-errno.ESHUTDOWN)
+
+    def close(self) -> None:
+        """Releases what it has claimed. Repeated calls are harmless."""
+        self._native.close()
+        self._claim.release()
+
+    def forked(self) -> None:
+        """In a forked child: makes later use raise, since its lanes are the parent's."""
+        self._native.close()
+        self._forked = True
+
+    def __enter__(self: W) -> W:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
+
+    def _failure(self, code: int) -> Exception:
+        """The exception for a negative code."""
+        if self._forked:
+            return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
+        return self._native.fail(code)
