@@ -87,6 +87,7 @@ struct mc_writer {       /* private to one process */
     uint32_t ordinal;
     uint32_t policy_version;
     uint32_t age;
+    uint64_t row; /* in a vector: the number of its row in the present call */
 };
 
 /* The lane's holder: continues after the last writer; its rows begin a new episode. 0, -EUCLEAN. */
@@ -101,6 +102,28 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags);
  * or an error as above. */
 int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *records, const void *const *frames,
                            const uint8_t *ends, int boundaries);
+struct mc_vector {             /* private to one process: the writers of several lanes, none of them shared */
+    struct mc_writer *writers; /* whose staging each call sets */
+    uint64_t count;            /* 0 once closed */
+    uint8_t *records;          /* the caller's staging: each row's record, then its boundary row's */
+    const void *frames[MC_MAX_COLUMNS];       /* columns 1.. of a call's rows, each column consecutive */
+    const void *final_frames[MC_MAX_COLUMNS]; /* of the boundary rows; NULL: what the writer has there */
+    uint32_t policy_version;
+    int final_needed; /* whether a truncated row needs a boundary row */
+};
+
+/* The lanes' writer. Whether mc_vector_add would append these rows; writes nothing. 0, or an error as below.
+ */
+int mc_vector_check(struct mc_vector *vector, uint64_t n, const int64_t *which, const uint8_t *ends,
+                    int finals);
+/* The lanes' writer. Appends row i of n to the lane of writers[which[i]], with a boundary row if it ended and
+ * finals is set; ends holds n bytes terminated, n truncated, n left out, each 0 or 1. A row that is left out
+ * has the ticket -1, and the next row of its lane begins an episode. Every row is checked before the first
+ * write; a writer killed in the call leaves whole rows in some lanes and none in the others. 0, -ESHUTDOWN if
+ * closed, -EINVAL if a writer does not exist, has two rows or too small a lane, -EDOM if a reward is not
+ * finite, -EPROTO if a truncated row lacks its boundary row, -EUCLEAN. */
+int mc_vector_add(struct mc_vector *vector, uint64_t n, const int64_t *which, const uint8_t *ends, int finals,
+                  int64_t *tickets);
 /* Any process. Transitions that the lane holds, without boundary rows. -EUCLEAN, -ESTALE as below. */
 int64_t mc_lane_transitions(const struct mc_lane *lane);
 /* Any process. The same for n lanes together. */

@@ -28,11 +28,23 @@ static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
 void mc_copy_in(uint8_t *row, const void *source, uint64_t size);
 void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
-/* An append in three steps, for rows that come from several places. */
+/* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.
+ */
+int mc_lane_next(const struct mc_lane *lane, uint64_t n, uint64_t *first);
+
+/* An append in four steps, for rows that come from several places. */
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);
 void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources);
 /* Between reserve and commit: writes the row of a column at intervals that belongs to this ticket. */
 void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket, const void *source);
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n);
+/* After commits of n rows together, to any lanes of the segment. */
+void mc_lane_notify(const struct mc_lane *lane, uint64_t n);
+
+/* Parts of mc_writer_add, for a writer that holds its lane. */
+int mc_reward_finite(const uint8_t *record);
+/* Appends the staged transition without a wake-up: its ticket, or an error of mc_lane_reserve. */
+int64_t mc_writer_put(struct mc_writer *writer, int flags);
+static inline uint64_t mc_rows_of(int flags) { return flags & MC_BOUNDARY ? 2 : 1; }
 
 #endif

@@ -23,15 +23,26 @@ int64_t mc_lane_committed(const struct mc_lane *lane) {
     return c < MC_TICKET_LIMIT ? (int64_t)c : -EUCLEAN;
 }
 
+static int mc_counters_admit(uint64_t committed, uint64_t reserved, uint64_t capacity, uint64_t n) {
+    if (n < 1 || n > capacity)
+        return -EINVAL;
+    return mc_counters_sane(committed, reserved, capacity) && committed + n < MC_TICKET_LIMIT ? 0 : -EUCLEAN;
+}
+
+int mc_lane_next(const struct mc_lane *lane, uint64_t n, uint64_t *first) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    *first = mc_load_committed(counters);
+    return mc_counters_admit(*first, mc_load_reserved(counters), lane->capacity, n);
+}
+
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters);
     uint64_t r = mc_load_reserved(counters);
     uint64_t bytes = 0;
-    if (n < 1 || n > lane->capacity)
-        return -EINVAL;
-    if (!mc_counters_sane(c, r, lane->capacity) || c + n >= MC_TICKET_LIMIT)
-        return -EUCLEAN;
+    int error = mc_counters_admit(c, r, lane->capacity, n);
+    if (error)
+        return error;
     /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
      * reader accept a row that the predecessor had begun to overwrite. */
     if (r < c + n)
@@ -79,6 +90,9 @@ void mc_lane_put_interval(struct mc_lane *lane, uint64_t column, uint64_t ticket
 
 void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n) {
     mc_store_committed(mc_counters_of(lane), first + n);
+}
+
+void mc_lane_notify(const struct mc_lane *lane, uint64_t n) {
     mc_event_notify(lane->event, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
 }
 
@@ -89,6 +103,7 @@ int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources)
         return error;
     mc_lane_put(lane, first, n, sources);
     mc_lane_commit(lane, first, n);
+    mc_lane_notify(lane, n);
     return 0;
 }
 

@@ -88,15 +88,15 @@ static void mc_writer_put_intervals(struct mc_writer *writer, uint64_t ticket, u
     }
 }
 
-static int mc_reward_finite(const uint8_t *record) {
+int mc_reward_finite(const uint8_t *record) {
     float reward;
     memcpy(&reward, record + offsetof(struct mc_row, reward), sizeof reward);
     return isfinite(reward);
 }
 
-static int64_t mc_writer_put(struct mc_writer *writer, int flags) {
+int64_t mc_writer_put(struct mc_writer *writer, int flags) {
     uint64_t bytes = writer->lane.column[0].stride;
-    uint64_t rows = flags & MC_BOUNDARY ? 2 : 1;
+    uint64_t rows = mc_rows_of(flags);
     uint64_t first;
     int error = mc_lane_reserve(&writer->lane, rows, &first);
     if (error)
@@ -124,6 +124,8 @@ int64_t mc_writer_add(struct mc_writer *writer, int flags) {
     if (error)
         return error;
     int64_t ticket = mc_writer_put(writer, flags);
+    if (ticket >= 0)
+        mc_lane_notify(&writer->lane, mc_rows_of(flags));
     mc_writer_leave(writer);
     return ticket;
 }
@@ -180,6 +182,8 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
     if (error)
         return error;
     int64_t ticket = mc_writer_put_rows(writer, n, records, frames, ends);
+    if (ticket >= 0)
+        mc_lane_notify(&writer->lane, n);
     mc_writer_leave(writer);
     return ticket;
 }

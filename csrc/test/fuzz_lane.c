@@ -22,6 +22,7 @@ enum {
     OPEN,
     ADD,
     ADD_ROWS,
+    ADD_VECTOR,
     WORDS,
     CALLS
 };
@@ -153,6 +154,26 @@ static void add_rows(struct world *world, struct mc_writer *writer, struct input
     memset(world->records, 0, sizeof world->records);
 }
 
+static void add_vector(struct world *world, struct input *input) {
+    struct mc_vector vector = {.writers = world->writers, .count = world->count, .records = world->records};
+    uint64_t rows = take_below(input, MAX_LANES + 1);
+    int64_t which[MAX_LANES], tickets[MAX_LANES];
+    for (uint64_t i = 0; i < rows; i++)
+        which[i] = (int64_t)take_below(input, world->count + 2) - 1;
+    for (uint64_t i = 0; i < 3 * rows; i++)
+        world->ends[i] = take_below(input, 8) == 1;
+    for (int k = 1; k < COLUMNS; k++)
+        vector.frames[k] = vector.final_frames[k] = world->rows[k];
+    vector.final_needed = (int)take_below(input, 2);
+    int code = mc_vector_add(&vector, rows, which, world->ends, (int)take_below(input, 2), tickets);
+    CHECK(code == 0 || code == -EUCLEAN || code == -EINVAL || code == -EPROTO);
+    for (uint64_t i = 0; i < rows && code == 0; i++)
+        CHECK(tickets[i] == -1 || (uint64_t)tickets[i] < MC_TICKET_LIMIT);
+    for (uint64_t i = 0; i < world->count; i++)
+        world->writers[i].records = world->records;
+    memset(world->records, 0, sizeof world->records);
+}
+
 static void step(struct world *world, struct input *input) {
     uint64_t call = take_below(input, CALLS), which = take_below(input, world->count);
     struct mc_lane *lane = &world->lanes[which];
@@ -179,6 +200,8 @@ static void step(struct world *world, struct input *input) {
         add(world, &world->writers[which], input);
     else if (call == ADD_ROWS)
         add_rows(world, &world->writers[which], input);
+    else if (call == ADD_VECTOR)
+        add_vector(world, input);
     else if (call == WORDS)
         mc_words_sum(lane->counters, 2, 8);
 }

@@ -417,4 +417,133 @@ TEST(a_count_of_insertions_that_cannot_be_is_damage) {
     free_lane(&lanes[0]);
 }
 
+/* Writers of several lanes, and the staging of a call that gives each of them a row. */
+enum { LANES = 3 };
+struct vector {
+    struct mc_lane lanes[LANES];
+    struct mc_writer writers[LANES];
+    struct mc_vector raw;
+    uint8_t records[LANES][2][RECORD], frames[LANES][FRAME], finals[LANES][FRAME], ends[3][LANES];
+    int64_t which[LANES], tickets[LANES];
+};
+
+static void open_vector(struct vector *v, uint64_t capacity) {
+    memset(v, 0, sizeof *v);
+    v->lanes[0] = make_replays(LANES, capacity);
+    for (uint64_t i = 0; i < LANES; i++) {
+        mc_lanes_nth(v->lanes, i, &v->lanes[i]);
+        v->writers[i].lane = v->lanes[i];
+        CHECK(mc_writer_open(&v->writers[i]) == 0);
+        v->which[i] = (int64_t)i;
+        v->tickets[i] = -7;
+    }
+    v->raw = (struct mc_vector){
+        .writers = v->writers, .count = LANES, .records = v->records[0][0], .final_needed = 1};
+}
+
+/* A row a lane, whose frames are its place in the call plus `first`. */
+static int add_vector(struct vector *v, uint64_t n, int first, int finals) {
+    for (int i = 0; i < LANES; i++) {
+        memset(v->frames[i], first + i, FRAME);
+        memset(v->finals[i], first + i + 100, FRAME);
+    }
+    v->raw.frames[1] = v->frames;
+    v->raw.final_frames[1] = finals ? v->finals : NULL;
+    return mc_vector_add(&v->raw, n, v->which, v->ends[0], finals, v->tickets);
+}
+
+static void expect_untouched(const struct vector *v, int64_t committed) {
+    for (int i = 0; i < LANES; i++)
+        CHECK(mc_lane_committed(&v->lanes[i]) == committed &&
+              reserved_of(&v->lanes[i]) == (uint64_t)committed);
+}
+
+TEST(rows_of_a_vector_go_to_the_lanes_that_are_named) {
+    struct vector v;
+    open_vector(&v, 4);
+    v.raw.policy_version = 7;
+    CHECK(add_vector(&v, LANES, 0, 0) == 0);
+    v.which[0] = 2, v.which[1] = 0;
+    CHECK(add_vector(&v, 2, 20, 0) == 0);
+    CHECK(v.tickets[0] == 1 && v.tickets[1] == 1 && mc_lane_committed(&v.lanes[1]) == 1);
+    for (int i = 0; i < LANES; i++)
+        CHECK(frame_at(&v.lanes[i], 0) == i && row_at(&v.lanes[i], 0).policy_version == 7);
+    CHECK(frame_at(&v.lanes[2], 1) == 20 && frame_at(&v.lanes[0], 1) == 21);
+    expect_row(&v.lanes[2], 1, 1, 1, 0);
+    free_lane(&v.lanes[0]);
+}
+
+TEST(ended_rows_of_a_vector_have_boundary_rows_if_these_are_given) {
+    struct vector v;
+    open_vector(&v, 8);
+    v.ends[0][0] = v.ends[1][2] = 1;
+    CHECK(add_vector(&v, LANES, 0, 1) == 0);
+    v.ends[1][2] = 0;
+    CHECK(add_vector(&v, LANES, 10, 0) == 0);
+    CHECK(v.tickets[0] == 2 && v.tickets[1] == 1 && v.tickets[2] == 2);
+    expect_row(&v.lanes[0], 0, 0, 0, MC_TERMINATED);
+    expect_row(&v.lanes[0], 1, 1, 1, MC_BOUNDARY);
+    expect_row(&v.lanes[0], 2, 1, 0, MC_TERMINATED);
+    expect_row(&v.lanes[1], 1, 1, 1, 0);
+    expect_row(&v.lanes[2], 1, 1, 1, MC_BOUNDARY);
+    CHECK(frame_at(&v.lanes[0], 1) == 100 && frame_at(&v.lanes[2], 1) == 102);
+    free_lane(&v.lanes[0]);
+}
+
+TEST(a_bad_row_of_a_vector_changes_no_lane) {
+    struct vector v;
+    float nan = NAN, zero = 0;
+    open_vector(&v, 4);
+    CHECK(add_vector(&v, LANES, 0, 0) == 0);
+    memcpy(v.records[2][0] + offsetof(struct mc_row, reward), &nan, sizeof nan);
+    CHECK(add_vector(&v, LANES, 0, 0) == -EDOM);
+    memcpy(v.records[2][0] + offsetof(struct mc_row, reward), &zero, sizeof zero);
+    v.ends[1][2] = 1;
+    CHECK(add_vector(&v, LANES, 0, 0) == -EPROTO);
+    v.ends[1][2] = 0;
+    for (int64_t wrong = -1; wrong <= LANES; wrong += 2) { /* the last two: lane 1 twice, and none of these */
+        v.which[2] = wrong;
+        CHECK(add_vector(&v, LANES, 0, 0) == -EINVAL);
+    }
+    v.which[2] = 2;
+    expect_untouched(&v, 1);
+    set_counters(&v.lanes[2], 3, 1);
+    CHECK(add_vector(&v, LANES, 0, 0) == -EUCLEAN);
+    set_counters(&v.lanes[2], 1, 1);
+    v.raw.count = 0;
+    CHECK(add_vector(&v, LANES, 0, 0) == -ESHUTDOWN);
+    v.raw.count = LANES;
+    expect_untouched(&v, 1);
+    CHECK(add_vector(&v, LANES, 0, 0) == 0 && v.tickets[2] == 1);
+    v.raw.final_needed = 0;
+    v.ends[1][2] = 1;
+    CHECK(add_vector(&v, LANES, 0, 0) == 0);
+    free_lane(&v.lanes[0]);
+}
+
+TEST(a_row_that_is_left_out_ends_its_lanes_episode) {
+    struct vector v;
+    open_vector(&v, 4);
+    CHECK(add_vector(&v, LANES, 0, 0) == 0);
+    v.ends[2][1] = 1;
+    CHECK(add_vector(&v, LANES, 0, 0) == 0 && v.tickets[1] == -1 && v.tickets[2] == 1);
+    v.ends[2][1] = 0;
+    CHECK(add_vector(&v, LANES, 0, 0) == 0 && v.tickets[1] == 1);
+    expect_row(&v.lanes[1], 1, 1, 0, 0);
+    expect_row(&v.lanes[2], 2, 2, 2, 0);
+    free_lane(&v.lanes[0]);
+}
+
+TEST(a_vector_wakes_waiters_once_with_the_sum_of_its_rows) {
+    struct vector v;
+    open_vector(&v, 8);
+    struct mc_event *event = (struct mc_event *)(void *)v.lanes[0].event;
+    uint32_t seen = mc_event_prepare(v.lanes[0].event, 9);
+    v.ends[0][0] = 1;
+    CHECK(add_vector(&v, LANES, 0, 1) == 0 && mc_load_half(&event->wanted) == 5);
+    CHECK(mc_load_half(&event->event) == seen);
+    CHECK(add_vector(&v, LANES, 0, 1) == 0 && add_vector(&v, 1, 0, 0) == 0);
+    CHECK(mc_load_half(&event->event) == seen + 1 && mc_load_half(&event->wanted) == 0);
+    free_lane(&v.lanes[0]);
+}
 int main(void) { return run_tests(); }

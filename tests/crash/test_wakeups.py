@@ -26,8 +26,8 @@ FORMS = {
 """Arguments of csrc/test/handoffs.c."""
 CONTROL = "--pause 4096 --handoffs 1000000 --until-lost"
 
-COMMIT = "    mc_store_committed(mc_counters_of(lane), first + n);\n"
-NOTIFY = "    mc_event_notify(lane->event, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);\n"
+COMMIT = "    mc_lane_commit(lane, first, n);\n"
+NOTIFY = "    mc_lane_notify(lane, n);\n"
 RACY = ["woken_but_the_event_stays", "the_event_is_read_again_before_the_sleep"]
 BROKEN = [
     mutants.Mutant(
