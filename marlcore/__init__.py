@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .training import SupervisionConfig as SupervisionConfig
     from .training import train as train
     from .transitions import Batch as Batch
+    from .transitions import VectorWriter as VectorWriter
     from .transitions import Writer as Writer
     from .weights import ParameterStore as ParameterStore
 
@@ -99,6 +100,7 @@ _HOME = {
     "TransitionSpec": "spec",
     "TreasureHunt": "envs",
     "UsedByTwoThreads": "errors",
+    "VectorWriter": "transitions",
     "WorkerContext": "processes",
     "WorkerFailed": "errors",
     "Workers": "processes",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .transitions import Batch
 
-__all__ = ["Algorithm", "BatchSource", "Environment", "Gate", "Publisher", "Trainer"]
+__all__ = ["Algorithm", "BatchSource", "Environment", "Gate", "Publisher", "Trainer", "VectorGate"]
 
 
 class Environment(Protocol):
@@ -131,4 +131,25 @@ class Gate(Protocol):
             check_open: raises if the writer was closed meanwhile.
 
         Raises: TimeoutError: the wait exceeded the timeout. ValueError: no wait would ever be enough.
+        """
+
+
+class VectorGate(Protocol):
+    """A condition that the writer of several lanes passes before each add."""
+
+    def wait_each(
+        self,
+        which: NDArray[np.int64],
+        boundaries: NDArray[np.bool_],
+        timeout: float | None,
+        check_open: Callable[[], None],
+    ) -> NDArray[np.bool_] | bool:
+        """Waits until a row may be added to each of k lanes; returns the rows that the writer must drop, bool [k].
+
+        Args:
+            which: int64 [k], the lanes, as indices of the writer's lanes.
+            boundaries: bool [k], the rows that a boundary row follows.
+            timeout, check_open: see `Gate.wait`.
+
+        Raises: as `Gate.wait`.
         """

@@ -9,9 +9,21 @@ from .atomic import replace_file
 from .files import File
 from .fork import invalidate_after_fork
 from .guard import one_thread, refuse_second
-from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_reader
+from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
 from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
-from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, NativeWriter, Words, is_locked, try_lock
+from .native import (
+    BOUNDARY,
+    LINE,
+    TERMINATED,
+    TRUNCATED,
+    Event,
+    NativeLanes,
+    NativeVector,
+    NativeWriter,
+    Words,
+    is_locked,
+    try_lock,
+)
 from .new_file import Put
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
@@ -35,6 +47,7 @@ __all__ = [
     "LaneClaim",
     "LaneGeometry",
     "NativeLanes",
+    "NativeVector",
     "NativeWriter",
     "Put",
     "Segment",
@@ -45,6 +58,7 @@ __all__ = [
     "add_lock",
     "check_interruption",
     "claim",
+    "claim_all",
     "claim_reader",
     "described_workers",
     "interrupt_waits_with",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
-__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_reader"]
+__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_all", "claim_reader"]
 
 ROOM_OFFSET = LINE
 
@@ -82,7 +83,7 @@ class LaneGeometry:
 
 
 class LaneClaim:
-    """The right to write to a lane or a slot: a kernel lock, held until `release` or the end of the process.
+    """The right to write to lanes or to a slot: a kernel lock, held until `release` or the end of the process.
 
     Args:
         file: the file whose open description holds the lock.
@@ -112,11 +113,20 @@ def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False)
     Raises:
         LaneBusy: a living writer excludes this one. SegmentCorrupt: the lane's counters contradict each other.
     """
-    held = segment.lock(writer_lock(lane), exclusive=not shared)
-    if held is None:
-        raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
+    return claim_all(segment, lanes, [lane], shared)
+
+
+def claim_all(segment: Segment, lanes: NativeLanes, numbers: Sequence[int], shared: bool = False) -> LaneClaim:
+    """Takes at least one lane, as `claim`; all of them, with one descriptor, or none."""
+    held = None
+    for lane in numbers:
+        held = segment.lock(writer_lock(lane), exclusive=not shared, beside=held)
+        if held is None:
+            raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
+    assert held is not None
     try:
-        lanes.check(lane)
+        for lane in numbers:
+            lanes.check(lane)
         return LaneClaim(held)
     except BaseException:
         held.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "TRUNCATED",
     "Event",
     "NativeLanes",
+    "NativeVector",
     "NativeWriter",
     "Words",
     "ffi",
@@ -316,6 +317,102 @@ class AddRows:
             self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
         )
         return ticket
+
+
+class NativeVector:
+    """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
+
+    Args:
+        lanes: the replay's lanes.
+        numbers: the lanes of the writers, in their order.
+        records: staging, uint8 [2 * lanes, record bytes]: each row's record, then its boundary row's.
+        blank: by column, a row of it for boundary rows that were given none.
+        final_needed: whether a truncated row needs a boundary row.
+    """
+
+    def __init__(
+        self, lanes: NativeLanes, numbers: Sequence[int], records: Bytes, blank: dict[int, Bytes], final_needed: bool
+    ) -> None:
+        self._writers = ffi.new("struct mc_writer[]", len(numbers))
+        blanks = {column: _pointer(row) for column, row in blank.items()}
+        self._keep = lanes, blanks
+        for i, lane in enumerate(numbers):
+            writer = ffi.addressof(self._writers, i)
+            lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(writer, "lane"))
+            for column, row in blanks.items():
+                writer.final_frames[column] = row
+            code = lib.mc_writer_open(writer)
+            if code:
+                raise _error(code)
+        self._records = _pointer(records)
+        self._raw = ffi.new("struct mc_vector *")
+        self._raw.writers, self._raw.records = self._writers, self._records
+        self._raw.final_needed = final_needed
+        self._raw.count = len(numbers)
+
+    @staticmethod
+    def fail(code: int) -> Exception:
+        """The exception for a negative code."""
+        return _error(code)
+
+    def lend(self, column: int, rows: NDArray[Any], final: bool) -> Any:
+        """Sets the array whose rows the next add appends to a column; keep the result until then."""
+        pointer = ffi.from_buffer(rows)
+        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
+        return pointer
+
+    def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> AddVector:
+        """A callable that appends n staged rows; see AddVector."""
+        return AddVector(self._raw, which, ends, tickets)
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the acting weights; stored with each row, modulo 2^32."""
+        return int(self._raw.policy_version)
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._raw.policy_version = version & 0xFFFFFFFF
+
+    def new_episode(self, which: Iterable[int]) -> None:
+        """Marks the next rows of these writers, by index, as the first of an episode."""
+        for i in which:
+            self._writers[i].age = 0
+
+    def close(self) -> None:
+        """Closes the writers: the C core refuses every later add."""
+        self._raw.count = 0
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._raw.count == 0)
+
+
+class AddVector:
+    """Appends n staged rows, one to each of n lanes; takes the addresses once.
+
+    Args:
+        which: int64 [n], the index of each row's writer.
+        ends: uint8 [3, n]: terminated, truncated, left out.
+        tickets: int64 [n], filled by each call: the rows' tickets, -1 for a row that was left out.
+    """
+
+    def __init__(self, raw: Any, which: Ints, ends: Bytes, tickets: Ints) -> None:
+        self._raw = raw
+        self._rows = len(which)
+        self._which = _pointer(which, "int64_t[]")
+        self._ends = _pointer(ends)
+        self._tickets = _pointer(tickets, "int64_t[]")
+
+    def __call__(self, finals: bool) -> int:
+        """Returns 0, or a negative code for `NativeVector.fail`; `finals`: ended rows have boundary rows."""
+        code: int = lib.mc_vector_add(self._raw, self._rows, self._which, self._ends, finals, self._tickets)
+        return code
+
+    def check(self, finals: bool) -> int:
+        """The code of a call, without its writes."""
+        code: int = lib.mc_vector_check(self._raw, self._rows, self._which, self._ends, finals)
+        return code
 
 
 class Event:

@@ -145,11 +145,17 @@ class Segment:
         """Whether the path leads to this segment's file."""
         return same_file(self._file.fd, path)
 
-    def lock(self, offset: int, exclusive: bool = True) -> File | None:
-        """An open file that holds the lock of byte `offset`; None if a conflicting lock exists."""
+    def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
+        """An open file that holds the lock of byte `offset`; None if a conflicting lock exists.
+
+        Args:
+            beside: a result of this method, to hold this lock too; closed if a conflicting lock exists.
+        """
         self.check_open()
-        file = File()
-        file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
+        file = beside
+        if file is None:
+            file = File()
+            file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
             return file
         file.close()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..errors import SegmentCorrupt
 from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, Words, sleep_until
 
-__all__ = ["CURSOR_ROWS", "CursorLines", "QueueGate", "ReadCursor"]
+__all__ = ["CURSOR_ROWS", "CursorLines", "QueueGate", "QueueGates", "ReadCursor"]
 
 CURSOR_ROWS = 4
 
@@ -147,8 +147,19 @@ class QueueGate:
         self._room = Event(segment.body, ROOM_OFFSET)
         self._left = math.inf if when_full == "drop_oldest" else 0  # rows that may be added; a lower bound
 
-    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until the rows may be added; False if they are dropped, which it counts."""
+    def wait(
+        self,
+        transitions: int,
+        boundaries: int,
+        timeout: float | None,
+        check_open: Callable[[], None],
+        began: float | None = None,
+    ) -> bool:
+        """Waits until the rows may be added; False if they are dropped, which it counts.
+
+        Args:
+            began: when the timeout began, a time of time.monotonic(); None: now.
+        """
         rows = transitions + boundaries
         if rows <= 2 and rows <= self._left:
             self._left -= rows
@@ -161,7 +172,7 @@ class QueueGate:
         if self._when_full == "drop_newest":
             self._lines.refuse(self._lane, transitions)
             return False
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
         if not sleep_until(missing, self._room, deadline, check_open):
             path = self._segment.path
             raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
@@ -188,6 +199,25 @@ class QueueGate:
         if rows <= left:
             self._left = left - rows
         return max(0, rows - left)
+
+
+class QueueGates:
+    """The gates of several lanes, which their one writer passes before each add; see interfaces.VectorGate."""
+
+    def __init__(self, gates: Iterable[QueueGate]) -> None:
+        self._gates = list(gates)
+
+    def wait_each(
+        self, which: Ints, boundaries: NDArray[np.bool_], timeout: float | None, check_open: Callable[[], None]
+    ) -> NDArray[np.bool_]:
+        """Waits for room in one lane after another; a lane keeps its room meanwhile, since only this writer fills it.
+
+        If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is
+        harmless: such a gate only looks at the reader's cursor earlier than it must.
+        """
+        began = None if timeout is None else time.monotonic()
+        rows = zip(which.tolist(), boundaries.tolist(), strict=True)
+        return np.array([not self._gates[i].wait(1, boundary, timeout, check_open, began) for i, boundary in rows])
 
 
 def _lane_word(lane: int) -> int:

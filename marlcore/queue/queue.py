@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interfaces import Gate
 from ..memory import Segment
 from ..spec import TransitionSpec
-from ..transitions import TransitionLanes, Writer
-from .cursor import CursorLines, QueueGate
+from ..transitions import TransitionLanes, VectorWriter, Writer
+from .cursor import CursorLines, QueueGate, QueueGates
 
 if TYPE_CHECKING:
     from .reader import TrajectoryReader
@@ -114,6 +114,20 @@ class TrajectoryQueue(TransitionLanes):
         """
         return self._open_writer(lane, timeout)
 
+    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
+        """The writing ends of several lanes, for one call that adds a row to each; see `ReplayBuffer.vector_writer`.
+
+        With "wait", a call waits until every one of its lanes has room, and only then writes. With "drop_newest", it
+        leaves out the rows whose lanes have none: their tickets are -1, and their lanes' next rows begin episodes.
+
+        Args:
+            lanes: different lane numbers, in the order of the rows; None: every lane of the queue.
+            timeout: see `writer`.
+
+        Raises: LaneBusy, ValueError: as `ReplayBuffer.vector_writer`.
+        """
+        return self._open_vector_writer(lanes, timeout)
+
     def reader(
         self,
         batch_size: int,
@@ -197,8 +211,11 @@ class TrajectoryQueue(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int) -> Gate:
+    def _gate(self, lane: int) -> QueueGate:
         return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full)
+
+    def _vector_gate(self, lanes: Iterable[int]) -> QueueGates:
+        return QueueGates(map(self._gate, lanes))
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The cursor; and each lane's transitions after it, those held and those overwritten."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from ..interfaces import Gate
 from ..memory import Segment
 from ..spec import TransitionSpec
-from ..transitions import TransitionLanes, Writer
+from ..transitions import TransitionLanes, VectorWriter, Writer
 from .gates import SLOTS, WriteGate
 from .limiter import RateLimiter
 from .snapshot import Stateful, copy_segment, read_state, save_segment
@@ -157,6 +158,21 @@ class ReplayBuffer(TransitionLanes):
             raise ValueError("shared: expected False, since this spec's rows follow one another; use next_obs=True")
         return self._open_writer(lane, timeout, shared)
 
+    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
+        """The writing ends of several lanes, for one call that adds a row to each: for vectorised environments.
+
+        Each lane is this writer's alone, as with `writer`; a lane may not be a shared one.
+
+        Args:
+            lanes: different lane numbers, in the order of the rows; None: every lane of the replay.
+            timeout: see `writer`.
+
+        Raises:
+            LaneBusy: one of the lanes has a living writer; then none is taken.
+            ValueError: a lane does not exist or comes twice, or the timeout is negative.
+        """
+        return self._open_vector_writer(lanes, timeout)
+
     def sampler(
         self,
         batch_size: int,
@@ -206,4 +222,7 @@ class ReplayBuffer(TransitionLanes):
         return SLOTS if description["limiter"] else 0
 
     def _gate(self, lane: int) -> Gate | None:
+        return WriteGate.of(self._segment, self._lanes, self._geometry)
+
+    def _vector_gate(self, lanes: Iterable[int]) -> WriteGate | None:
         return WriteGate.of(self._segment, self._lanes, self._geometry)

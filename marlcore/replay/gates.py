@@ -14,6 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from ..errors import MarlcoreError, NotEnoughData
 from ..memory import (
@@ -98,6 +101,10 @@ class WriteGate(_Side):
             path = self._segment.path
             raise TimeoutError(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
         return True
+
+    def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until a transition may be added to each of these lanes; see VectorGate."""
+        return not self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
 
     def _missing(self, rows: int) -> int:
         """Rows that samplers must draw before `rows` transitions may be added."""

@@ -8,6 +8,7 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import setter
+from .vector_writer import VectorWriter
 from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer
 
@@ -24,6 +25,7 @@ __all__ = [
     "Strategy",
     "TorchBatch",
     "TransitionLanes",
+    "VectorWriter",
     "Window",
     "Writer",
     "address_of",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ..checks import check_whole
+from ..checks import came, check_whole
 from ..errors import LayoutMismatch
-from ..interfaces import Gate
-from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
+from ..interfaces import Gate, VectorGate
+from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
 from .layout import RecordLayout
+from .vector_writer import VectorWriter
 from .writer import Writer
 
 __all__ = ["TransitionLanes", "spec_difference"]
@@ -122,11 +123,13 @@ class TransitionLanes(Shared):
         """The gate that a lane's writer passes before each add."""
         raise AssertionError("each class has its own")
 
+    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
+        """The gate that the writer of these lanes passes before each add."""
+        raise AssertionError("each class has its own")
+
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
-        self._segment.check_open()
-        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
-            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
-        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self.lanes:
+        self._check_writing(timeout)
+        if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
         claimed = claim(self._segment, self._lanes, int(lane), shared)
         try:
@@ -137,6 +140,31 @@ class TransitionLanes(Shared):
         except BaseException:
             claimed.release()
             raise
+
+    def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
+        self._check_writing(timeout)
+        numbers = list(range(self.lanes) if lanes is None else lanes)
+        if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
+            raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {came(lanes)}")
+        numbers = [int(lane) for lane in numbers]
+        claimed = claim_all(self._segment, self._lanes, numbers)
+        try:
+            gate = self._vector_gate(numbers)
+            writer = VectorWriter(self._lanes, numbers, self._layout, self.spec, claimed, timeout, gate)
+            self._writers.add(writer)
+            return writer
+        except BaseException:
+            claimed.release()
+            raise
+
+    def _has_lane(self, lane: object) -> bool:
+        return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)
+
+    def _check_writing(self, timeout: float | None) -> None:
+        """Raises ClosedError, StaleHandle: the object is not open. ValueError: the timeout is out of range."""
+        self._segment.check_open()
+        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
+            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:

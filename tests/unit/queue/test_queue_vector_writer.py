@@ -1,0 +1,80 @@
+"""The writer of several lanes of a queue: a call waits for room in all of them, or leaves rows out."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from mapped import Mapped
+
+from marlcore import Field, TrajectoryQueue, TransitionSpec
+
+SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
+
+
+def rows(k, value=0):
+    return {"obs": np.full((k, 4), value, np.float32), "action": np.full(k, value), "reward": np.zeros(k)}
+
+
+def committed(queue):
+    return [Mapped(queue).committed(lane) for lane in range(queue.lanes)]
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop_newest", "drop_oldest"])
+def test_rows_of_a_vector_are_read_lane_by_lane(when_full):
+    with TrajectoryQueue.create(SPEC, 64, lanes=4, when_full=when_full) as queue:
+        reader = queue.reader(8, length=2)
+        with queue.vector_writer() as vector:
+            for step in range(5):
+                assert vector.add(**rows(4, step)).tolist() == [step] * 4
+        batch = reader.read(timeout=10.0)
+        assert sorted(batch.action.tolist()) == [[0, 1]] * 4 + [[2, 3]] * 4
+
+
+def test_a_call_waits_until_each_lane_has_room():
+    """Nothing is written while one lane is full, and all once the reader has read of it."""
+    with TrajectoryQueue.create(SPEC, 16, lanes=4) as queue:
+        reader = queue.reader(1)
+        with queue.writer(2) as writer:
+            for _ in range(4):
+                writer.add(**{name: value[0] for name, value in rows(1).items()})
+        with queue.vector_writer(timeout=0.05) as vector:
+            with pytest.raises(TimeoutError, match=r"no room for 1 more rows in lane 2 in 0\.05 seconds"):
+                vector.add(**rows(4))
+            assert committed(queue) == [0, 0, 4, 0]
+            assert vector.add(**rows(3), lanes=[3, 1, 0]).tolist() == [0, 0, 0]
+        with queue.vector_writer(timeout=60.0) as vector:
+            timer = threading.Timer(0.1, lambda: [reader.read(timeout=60.0) for _ in range(3)])
+            timer.start()
+            assert vector.add(**rows(4)).tolist() == [1, 1, 4, 1]
+            timer.join()
+
+
+def test_rows_without_room_are_left_out_and_counted():
+    """Their tickets are -1, and the next rows of their lanes begin episodes; the other lanes get theirs."""
+    with TrajectoryQueue.create(SPEC, 16, lanes=4, when_full="drop_newest") as queue:
+        reader = queue.reader(1)
+        with queue.vector_writer() as vector:
+            for step in range(4):
+                vector.add(**rows(3, step), lanes=[0, 1, 2])
+            ended = np.array([False, False, False, True])
+            assert vector.add(**rows(4, 9), terminated=ended, final_obs=np.zeros((4, 4))).tolist() == [-1, -1, -1, 0]
+            assert queue.dropped.tolist() == [1, 1, 1, 0]
+            for _ in range(2):  # of lanes 0 and 1
+                assert reader.read(timeout=10.0).action.tolist() == [0]
+            assert vector.add(**rows(4, 10)).tolist() == [4, 4, -1, 2]
+            assert committed(queue) == [5, 5, 4, 3]
+        ages = Mapped(queue).column(0, 0)[:, 4:8].view(np.uint32).ravel() & 0xFFFFFF
+        assert ages.tolist() == [0, 1, 2, 3]  # of tickets 4, 1, 2, 3
+        assert len(queue) + queue.dropped.sum() + queue.skipped.sum() + 2 == 3 * 4 + 4 + 4
+
+
+def test_values_are_checked_before_rows_are_left_out():
+    with TrajectoryQueue.create(SPEC, 6, lanes=2, when_full="drop_newest") as queue, queue.vector_writer() as vector:
+        for _ in range(3):
+            vector.add(**rows(2))
+        with pytest.raises(ValueError, match="reward: expected a finite number"):
+            vector.add(**rows(2) | {"reward": [0.0, np.nan]})
+        assert queue.dropped.tolist() == [0, 0]
+        assert vector.add(**rows(2)).tolist() == [-1, -1]

@@ -1,0 +1,403 @@
+"""The writer of several lanes: the same bytes as one writer a lane would leave, or none at all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mapped import Mapped
+from model import SPECS, column, random_row
+
+from marlcore import (
+    ClosedError,
+    Field,
+    LaneBusy,
+    RateLimiter,
+    ReplayBuffer,
+    SegmentCorrupt,
+    StaleHandle,
+    TransitionSpec,
+    UsedByTwoThreads,
+)
+
+SMALL = TransitionSpec(Field((4,)), Field((), "int64"))
+FRAMES = TransitionSpec(Field((20, 20), "uint8"), Field((), "int64"))
+ALL_SPECS = SPECS | {
+    "large action": TransitionSpec(Field((300,), "uint8"), Field((100,)), {"state": Field((99,), "float64")}),
+    "at intervals": TransitionSpec(Field((4,)), Field((), "int64"), {"lstm": Field((3,), every=3), "x": Field()}),
+}
+LANES = 5
+
+
+def rows(k, value=0.0, **changes):
+    """Arguments of an `add` of k rows to a replay of SMALL."""
+    made = {"obs": np.full((k, 4), value, np.float32), "action": np.full(k, int(value)), "reward": np.full(k, value)}
+    return made | changes
+
+
+def body(replay):
+    return Mapped(replay).body.tobytes()
+
+
+# ---- the same as single writers ----
+
+
+steps = st.lists(
+    st.tuples(
+        st.none() | st.lists(st.integers(0, LANES - 1), min_size=1, max_size=LANES, unique=True),  # lanes of the call
+        st.booleans(),  # whether final_obs is given
+        st.sampled_from([0.0, 0.3, 1.0]),  # how often episodes end
+        st.lists(st.integers(0, LANES - 1), max_size=2),  # lanes that begin an episode before
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL_SPECS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=steps, seed=st.integers(0, 2**32 - 1))
+def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
+    """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap."""
+    spec, rng = ALL_SPECS[name], np.random.default_rng(seed)
+    with ReplayBuffer.create(spec, 9 * LANES, LANES) as one, ReplayBuffer.create(spec, 9 * LANES, LANES) as many:
+        writers = [one.writer(lane) for lane in range(LANES)]
+        vector = many.vector_writer()
+        for version, (lanes, finals, end, seams) in enumerate(program):
+            for lane in seams:
+                writers[lane].new_episode()
+            vector.new_episode(np.array(seams, np.int64)) if seams else None
+            vector.policy_version = version
+            numbers = range(LANES) if lanes is None else lanes
+            given = [random_row(spec, rng, end) for _ in numbers]
+            for row in given:
+                row["truncated"] &= finals or spec.next_obs
+                row["final_obs"] = random_row(spec, rng, 0.0)["obs"]
+            tickets = []
+            for lane, row in zip(numbers, given, strict=True):
+                ended = finals and not spec.next_obs and (row["terminated"] or row["truncated"])
+                writers[lane].policy_version = version
+                tickets.append(writers[lane].add(**row | {"final_obs": row["final_obs"] if ended else None}))
+            columns = {key: column([row[key] for row in given]) for key in given[0]}
+            if not finals or spec.next_obs:
+                columns["final_obs"] = None
+            got = vector.add(**columns, lanes=None if lanes is None else np.array(lanes))
+            assert got.dtype == np.int64
+            assert got.tolist() == tickets
+        assert body(one) == body(many)
+
+
+def test_lanes_are_named_by_their_numbers_in_any_order():
+    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, replay.vector_writer(lanes=[3, 1]) as vector:
+        assert vector.lanes == (3, 1)
+        assert vector.add(**rows(2)).tolist() == [0, 0]
+        assert vector.add(**rows(2), lanes=[1, 3]).tolist() == [1, 1]
+        assert vector.add(**rows(1, 7.0), lanes=[1]).tolist() == [2]
+        assert [Mapped(replay).committed(lane) for lane in range(4)] == [0, 3, 0, 2]
+        assert Mapped(replay).column(0, 1)[2, 12:16].view(np.float32)[0] == 7.0
+
+
+def test_an_ended_row_has_a_boundary_row_if_final_obs_is_given():
+    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, replay.vector_writer() as vector:
+        ends = {"terminated": np.array([1, 1, 0, 0], bool), "truncated": np.array([0, 1, 1, 0], bool)}
+        assert vector.add(**rows(4), **ends, final_obs=np.ones((4, 4))).tolist() == [0] * 4
+        assert vector.add(**rows(4), terminated=ends["terminated"]).tolist() == [2, 2, 2, 1]
+        assert vector.add(**rows(4)).tolist() == [3, 3, 3, 2]
+        assert len(replay) == 12
+
+
+def test_tickets_of_one_call_outlive_the_next():
+    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
+        first = vector.add(**rows(2))
+        vector.add(**rows(2))
+        assert first.tolist() == [0, 0]
+
+
+def test_large_arrays_are_lent_and_given_back():
+    """A call neither copies frames nor keeps them."""
+    frames = np.zeros((2, 20, 20), np.uint8)
+    with ReplayBuffer.create(FRAMES, 40, lanes=2) as replay, replay.vector_writer() as vector:
+        before = sys.getrefcount(frames)
+        vector.add(frames, [0, 0], [0.0, 0.0], truncated=[True, True], final_obs=frames)
+        assert sys.getrefcount(frames) == before
+        with pytest.raises(TypeError, match="action"):
+            vector.add(frames, [0.5, 0], [0.0, 0.0])
+        gc.collect()  # the traceback
+        assert sys.getrefcount(frames) == before
+
+
+# ---- what is refused ----
+
+
+HALF_DONE = np.array([False, True, False])
+BAD = [
+    ({"reward": [0.0, np.nan, 0.0]}, ValueError, "reward: expected a finite number, got NaN or infinity"),
+    ({"reward": np.zeros(2)}, ValueError, "reward: expected float32 (3,), got shape (2,)"),
+    ({"reward": 0.0}, ValueError, "reward: expected float32 (3,), got shape ()"),
+    ({"reward": ["a"] * 3}, TypeError, "reward: expected float32 (3,), got dtype <U1"),
+    ({"obs": np.zeros((3, 5))}, ValueError, "obs: expected float32 (3, 4), got shape (3, 5)"),
+    ({"obs": None}, ValueError, "obs: expected float32 (3, 4), got shape ()"),
+    ({"action": [0.5, 0, 0]}, TypeError, "action: expected int64 (3,), got dtype float64"),
+    ({"terminated": [0, 0, 1]}, TypeError, "terminated: expected bool (3,), got dtype int64"),
+    ({"truncated": True}, ValueError, "truncated: expected bool (3,), got shape ()"),
+    ({"truncated": HALF_DONE}, ValueError, "final_obs: expected one observation for each truncated row, got None"),
+    (
+        {"truncated": HALF_DONE, "final_obs": np.zeros((1, 4))},
+        ValueError,
+        "final_obs: expected float32 (3, 4), got shape (1, 4)",
+    ),
+    ({"log_prob": np.zeros(3)}, ValueError, "extras: expected the fields [], got ['log_prob']"),
+    ({"lanes": [0, 1, 3]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 3]"),
+    ({"lanes": [0, 1, -1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, -1]"),
+    ({"lanes": [0, 1, 2**63 - 1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 92"),
+    ({"lanes": [2**63]}, ValueError, "lanes: expected values in int64's range"),
+    ({"lanes": [0, 1, 1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 1]"),
+    ({"lanes": [0, 1, 2, 0]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 2, 0]"),
+    ({"lanes": []}, ValueError, "lanes: expected int64 (1,), got shape (0,)"),
+    ({"lanes": np.array([], int)}, ValueError, "lanes: expected different lanes of (0, 1, 2), got array([]"),
+    ({"lanes": 1}, ValueError, "lanes: expected int64 (1,), got shape ()"),
+    ({"lanes": [0.0, 1.0, 2.0]}, TypeError, "lanes: expected int64 (3,), got dtype float64"),
+    ({"lanes": [True, True, False]}, TypeError, "lanes: expected lane numbers, got the mask [True, True, False]"),
+    ({"lanes": [0, 1]}, ValueError, "reward: expected float32 (2,), got shape (3,)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD, ids=[one[2] for one in BAD])
+def test_a_bad_value_is_refused_by_name_and_changes_no_lane(changes, error, message):
+    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, replay.vector_writer(range(3)) as vector:
+        vector.add(**rows(3))
+        before = body(replay)
+        with pytest.raises(error) as caught:
+            vector.add(**rows(3) | changes)
+        text = str(caught.value)
+        assert text.startswith(message)
+        assert "\n" not in text
+        assert body(replay) == before
+        assert vector.add(**rows(3)).tolist() == [1, 1, 1]
+
+
+def test_a_spec_with_next_obs_takes_truncated_rows_and_no_final_obs():
+    spec = TransitionSpec(Field((4,)), Field((), "int64"), next_obs=True)
+    with ReplayBuffer.create(spec, 40, lanes=2) as replay, replay.vector_writer() as vector:
+        after = np.ones((2, 4))
+        assert vector.add(**rows(2), truncated=[True, True], next_obs=after).tolist() == [0, 0]
+        with pytest.raises(ValueError, match="final_obs: expected None, since this spec stores next_obs"):
+            vector.add(**rows(2), truncated=[True, True], final_obs=after, next_obs=after)
+        with pytest.raises(ValueError, match=r"extras: expected the fields \['next_obs'\], got \[\]"):
+            vector.add(**rows(2))
+
+
+def test_a_boundary_row_needs_a_lane_of_two_rows():
+    with ReplayBuffer.create(SMALL, 2, lanes=2) as replay, replay.vector_writer() as vector:
+        vector.add(**rows(2))
+        with pytest.raises(ValueError, match="rows: expected at least one and at most the lane's capacity"):
+            vector.add(**rows(2), truncated=[False, True], final_obs=np.zeros((2, 4)), lanes=[0, 1])
+        assert vector.add(**rows(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("damaged", range(3))
+def test_damage_of_one_lane_is_found_before_anything_is_written(damaged):
+    with ReplayBuffer.create(SMALL, 30, lanes=3) as replay, replay.vector_writer() as vector:
+        vector.add(**rows(3))
+        Mapped(replay).counters(damaged)[0] = 99
+        before = body(replay)
+        with pytest.raises(SegmentCorrupt):
+            vector.add(**rows(3, 1.0))
+        assert body(replay) == before
+
+
+# ---- lanes and lives ----
+
+
+@pytest.mark.parametrize(
+    ("lanes", "message"),
+    [
+        ([0, 4], r"lanes: expected different numbers from 0 to 3, got \[0, 4\]"),
+        ([-1], r"lanes: expected different numbers from 0 to 3, got \[-1\]"),
+        ([1, 1], r"lanes: expected different numbers from 0 to 3, got \[1, 1\]"),
+        ([], r"lanes: expected different numbers from 0 to 3, got \[\]"),
+        (["a"], r"lanes: expected different numbers from 0 to 3, got \['a'\]"),
+    ],
+)
+def test_lanes_that_cannot_be_claimed_are_named(lanes, message):
+    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, pytest.raises(ValueError, match=message):
+        replay.vector_writer(lanes)
+
+
+def test_a_negative_timeout_is_refused():
+    with ReplayBuffer.create(SMALL, 40) as replay, pytest.raises(ValueError, match="timeout: expected seconds"):
+        replay.vector_writer(timeout=-1.0)
+
+
+def test_all_lanes_are_claimed_or_none():
+    shared = TransitionSpec(Field((4,)), Field((), "int64"), next_obs=True)
+    with ReplayBuffer.create(shared, 40, lanes=4) as replay:
+        with replay.writer(2), pytest.raises(LaneBusy, match="lane 2 has a living writer"):
+            replay.vector_writer()
+        with replay.writer(1, shared=True), pytest.raises(LaneBusy, match="lane 1 has a living writer"):
+            replay.vector_writer()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with replay.vector_writer([3, 1, 0]):
+            assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+            for lane in (0, 1, 3):
+                with pytest.raises(LaneBusy):
+                    replay.writer(lane)
+            replay.writer(2).close()
+        with replay.vector_writer():
+            pass
+
+
+def test_a_damaged_lane_is_not_claimed():
+    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay:
+        Mapped(replay).counters(2)[0] = 99
+        with pytest.raises(SegmentCorrupt):
+            replay.vector_writer()
+        replay.vector_writer([0, 1, 3]).close()
+
+
+def test_a_successor_begins_an_episode_in_each_lane():
+    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay:
+        for _ in range(2):
+            with replay.vector_writer() as vector:
+                vector.add(**rows(2))
+        places = [Mapped(replay).column(0, lane)[:2, 4:8].view(np.uint32).ravel().tolist() for lane in range(2)]
+        assert places == [[0, 0], [0, 0]]
+
+
+def test_a_closed_vector_writer_says_so():
+    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay:
+        vector = replay.vector_writer()
+        vector.close()
+        vector.close()
+        for use in (lambda: vector.add(**rows(2)), vector.check_open):
+            with pytest.raises(ClosedError, match="the writer was closed"):
+                use()
+        replay.vector_writer()
+    with pytest.raises(ClosedError):
+        replay.vector_writer()
+
+
+def test_closing_the_replay_closes_it():
+    replay = ReplayBuffer.create(SMALL, 40, lanes=2)
+    vector = replay.vector_writer()
+    replay.close()
+    with pytest.raises(ClosedError):
+        vector.add(**rows(2))
+
+
+def test_a_forked_child_must_not_write_and_frees_no_lane():
+    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
+        child = os.fork()
+        if child == 0:
+            try:
+                vector.add(**rows(2))
+            except StaleHandle:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(LaneBusy):
+            replay.writer(0)
+        assert vector.add(**rows(2)).tolist() == [0, 0]
+
+
+def test_it_stays_in_its_process():
+    with ReplayBuffer.create(SMALL, 40) as replay, replay.vector_writer() as vector:
+        with pytest.raises(TypeError, match="a VectorWriter belongs to one process"):
+            pickle.dumps(vector)
+        assert repr(vector) == "<VectorWriter of 1 lanes>"
+
+
+def test_a_second_thread_is_refused():
+    with ReplayBuffer.create(SMALL, 40) as replay, replay.vector_writer() as vector:
+        vector._inside[0] = None
+        with pytest.raises(UsedByTwoThreads, match=r"^VectorWriter: expected one thread at a time"):
+            vector.add(**rows(1))
+        vector._inside.clear()
+        assert vector.add(**rows(1)).tolist() == [0]
+
+
+def test_policy_versions_and_episodes_are_those_of_all_its_lanes():
+    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
+        vector.policy_version = 2**32 + 7
+        assert vector.policy_version == 7
+        vector.add(**rows(2))
+        vector.add(**rows(2))
+        vector.new_episode()
+        vector.add(**rows(2))
+        vector.new_episode([1])
+        vector.add(**rows(2))
+        heads = [Mapped(replay).column(0, lane)[:4, :16].view(np.uint32) for lane in range(2)]
+        assert [head[:, 1].tolist() for head in heads] == [[0, 1, 0, 1], [0, 1, 0, 0]]
+        assert all((head[:, 2] == 7).all() for head in heads)
+        with pytest.raises(ValueError, match=r"lanes: expected different lanes of \(0, 1\), got \[2\]"):
+            vector.new_episode([2])
+
+
+# ---- waiting ----
+
+
+def limited(tolerance=8.0):
+    return ReplayBuffer.create(SMALL, 400, 4, limiter=RateLimiter(1.0, 1, tolerance))
+
+
+def test_the_limiter_counts_every_row_of_a_call():
+    with limited() as replay, replay.vector_writer(timeout=0.0) as vector:
+        ends = {"truncated": np.ones(4, bool), "final_obs": np.zeros((4, 4))}
+        assert vector.add(**rows(4), **ends).tolist() == [0] * 4
+        assert vector.add(**rows(4), **ends).tolist() == [2] * 4
+        with pytest.raises(TimeoutError, match=r"no sampler made room for 4 more rows in 0\.0 seconds"):
+            vector.add(**rows(4))
+        assert [Mapped(replay).committed(lane) for lane in range(4)] == [4] * 4
+        replay.sampler(4).sample()
+        assert vector.add(**rows(4), **ends).tolist() == [4] * 4
+
+
+def test_a_call_that_the_limiter_could_never_admit_is_refused():
+    with limited(3.0) as replay, replay.vector_writer() as vector:
+        with pytest.raises(ValueError, match=r"tolerance: expected a limiter with at least .* for an add of 4"):
+            vector.add(**rows(4))
+        assert vector.add(**rows(3), lanes=[0, 1, 2]).tolist() == [0] * 3
+
+
+def test_values_are_checked_before_the_wait():
+    with limited() as replay, replay.vector_writer() as vector:
+        for _ in range(2):
+            vector.add(**rows(4))
+        with pytest.raises(ValueError, match="reward: expected a finite number"):
+            vector.add(**rows(4) | {"reward": np.full(4, np.nan)})
+        with pytest.raises(ValueError, match="lanes: expected different lanes"):
+            vector.add(**rows(2), lanes=[1, 1])
+
+
+def test_closing_ends_a_wait():
+    with limited() as replay:
+        vector = replay.vector_writer()
+        for _ in range(2):
+            vector.add(**rows(4))
+        timer = threading.Timer(0.1, vector.close)
+        timer.start()
+        with pytest.raises(ClosedError):
+            vector.add(**rows(4))
+        timer.join()
+
+
+def test_a_waiting_sampler_wakes_once_all_lanes_have_their_row():
+    """One notification of the sum of rows completes what the sampler waits for."""
+    with ReplayBuffer.create(SMALL, 400, 4) as replay, replay.vector_writer() as vector:
+        sampler, batches = replay.sampler(4, min_size=4), []
+        waiter = threading.Thread(target=lambda: batches.append(sampler.sample(timeout=60.0)))
+        waiter.start()
+        wanted = Mapped(replay).words(0).view(np.uint32)
+        while not wanted[0]:
+            time.sleep(1e-3)
+        vector.add(**rows(4), terminated=np.ones(4, bool))
+        waiter.join()
+        assert len(batches[0]) == 4
+        assert wanted[:2].tolist() == [0, 1]
