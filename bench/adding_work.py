@@ -1,4 +1,4 @@
-"""The replay's rows that add: one transition, and 64 at once, to rings that were filled once.
+"""The replay's rows that add: one transition, 64 to a lane, and one to each of 64 lanes; the rings were filled once.
 
 So their memory is mapped, as it is in a run's steady state.
 """
@@ -53,6 +53,39 @@ def _marlcore_add(obs: NDArray[Any], many: bool = False) -> Open:
 
             add = partial(writer.add_batch, *_many(obs)) if many else partial(writer.add, obs, 1, 0.5)
             yield Work(add, check)
+
+    return open_work
+
+
+def _marlcore_lanes(obs: NDArray[Any], vector: bool) -> Open:
+    """A row to each of 64 lanes: by one call, or by one call of each lane's own writer."""
+
+    @contextmanager
+    def open_work(scale: Scale) -> Iterator[Work]:
+        rows = _many(obs)
+        with (
+            ReplayBuffer.create(spec_of(obs), rows_of(obs, scale), ADD_BATCH) as replay,
+            replay.vector_writer() as filling,
+        ):
+            sampler = replay.sampler(ADD_BATCH // 2, seed=0)
+            for _ in range(0, replay.capacity, ADD_BATCH):
+                filling.add(*rows)
+
+            def check(_: object) -> None:
+                assert len(replay) == replay.capacity
+                _check_added(obs, fields_of(sampler.sample()))
+
+            if vector:
+                yield Work(partial(filling.add, *rows), check)
+                return
+            filling.close()
+            adds = [replay.writer(lane).add for lane in range(ADD_BATCH)]
+
+            def add_each() -> None:
+                for add in adds:
+                    add(obs, 1, 0.5)
+
+            yield Work(add_each, check)
 
     return open_work
 
@@ -114,8 +147,23 @@ def _libraries(obs: NDArray[Any], many: bool = False) -> dict[str, Open]:
     return libraries | {"cpprb": _cpprb_add(many)} if HAS_CPPRB and obs is VECTOR else libraries
 
 
+def _lane_libraries(obs: NDArray[Any]) -> dict[str, Open]:
+    return {
+        "marlcore": _marlcore_lanes(obs, vector=True),
+        "memcpy": _memcpy_add(obs, many=True),
+        "64 writers": _marlcore_lanes(obs, vector=False),
+        "add_batch": _marlcore_add(obs, many=True),
+    }
+
+
 ROWS = (
     Row("add, 4 x float32", _libraries(VECTOR), (Budget("seeds", 1 / 2.5), Budget("cpprb", 1 / 45))),
     Row("add, 84 x 84 uint8", _libraries(FRAME)),
     Row("add_batch of 64, 4 x float32", _libraries(VECTOR, many=True), (Budget("cpprb", 1 / 6),)),
+    Row(
+        "vector add: 64 rows to 64 lanes, 4 x float32",
+        _lane_libraries(VECTOR),
+        (Budget("64 writers", 1 / 6), Budget("add_batch", 2.5)),
+    ),
+    Row("vector add: 64 rows to 64 lanes, 84 x 84 uint8", _lane_libraries(FRAME)),
 )

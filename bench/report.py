@@ -203,6 +203,8 @@ COLOURS = {
     "cpprb": "#7d6b91",
     "cpprb single": "#b5a6c4",
     "torchrl": "#a04668",
+    "64 writers": "#5fa98f",
+    "add_batch": "#a8d5c2",
     "mp.Queue": "#3d6b99",
     "mp.Queue 128": "#8fb3d1",
 }
@@ -213,6 +215,8 @@ LABELS = {
     "cpprb": "cpprb, several processes",
     "cpprb single": "cpprb, one process",
     "torchrl": "torchrl, shared",
+    "64 writers": "marlcore, an add of each lane's writer",
+    "add_batch": "marlcore, 64 rows to one lane",
     "mp.Queue": "multiprocessing.Queue, a step a put",
     "mp.Queue 128": "multiprocessing.Queue, 128 steps a put",
 }

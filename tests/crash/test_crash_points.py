@@ -34,6 +34,7 @@ POINTS = {
     "add_frame": {"store": 7, "copy": 2, "futex": 1},
     "add_boundary": {"store": 10, "copy": 4, "futex": 1},
     "add_batch": {"store": 20, "copy": 4, "futex": 1},
+    "add_vector": {"store": 20, "copy": 8, "futex": 1},
     "add_shared": {"store": 7, "copy": 4, "futex": 1, "fcntl": 2},
     "add_limited": {"store": 12, "futex": 1},
     "draw": {"store": 3},
@@ -109,12 +110,14 @@ def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder
     assert all(outcome in outcomes.get(call, {}) for call, outcome in FAILING[scenario].items()), outcomes
 
 
+COMMITS_BEFORE = (
+    "transition.c",
+    "    uint32_t age = writer->age;\n",
+    "    uint32_t age = writer->age;\n    mc_lane_commit(&writer->lane, first, rows);\n",
+)
 MUTANTS = [
-    ("kill", "add_frame", "torn or wrong", mutants.Mutant("commits_before_it_writes", ((
-        "transition.c",
-        "    uint32_t age = writer->age;\n",
-        "    uint32_t age = writer->age;\n    mc_lane_commit(&writer->lane, first, rows);\n",
-    ),), ())),
+    ("kill", "add_frame", "torn or wrong", mutants.Mutant("commits_before_it_writes", (COMMITS_BEFORE,), ())),
+    ("kill", "add_vector", "torn or wrong", mutants.Mutant("commits_each_lane_too_early", (COMMITS_BEFORE,), ())),
     ("kill", "add", "torn or wrong", mutants.Mutant("does_not_reserve", (mutants.NO_RESERVATION, (
         "lane.c",
         "    mc_store_committed(mc_counters_of(lane), first + n);\n",

@@ -71,12 +71,13 @@ class World:
         self.folder = folder
         limiter = RateLimiter(1.0, 1, 1000.0)
         self.replay = ReplayBuffer.create(SPEC, 100, 2, limiter=limiter, name=NAME)
+        self.unlimited = ReplayBuffer.create(SPEC, 100, 2, name=NAME)
         self.queue = TrajectoryQueue.create(SPEC, 100, 2, name=NAME)
         self.telemetry = Telemetry.create(["one"])
         with self.replay.writer() as writer:
             writer.add_batch(np.zeros((20, 4), np.float32), np.zeros(20, np.int64), np.zeros(20, np.float32))
         self.replay.save(folder / "save")
-        self.shared = (self.replay, self.queue, self.telemetry)
+        self.shared = (self.replay, self.unlimited, self.queue, self.telemetry)
 
     def attach(self) -> None:
         ReplayBuffer.attach(self.replay.handle).close()
@@ -97,6 +98,10 @@ class World:
     def writer_without_closing(self) -> None:
         self.replay.writer(1)
 
+    def vector_writer(self) -> None:
+        with self.unlimited.vector_writer() as vector:
+            vector.add(np.zeros((2, 4), np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32))
+
     def sampler(self) -> None:
         self.replay.sampler(8)
 
@@ -116,8 +121,9 @@ class World:
         """All lanes are free, and nothing else has a name."""
         for lane in range(2):
             self.replay.writer(lane).close()
+            self.unlimited.writer(lane).close()
         self.telemetry.reporter("one").close()
-        assert len(list(SHM_DIR.glob(f"marlcore-{NAME}*"))) == 2
+        assert len(list(SHM_DIR.glob(f"marlcore-{NAME}*"))) == 3
         (self.folder / "file").unlink(missing_ok=True)  # interrupted after it was made
         assert [path.name for path in self.folder.iterdir()] == ["save"]
 
@@ -131,7 +137,8 @@ class World:
 
 
 OPERATIONS = (
-    "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "sampler",
+    "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "vector_writer",
+    "sampler",
     "reader", "reporter", "save", "load",
 )  # fmt: skip
 

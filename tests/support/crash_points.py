@@ -203,6 +203,57 @@ class AddBatch(AddFrame):
         return self.writer.add_batch(**rows(range(ticket, ticket + self.written), self.spec))
 
 
+class AddVector(Add):
+    """A writer of three lanes adds a row to each; that of the second lane is an episode's last."""
+
+    spec, lanes = FRAMES, 3
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.other = folder, None
+        self.watch(ReplayBuffer.create(self.spec, self.lanes * CAPACITY, self.lanes, name="crash"))
+        with self.replay.vector_writer() as writer:
+            for ticket in range(BEFORE):
+                self.vector_add(writer, [ticket] * self.lanes)
+        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+        self.look()
+        Event(self.mapped.body).prepare(1)
+
+    def vector_add(self, writer: Any, tickets: list[int], last: int | None = None) -> None:
+        """Adds the next row of each lane; `last` is the lane whose episode ends."""
+        index = np.array(tickets) * self.lanes + np.arange(self.lanes)
+        ended = {"truncated": np.arange(self.lanes) == last, "final_obs": observations(index + self.lanes, self.spec)}
+        assert writer.add(**rows(index, self.spec), **({} if last is None else ended)).tolist() == tickets
+
+    def prepare(self) -> str:
+        self.own = ReplayBuffer.attach(self.replay.handle)
+        self.writer = self.own.vector_writer()
+        return ""
+
+    def act(self) -> None:
+        self.vector_add(self.writer, [BEFORE] * self.lanes, last=1)
+
+    def check(self, done: bool) -> None:
+        """The lanes before one have their whole rows, those behind it none."""
+        committed = [self.mapped.committed(lane) - BEFORE for lane in range(self.lanes)]
+        assert committed in ([[1, 2, 1]] if done else [[0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 1]])
+        self.look()
+        with self.replay.vector_writer() as writer:
+            for more in range(4):
+                self.vector_add(writer, [BEFORE + rows + more for rows in committed])
+                self.look()
+        written = sum(self.mapped.lanes.written(lane) for lane in range(self.lanes))
+        assert written == self.lanes * (BEFORE + 4) + sum(committed) - (committed[1] == 2)
+
+    def look(self) -> None:
+        """Every row that can be drawn is what was written."""
+        for _ in range(4):
+            batch = self.sampler.sample()
+            for name, value in rows(batch.index, self.spec).items():
+                assert (getattr(batch, name) == value).all(), f"torn or wrong: {name} of {batch.index.tolist()}"
+            followed = (batch.next_obs == observations(batch.index + self.lanes, self.spec)).all()
+            assert followed, f"torn or wrong: next_obs of {batch.index.tolist()}"
+
+
 class AddShared(Add):
     spec, shared = SHARED, True
 
@@ -503,8 +554,8 @@ class Publish:
 
 SCENARIOS = {
     "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
-    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_shared": AddShared, "add_limited": AddLimited,
-    "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
+    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
+    "add_limited": AddLimited, "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
     "create_file": CreateFile,
 }  # fmt: skip
 

@@ -28,8 +28,9 @@ CALLS = """if True:
     obs, priorities = np.zeros(4, np.float32), np.random.default_rng(0).random(64)
     many = np.zeros((64, 4), np.float32), np.zeros(64, np.int64), np.zeros(64, np.float32)
     model = torch.nn.Linear(4, 4)
-    with mc.ReplayBuffer.create(spec, 4096) as replay, mc.ParameterStore.create(model) as store:
-        publisher, writer = store.publisher(model), replay.writer()
+    with (mc.ReplayBuffer.create(spec, 4096) as replay, mc.ReplayBuffer.create(spec, 4096, lanes=64) as lanes,
+          mc.ParameterStore.create(model) as store):
+        publisher, writer, vector = store.publisher(model), replay.writer(), lanes.vector_writer()
         for _ in range(100):
             writer.add_batch(*many)
         uniform = replay.sampler(64, seed=0)
@@ -41,7 +42,7 @@ CALLS = """if True:
 
         calls = {"uniform 64": uniform.sample, "stack 4, 3 steps 64": stacked.sample, "prioritized 64": prioritized,
                  "add": lambda: writer.add(obs, 1, 0.5), "add_batch 64": lambda: writer.add_batch(*many),
-                 "publish": publisher.publish}
+                 "vector add 64": lambda: vector.add(*many), "publish": publisher.publish}
         for call in calls.values():
             for _ in range(3):
                 call()
@@ -63,6 +64,7 @@ BOUNDS = {
     "prioritized 64": 86_000,
     "add": 320,
     "add_batch 64": 4_500,
+    "vector add 64": 23_400,
     "publish": 370,
 }
 

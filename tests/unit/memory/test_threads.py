@@ -76,7 +76,7 @@ def test_no_row_of_two_threads_is_mixed(replay: ReplayBuffer):
 
 def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
     """By name, a call of something that one thread at a time may use."""
-    replay = ReplayBuffer.create(SPEC, 100)
+    replay = ReplayBuffer.create(SPEC, 200, lanes=2)
     with replay.writer() as writer:
         writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
     queue = TrajectoryQueue.create(SPEC, 100)
@@ -85,6 +85,7 @@ def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
     made = {
         "writer": (writer := replay.writer(), lambda: writer.add(np.zeros(400, np.int64), 0, 0.0)),
         "add_batch": (writer, lambda: writer.add_batch(np.zeros((2, 400), np.int64), [0, 0], [0.0, 0.0])),
+        "vector_writer": (vector := replay.vector_writer([1]), lambda: vector.add(np.zeros((1, 400), int), [0], [0.0])),
         "sampler": (sampler := replay.sampler(4), sampler.sample),
         "state_dict": (sampler, sampler.state_dict),
         "mixture": (mixture := Mixture([replay], [1.0], 4), mixture.sample),

@@ -25,7 +25,6 @@ from marlcore import (
     SegmentCorrupt,
     StaleHandle,
     TransitionSpec,
-    UsedByTwoThreads,
 )
 
 SMALL = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -312,15 +311,6 @@ def test_it_stays_in_its_process():
         with pytest.raises(TypeError, match="a VectorWriter belongs to one process"):
             pickle.dumps(vector)
         assert repr(vector) == "<VectorWriter of 1 lanes>"
-
-
-def test_a_second_thread_is_refused():
-    with ReplayBuffer.create(SMALL, 40) as replay, replay.vector_writer() as vector:
-        vector._inside[0] = None
-        with pytest.raises(UsedByTwoThreads, match=r"^VectorWriter: expected one thread at a time"):
-            vector.add(**rows(1))
-        vector._inside.clear()
-        assert vector.add(**rows(1)).tolist() == [0]
 
 
 def test_policy_versions_and_episodes_are_those_of_all_its_lanes():
