@@ -9,6 +9,7 @@ import pytest
 from mapped import Mapped
 
 from marlcore import Field, TrajectoryQueue, TransitionSpec
+from marlcore.queue.cursor import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
 
@@ -49,6 +50,33 @@ def test_a_call_waits_until_each_lane_has_room():
             timer.start()
             assert vector.add(**rows(4)).tolist() == [1, 1, 4, 1]
             timer.join()
+
+
+def test_a_call_waits_for_room_for_boundary_rows_too():
+    with TrajectoryQueue.create(SPEC, 8, lanes=2) as queue, queue.vector_writer(timeout=0.0) as vector:
+        for _ in range(3):
+            vector.add(**rows(2))
+        ended = {"truncated": np.array([False, True]), "final_obs": np.zeros((2, 4))}
+        with pytest.raises(TimeoutError, match="no room for 2 more rows in lane 1"):
+            vector.add(**rows(2), **ended)
+        assert committed(queue) == [3, 3]
+        assert vector.add(**rows(2)).tolist() == [3, 3]
+
+
+def test_the_waits_for_all_lanes_share_one_timeout():
+    began = []
+
+    class Gate:
+        def wait(self, transitions, boundaries, timeout, check_open, now):
+            began.append((timeout, now))
+            return True
+
+    gates = QueueGates([Gate(), Gate()])
+    for timeout in (5.0, None):
+        assert not gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None).any()
+    assert began[0] == began[1]
+    assert isinstance(began[0][1], float)
+    assert began[2:] == [(None, None)] * 2
 
 
 def test_rows_without_room_are_left_out_and_counted():

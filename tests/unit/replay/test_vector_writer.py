@@ -145,7 +145,7 @@ BAD = [
     ({"obs": None}, ValueError, "obs: expected float32 (3, 4), got shape ()"),
     ({"action": [0.5, 0, 0]}, TypeError, "action: expected int64 (3,), got dtype float64"),
     ({"terminated": [0, 0, 1]}, TypeError, "terminated: expected bool (3,), got dtype int64"),
-    ({"truncated": True}, ValueError, "truncated: expected bool (3,), got shape ()"),
+    ({"terminated": HALF_DONE, "truncated": True}, ValueError, "truncated: expected bool (3,), got shape ()"),
     ({"truncated": HALF_DONE}, ValueError, "final_obs: expected one observation for each truncated row, got None"),
     (
         {"truncated": HALF_DONE, "final_obs": np.zeros((1, 4))},
@@ -180,6 +180,7 @@ def test_a_bad_value_is_refused_by_name_and_changes_no_lane(changes, error, mess
         assert "\n" not in text
         assert body(replay) == before
         assert vector.add(**rows(3)).tolist() == [1, 1, 1]
+        assert [Mapped(replay).column(0, lane)[1, 7] for lane in range(3)] == [0, 0, 0]  # no row ended
 
 
 def test_a_spec_with_next_obs_takes_truncated_rows_and_no_final_obs():
@@ -357,7 +358,7 @@ def test_a_call_that_the_limiter_could_never_admit_is_refused():
 
 
 def test_values_are_checked_before_the_wait():
-    with limited() as replay, replay.vector_writer() as vector:
+    with limited() as replay, replay.vector_writer(timeout=0.0) as vector:
         for _ in range(2):
             vector.add(**rows(4))
         with pytest.raises(ValueError, match="reward: expected a finite number"):
