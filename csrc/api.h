@@ -75,9 +75,9 @@ struct mc_row {       /* the head of a record, which is column 0 */
     float reward;
 };
 
-struct mc_writer {       /* private to one process */
-    struct mc_lane lane; /* capacity 0 once closed */
-    uint8_t *records;    /* the caller's staging: the transition's record, then the boundary row's */
+struct mc_writer { /* private to one process */
+    struct mc_lane lane;
+    uint8_t *records; /* the caller's staging: the transition's record, then the boundary row's */
     const void *frames[MC_MAX_COLUMNS];       /* the transition's columns 1.., also those at intervals */
     const void *final_frames[MC_MAX_COLUMNS]; /* the boundary row's columns 1.. */
     /* A writer of a shared lane takes this lock for each append; offset 0: the lane has one writer. */
@@ -87,6 +87,7 @@ struct mc_writer {       /* private to one process */
     uint32_t ordinal;
     uint32_t policy_version;
     uint32_t age;
+    int closed;   /* set by any thread, it ends no call in progress */
     uint64_t row; /* in a vector: the number of its row in the present call */
 };
 

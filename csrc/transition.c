@@ -44,7 +44,7 @@ static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
 /* Takes the lane until mc_writer_leave. The previous writer of a shared lane may have been killed in the
  * middle of an append, so each turn begins like a successor. */
 static int mc_writer_enter(struct mc_writer *writer) {
-    if (writer->lane.capacity == 0)
+    if (writer->closed)
         return -ESHUTDOWN;
     if (!writer->lock_offset)
         return 0;

@@ -186,7 +186,7 @@ TEST(a_closed_writer_says_so) {
     struct mc_lane lane = open_replay(&f, 4);
     uint8_t rows[RECORD] = {0}, ends[3] = {0};
     const void *sources[] = {NULL, rows};
-    f.writer.lane.capacity = 0;
+    f.writer.closed = 1;
     CHECK(add(&f, 1, 0) == -ESHUTDOWN);
     CHECK(mc_writer_add_rows(&f.writer, 1, rows, sources, ends, 0) == -ESHUTDOWN);
     free_lane(&lane);
@@ -360,7 +360,7 @@ TEST(a_shared_lane_that_is_damaged_or_closed_is_not_kept) {
     open_shared(&f, lane, mine);
     set_counters(&lane, 5, 4);
     CHECK(add(&f, 1, 0) == -EUCLEAN && mc_lock_held(fd, 7) == 0);
-    f.writer.lane.capacity = 0;
+    f.writer.closed = 1;
     CHECK(add(&f, 1, 0) == -ESHUTDOWN && mc_lock_held(fd, 7) == 0);
     close(mine), close(fd);
     free_lane(&lane);

@@ -288,11 +288,11 @@ class NativeWriter:
 
     def close(self) -> None:
         """Closes the writer: the C core refuses every later add."""
-        self._raw.lane.capacity = 0
+        self._raw.closed = 1
 
     @property
     def closed(self) -> bool:
-        return bool(self._raw.lane.capacity == 0)
+        return bool(self._raw.closed)
 
 
 class AddRows:

@@ -46,7 +46,7 @@ class BatchStaging:
         self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
         self._all = rows + self.boundaries
         capacity = native.raw.lane.capacity
-        if 0 < capacity < self._all + spare:
+        if capacity < self._all + spare:
             of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
             raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {self._all}")
         records = np.zeros((self._all, layout.record_bytes), np.uint8)

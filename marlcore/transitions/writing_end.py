@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import time
+from threading import get_ident
 from typing import Any, TypeVar
 
 from ..errors import StaleHandle
 from ..memory import LaneClaim, NativeVector, NativeWriter
 
 __all__ = ["WritingEnd"]
+
+_PAUSE_S = 1e-4
 
 W = TypeVar("W", bound="WritingEnd")
 
@@ -44,8 +48,11 @@ class WritingEnd:
             raise self._failure(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Releases what it has claimed. Repeated calls are harmless."""
+        """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
         self._native.close()
+        me = get_ident()
+        while not self._forked and any(thread != me for thread in [*self._inside]):
+            time.sleep(_PAUSE_S)  # a successor must not write beside that add, which soon finds the writer closed
         self._claim.release()
 
     def forked(self) -> None:
