@@ -18,8 +18,8 @@ from pathlib import Path
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
+from marlcore.training import read_metrics
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
-from marlcore.training.run_directory import read_metrics
 
 STEPS = 60_000
 ROUNDS = 3
@@ -34,7 +34,7 @@ def rate(agents: int, trains: bool, processes: int = 1, envs: int = 4) -> float:
         actor=ActorConfig(processes=processes, envs=envs),
         replay=ReplayConfig(capacity=NEVER),
         learner=LearnerConfig(warmup=1000 if trains else NEVER, device="cpu"),
-        exploration=ExplorationConfig(epsilon_start=0.0, epsilon_min=0.0),
+        exploration=ExplorationConfig(epsilon=0.0),
     )
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, run_dir=str(Path(folder) / "run"))

@@ -154,7 +154,8 @@ static int64_t mc_writer_put_rows(struct mc_writer *writer, uint64_t n, uint8_t 
     if (error)
         return error;
     for (uint64_t i = 0; i < n; i++) {
-        int flags = terminated[i] * MC_TERMINATED | truncated[i] * MC_TRUNCATED | boundary[i] * MC_BOUNDARY;
+        int flags =
+            !!terminated[i] * MC_TERMINATED | !!truncated[i] * MC_TRUNCATED | !!boundary[i] * MC_BOUNDARY;
         mc_writer_head(writer, records + i * bytes, flags);
         /* If an ended row has a boundary row, that one closes the episode instead. */
         if (flags && !(i + 1 < n && boundary[i + 1]))

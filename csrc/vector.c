@@ -4,7 +4,7 @@
 #include "core.h"
 
 static int mc_vector_flags(uint64_t n, uint64_t i, const uint8_t *ends, int finals) {
-    int flags = ends[i] * MC_TERMINATED | ends[n + i] * MC_TRUNCATED;
+    int flags = !!ends[i] * MC_TERMINATED | !!ends[n + i] * MC_TRUNCATED;
     return flags && finals ? flags | MC_BOUNDARY : flags;
 }
 

@@ -30,9 +30,16 @@ if TYPE_CHECKING:
     from .errors import StaleHandle as StaleHandle
     from .errors import UsedByTwoThreads as UsedByTwoThreads
     from .errors import WorkerFailed as WorkerFailed
+    from .interfaces import Action as Action
     from .interfaces import Algorithm as Algorithm
     from .interfaces import Environment as Environment
+    from .interfaces import Outcome as Outcome
+    from .interfaces import ReplaySource as ReplaySource
     from .interfaces import Trainer as Trainer
+    from .interfaces import Turn as Turn
+    from .interfaces import Update as Update
+    from .interfaces import VectorEnvironment as VectorEnvironment
+    from .processes import Metric as Metric
     from .processes import WorkerContext as WorkerContext
     from .processes import Workers as Workers
     from .queue import TrajectoryQueue as TrajectoryQueue
@@ -44,15 +51,30 @@ if TYPE_CHECKING:
     from .replay import ReplayBuffer as ReplayBuffer
     from .replay import Sampler as Sampler
     from .replay import Sequence as Sequence
+    from .spaces import Spaces as Spaces
     from .spec import Field as Field
     from .spec import TransitionSpec as TransitionSpec
     from .training import ActorConfig as ActorConfig
     from .training import Config as Config
+    from .training import Constant as Constant
+    from .training import Evaluation as Evaluation
+    from .training import EvaluationConfig as EvaluationConfig
     from .training import ExplorationConfig as ExplorationConfig
+    from .training import Exponential as Exponential
     from .training import LearnerConfig as LearnerConfig
+    from .training import Linear as Linear
+    from .training import LoadedPolicy as LoadedPolicy
+    from .training import MetricsConfig as MetricsConfig
+    from .training import Piecewise as Piecewise
     from .training import ReplayConfig as ReplayConfig
     from .training import Result as Result
+    from .training import Run as Run
+    from .training import Schedule as Schedule
+    from .training import Status as Status
     from .training import SupervisionConfig as SupervisionConfig
+    from .training import evaluate as evaluate
+    from .training import load_policy as load_policy
+    from .training import start as start
     from .training import train as train
     from .transitions import Batch as Batch
     from .transitions import VectorWriter as VectorWriter
@@ -62,49 +84,71 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Action": "interfaces",
     "ActorConfig": "training",
     "Algorithm": "interfaces",
     "Batch": "transitions",
     "ClosedError": "errors",
     "Config": "training",
+    "Constant": "training",
     "DQN": "algos",
     "Environment": "interfaces",
     "EnvironmentFailed": "errors",
+    "Evaluation": "training",
+    "EvaluationConfig": "training",
     "ExplorationConfig": "training",
+    "Exponential": "training",
     "Field": "spec",
     "IQN": "algos",
     "LaneBusy": "errors",
     "LayoutMismatch": "errors",
     "LearnerConfig": "training",
+    "Linear": "training",
+    "LoadedPolicy": "training",
     "MarlcoreError": "errors",
+    "Metric": "processes",
+    "MetricsConfig": "training",
     "Mixture": "replay",
     "NamedEnvironment": "envs",
     "NotEnoughData": "errors",
+    "Outcome": "interfaces",
     "ParameterStore": "weights",
+    "Piecewise": "training",
     "Prefetch": "replay",
     "Prioritized": "replay",
     "RateLimiter": "replay",
     "ReplayBuffer": "replay",
     "ReplayConfig": "training",
+    "ReplaySource": "interfaces",
     "Result": "training",
+    "Run": "training",
     "Sampler": "replay",
+    "Schedule": "training",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
     "Sequence": "replay",
     "SharedMemoryFull": "errors",
+    "Spaces": "spaces",
     "StaleHandle": "errors",
+    "Status": "training",
     "SupervisionConfig": "training",
     "Trainer": "interfaces",
     "TrajectoryQueue": "queue",
     "TrajectoryReader": "queue",
     "TransitionSpec": "spec",
     "TreasureHunt": "envs",
+    "Turn": "interfaces",
+    "Update": "interfaces",
     "UsedByTwoThreads": "errors",
+    "VectorEnvironment": "interfaces",
     "VectorWriter": "transitions",
     "WorkerContext": "processes",
     "WorkerFailed": "errors",
     "Workers": "processes",
     "Writer": "transitions",
+    "evaluate": "training",
+    "load_policy": "training",
+    "start": "training",
     "train": "training",
 }
 

@@ -44,6 +44,12 @@ COMMANDS = {
         "[--env ENV] [--algo ALGO] [--resume RUN] [OPTIONS]",
         "train every agent of an environment",
     ),
+    "eval": (
+        "eval",
+        "main",
+        "RUN [--episodes N] [--which best] [--video FILE]",
+        "play episodes with a run's policies, and print their returns",
+    ),
     "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("bench", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .spec import Field
+from .spec import TransitionSpec
 
 if TYPE_CHECKING:
+    import gymnasium
     import torch
 
-    from .transitions import Batch
+    from .replay import Prioritized
+    from .replay import Sequence as Windows
+    from .spaces import Spaces, Values
+    from .transitions import Batch, TorchBatch
 
-__all__ = ["Algorithm", "BatchSource", "Environment", "Gate", "Publisher", "Trainer", "VectorGate"]
+__all__ = [
+    "Action",
+    "Algorithm",
+    "BatchSource",
+    "Environment",
+    "Gate",
+    "Outcome",
+    "Publisher",
+    "ReplaySource",
+    "Trainer",
+    "Turn",
+    "Update",
+    "VectorEnvironment",
+    "VectorGate",
+]
 
 
 class Environment(Protocol):
-    """An environment whose agents act one after another (PettingZoo's agent-environment cycle).
+    """One copy of an environment whose agents act one after another (PettingZoo's agent-environment cycle).
 
     In an episode, call `reset`; then, while `agent` is not None, read `last` and call `step` with that agent's action.
     An agent whose `last` is terminated or truncated gets one more turn, with the action None.
     """
 
     agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
-    observations: Mapping[str, Field]  # by agent: the shape and dtype of one observation
-    actions: Mapping[str, int]  # by agent: the number of discrete actions
+    observation_spaces: Mapping[str, gymnasium.Space]  # by agent
+    action_spaces: Mapping[str, gymnasium.Space]  # by agent
 
     @property
     def agent(self) -> str | None:
@@ -36,28 +55,129 @@ class Environment(Protocol):
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode; a seed makes this episode and all later ones reproducible."""
 
-    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
-        """(observation, reward since this agent's previous action, terminated, truncated) of `agent`."""
+    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """(observation, reward since this agent's previous action, terminated, truncated, info) of `agent`.
 
-    def step(self, action: int | None) -> None:
-        """Perform an action of `agent`; None for an agent whose episode has ended."""
+        A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
+        `info["action_mask"]`.
+        """
+
+    def step(self, action: Any) -> None:
+        """Perform an action of `agent`, a member of its action space; None for an agent whose episode has ended."""
 
     def close(self) -> None:
         """Release the environment's resources."""
 
 
-class Trainer(Protocol):
-    """The learning half of an algorithm, for one agent."""
+class Outcome(NamedTuple):
+    """The results of an agent's last actions in some copies of the environment.
 
-    def update(self, batch: Any) -> Mapping[str, torch.Tensor]:
+    Attributes:
+        agent: its name.
+        copies: int64 [k], ascending: the numbers of the copies.
+        reward: float [k], what it earned since that action.
+        terminated, truncated: bool [k]: whether and how its episode ended.
+        final_obs: the observations [k, ...] after these actions, read where the episode ended; None if none did. A mask
+            that is missing there, or that allows nothing, becomes one that allows all. Unchanged until the next
+            `observe`.
+        infos: (copy, numbers by name) of episodes that ended.
+    """
+
+    agent: str
+    copies: NDArray[np.int64]
+    reward: NDArray[Any]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs: Values | None
+    infos: Sequence[tuple[int, Mapping[str, float]]] = ()
+
+
+class Turn(NamedTuple):
+    """An agent's observations in the copies in which it acts now.
+
+    Attributes:
+        agent: its name.
+        copies: int64 [k], ascending: the numbers of the copies.
+        obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the next `observe`.
+        begins: bool [k], whether this is the agent's first turn of an episode.
+    """
+
+    agent: str
+    copies: NDArray[np.int64]
+    obs: Values
+    begins: NDArray[np.bool_]
+
+
+class VectorEnvironment(Protocol):
+    """Several copies of an environment, advanced together; actors use no other form.
+
+    Call `observe`, then `act` once for each turn that it returned, and so on. An ended episode is followed by the next
+    one without a call.
+    """
+
+    copies: int
+    agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
+    spaces: Mapping[str, Spaces]  # by agent
+    episodes: int  # ended so far, in all copies together
+    ended: NDArray[np.int64]  # [copies], the same in each copy
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode in every copy; the seed determines this episode and all later ones."""
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        """The results of earlier actions, and the turns of the agents that act now.
+
+        Each action has one outcome, not later than its agent's next turn in that copy; none if the episode ends for all
+        before the environment tells. Raises EnvironmentFailed: a copy raised, or returned a value outside its space.
+        """
+
+    def act(self, turn: Turn, action: NDArray[Any]) -> None:
+        """Perform the actions [k, ...] of a turn. Raises EnvironmentFailed: a copy raised."""
+
+    def close(self) -> None:
+        """Release the environment's resources."""
+
+
+class Action(NamedTuple):
+    """What an algorithm chose for k observations.
+
+    Attributes:
+        action: [k, ...] of the action space; those of a Discrete or MultiDiscrete count from 0.
+        extras: [k, ...] by name, what the row stores beside them: the extras of `Algorithm.transition`.
+        state: the recurrent state after these observations, [k, ...] by name; None without one.
+        values: [k] by name, what `Algorithm.first_priority` needs; not stored.
+    """
+
+    action: NDArray[Any]
+    extras: Mapping[str, NDArray[Any]] = {}
+    state: Mapping[str, torch.Tensor] | None = None
+    values: Mapping[str, NDArray[Any]] = {}
+
+
+@dataclass(frozen=True)
+class Update:
+    """The result of an update.
+
+    Attributes:
+        metrics: detached scalars, logged; at least "loss".
+        priority: float32 [B], detached: each row's new priority, for prioritized replay; None leaves them.
+    """
+
+    metrics: Mapping[str, torch.Tensor]
+    priority: torch.Tensor | None = None
+
+
+class Trainer(Protocol):
+    """The learning half of an algorithm, for one policy."""
+
+    def update(self, batch: Any) -> Update:
         """Learn from a batch.
 
         Args:
             batch: B transitions as returned by `Batch.torch`, on the network's device: `obs` and `next_obs` in the
-                network's input shape, `action` int64 [B], `reward` float32 [B] (the discounted n-step sum), `discount`
-                float32 [B] of `next_obs`, 0 where the episode terminated, `weight` float32 [B], 1 by default.
-
-        Returns: detached scalars, logged as metrics; at least "loss".
+                network's input shape (a dict of tensors if the observation has several parts or a mask), `action`
+                [B, ...], `reward` float32 [B] (the discounted n-step sum), `discount` float32 [B] of `next_obs`, 0
+                where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,44 +187,101 @@ class Trainer(Protocol):
         """Restore the state returned by `state_dict`."""
 
 
-class Algorithm(Protocol):
-    """Hyperparameters, with functions that make the network, choose actions and make the trainer.
+@dataclass(frozen=True)
+class ReplaySource:
+    """How a learner samples its replay; the arguments of `ReplayBuffer.sampler`.
 
-    Each agent has its own network: its learner trains it, and its actors act with copies that follow. So an algorithm
-    keeps no state. Preferably write it as a frozen dataclass in a module: then `marlcore train --algo module:Class`
-    offers its fields as options, and `--resume` can import it again. Example: examples/custom_algorithm.py, 60 lines.
+    Attributes:
+        n_step: rewards in each return.
+        prioritized: draws in proportion to priorities; None draws uniformly.
+        sequence: draws windows of consecutive transitions; None draws single ones.
     """
 
-    def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
-        """An untrained network, on the CPU.
+    n_step: int = 1
+    prioritized: Prioritized | None = None
+    sequence: Windows | None = None
 
-        Args:
-            observation: shape and dtype of one observation; the network gets it neither scaled nor converted.
-            actions: the number of actions.
-            stack: frames of an observation; the input is [B, *shape], or [B, stack, *shape] when stack > 1.
+
+class Algorithm(Protocol):
+    """Hyperparameters, with functions that make the model, choose actions and make the trainer.
+
+    Each policy has its own model: its learner trains it, and its actors act with copies that follow. So an algorithm
+    keeps no state. Derive from this class to get `transition` and `source` by default. Preferably write a frozen
+    dataclass in a module: then `marlcore train --algo module:Class` offers its fields as options, and `--resume` can
+    import it again. Example: examples/custom_algorithm.py.
+    """
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """The fields of a row; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""
+        return TransitionSpec(obs=spaces.obs, action=spaces.action_field)
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """How the learner samples, given what the configuration chose; by default that."""
+        return chosen
+
+    def make_model(self, spaces: Spaces) -> torch.nn.Module:
+        """An untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
+
+        Its input are observations as `spaces.obs` says, neither scaled nor converted: [B, *shape], or
+        [B, stack, *shape] when spaces.stack > 1; a dict of these if the observation has several parts or a mask.
         """
 
     def act(
-        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Choose actions [B] for observations [B, ...] on the network's device.
+        self,
+        model: torch.nn.Module,
+        obs: Any,
+        *,
+        explore: Mapping[str, Any] | None,
+        state: Mapping[str, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """Choose actions for k observations.
 
         Args:
-            epsilon: the probability of a random action, from the configuration's exploration schedule.
-            rng: the actor's own generator; the same seed repeats its draws.
+            model: the model's acting part.
+            obs: the model's input, on its device.
+            explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
+                greedily.
+            state: the recurrent state, rows of new episodes zeroed; None at first, and for models without one.
+            mask: bool [k, actions], which actions are allowed; None allows all.
+            generator: the actor's own source of randomness; the same seed repeats its draws.
         """
 
-    def make_trainer(self, network: torch.nn.Module) -> Trainer:
-        """A trainer that updates `network` in place, on its device.
+    def first_priority(
+        self,
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """The first priorities [k] of transitions, if rows have an extra "priority", which then is the actor's to fill.
 
-        The network's tensors are by then views of one flat tensor: change their values, do not replace them.
+        Args:
+            before, after: `Action.values` of the observation acted on, and of the next one; there they are 0 where the
+                episode terminated, and NaN where it was truncated.
+            reward: [k].
+            discount: of one step.
+
+        Returns: at least 0; NaN, the default, stands for the highest priority so far.
+        """
+        return np.full(len(reward), np.nan, np.float32)
+
+    def make_trainer(self, model: torch.nn.Module) -> Trainer:
+        """A trainer that updates `model` in place, on its device.
+
+        The published tensors are by then views of one flat tensor: change their values, do not replace them.
         """
 
 
 class BatchSource(Protocol):
     """A source of a learner's batches: a `Sampler`, a `Mixture` or a `Prefetch`."""
 
-    def sample(self, timeout: float | None = None) -> Batch: ...
+    def sample(self, timeout: float | None = None) -> Batch | TorchBatch: ...
+
+    def update_priorities(self, index: Any, priority: Any) -> None: ...
+
+    def clear(self) -> None: ...
 
 
 class Publisher(Protocol):

@@ -252,6 +252,14 @@ def one_torch_thread():
 
 
 @pytest.fixture
+def seeded_torch(one_torch_thread):
+    """Torch computes on one thread, and draws from one seed."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def small_tmpfs(tmp_path):
     """A file system in memory, of 1 MiB."""
     where = tmp_path / "small"

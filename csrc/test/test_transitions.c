@@ -490,6 +490,25 @@ TEST(ended_rows_of_a_vector_have_boundary_rows_if_these_are_given) {
     free_lane(&v.lanes[0]);
 }
 
+TEST(any_byte_but_zero_is_true) {
+    struct vector v;
+    struct fixture f;
+    uint8_t rows[2 * RECORD] = {0}, frames[2 * FRAME] = {0}, ends[] = {4, 0, 0, 2, 0, 0};
+    const void *sources[] = {NULL, frames};
+    open_vector(&v, 8);
+    v.ends[0][0] = MC_BOUNDARY, v.ends[1][1] = MC_TERMINATED + MC_TRUNCATED;
+    v.raw.final_needed = 0;
+    CHECK(add_vector(&v, LANES, 0, 0) == 0 && mc_lane_committed(&v.lanes[0]) == 1);
+    expect_row(&v.lanes[0], 0, 0, 0, MC_TERMINATED);
+    expect_row(&v.lanes[1], 0, 0, 0, MC_TRUNCATED);
+    free_lane(&v.lanes[0]);
+    struct mc_lane lane = open_replay(&f, 8);
+    CHECK(mc_writer_add_rows(&f.writer, 2, rows, sources, ends, 0) == 0);
+    expect_row(&lane, 0, 0, 0, MC_TERMINATED);
+    expect_row(&lane, 1, 1, 0, MC_TRUNCATED);
+    free_lane(&lane);
+}
+
 TEST(a_bad_row_of_a_vector_changes_no_lane) {
     struct vector v;
     float nan = NAN, zero = 0;

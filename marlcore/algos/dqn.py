@@ -7,6 +7,7 @@ Wang et al. 2016, "Dueling network architectures for deep reinforcement learning
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,15 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ..checks import check_whole
-from ..spec import Field
-from .common import Head, QNetwork, TargetTrainer, Torso, check_hyperparameters, epsilon_greedy
+from ..interfaces import Action, Algorithm, ReplaySource, Update
+from ..spaces import Spaces
+from ..spec import TransitionSpec
+from .exploration import epsilon_greedy
+from .first_priority import absolute_error, source_with_priority, with_priority
+from .head import Head
+from .hyperparameters import check_hyperparameters
+from .joint import JointActions
+from .qnetwork import QNetwork, best
+from .target import TargetTrainer
+from .torso import Torso
 
 __all__ = ["DQN", "DQNNetwork", "DQNTrainer"]
 
 
 @dataclass(frozen=True)
-class DQN:
+class DQN(Algorithm):
     """Hyperparameters of DQN."""
 
     learning_rate: float = 2.5e-4
@@ -42,75 +51,105 @@ class DQN:
     """Larger gradients are scaled down to this norm; above 0."""
     reward_scale: float = 0.1
     """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
+    actor_priorities: bool = False
+    """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
 
-    def make_network(self, observation: Field, actions: int, stack: int) -> DQNNetwork:
-        """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
-        check_whole("make_network actions", actions)
-        check_whole("make_network stack", stack)
-        return DQNNetwork(self, observation, actions, stack)
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
+        JointActions("DQN", spaces.action)
+        spec = super().transition(spaces)
+        return with_priority(spec) if self.actor_priorities else spec
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """What was chosen; with first priorities if actors compute them."""
+        return source_with_priority(chosen) if self.actor_priorities else chosen
+
+    def first_priority(
+        self,
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """The absolute error of one step, in units of reward_scale times the reward, as the trainer's."""
+        return absolute_error(before, self.reward_scale * reward, discount, after)
+
+    def make_model(self, spaces: Spaces) -> DQNNetwork:
+        """An untrained network. Raises ValueError: see JointActions."""
+        return DQNNetwork(self, spaces)
 
     def act(
-        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Epsilon-greedy actions [B] for observations [B, ...] on the network's device."""
-        return epsilon_greedy(cast(QNetwork, network), obs, epsilon, rng)
+        self,
+        model: torch.nn.Module,
+        obs: Any,
+        *,
+        explore: Mapping[str, Any] | None,
+        state: Mapping[str, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """Epsilon-greedy actions; `explore` holds "epsilon"."""
+        return epsilon_greedy(cast(QNetwork, model), obs, explore, mask, generator, self.actor_priorities)
 
-    def make_trainer(self, network: torch.nn.Module) -> DQNTrainer:
-        """A trainer that updates `network` in place, on its device."""
-        return DQNTrainer(self, network)
+    def make_trainer(self, model: torch.nn.Module) -> DQNTrainer:
+        """A trainer that updates `model` in place, on its device."""
+        return DQNTrainer(self, cast(QNetwork, model))
 
 
 class DQNNetwork(QNetwork):
-    """Observations [B, ...] to action values [B, actions], in units of reward_scale times the reward."""
+    """Observations to the values [B, actions] of joint actions, in units of reward_scale times the reward."""
 
-    def __init__(self, hyper: DQN, observation: Field, actions: int, stack: int) -> None:
-        super().__init__(actions)
-        self.torso = Torso(observation, stack, hyper.hidden[:-1])
-        self.head = Head(self.torso.size, hyper.hidden[-1], actions, hyper.dueling)
+    def __init__(self, hyper: DQN, spaces: Spaces) -> None:
+        super().__init__("DQN", spaces)
+        self.torso = Torso(spaces, hyper.hidden[:-1])
+        self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
+        self._parts = (self.torso, self.head)
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        values: torch.Tensor = self.head(self.torso(obs))
-        return values
+    def forward(self, obs: Any) -> torch.Tensor:
+        torso, head = self._parts
+        return head.forward(torso.forward(obs))
 
 
-class DQNTrainer(TargetTrainer):
+class DQNTrainer(TargetTrainer[QNetwork]):
     """Q-learning towards a target network, with the Huber loss."""
 
-    def __init__(self, hyper: DQN, network: torch.nn.Module) -> None:
+    def __init__(self, hyper: DQN, network: QNetwork) -> None:
         super().__init__(network, hyper)
         self.dqn = hyper
 
-    def update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions.
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"); each row is weighted by `weight`.
 
-        Returns: detached scalars: the loss; q_mean, the mean value of the actions taken, in units of the
-            reward; grad_norm, before clipping.
+        Returns: the loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before
+            clipping. A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al.
+            2016, "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
-        taken = self.network(batch.obs).gather(1, batch.action[:, None]).squeeze(1)
-        errors = functional.huber_loss(taken, self.targets(batch), reduction="none")
+        action = self.network.actions.encode(batch.action)
+        taken = self.network(batch.obs).gather(1, action[:, None]).squeeze(1)
+        targets = self.targets(batch)
+        errors = functional.huber_loss(taken, targets, reduction="none")
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
-        return {
-            "loss": loss.detach(),
-            "q_mean": taken.detach().mean() / self.dqn.reward_scale,
-            "grad_norm": grad_norm,
-        }
+        taken = taken.detach()
+        metrics = {"loss": loss.detach(), "q_mean": taken.mean() / self.dqn.reward_scale, "grad_norm": grad_norm}
+        return Update(metrics, priority=(targets - taken).abs_())
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted value of the next observation, float32 [B].
 
         Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
-        value of the network's best action (van Hasselt et al. 2016, "Double DQN").
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Both over allowed actions only.
         """
         values = self.target(batch.next_obs)
         chooser = self.network(batch.next_obs) if self.dqn.double else values
-        best = values.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
-        targets: torch.Tensor = self.dqn.reward_scale * batch.reward + batch.discount * best
+        action = best(chooser, self.network.allowed(batch.next_obs))
+        future = values.gather(1, action[:, None]).squeeze(1)
+        targets: torch.Tensor = self.dqn.reward_scale * batch.reward + batch.discount * future
         return targets

@@ -8,32 +8,34 @@ The network learns the whole distribution of the return: its input is an observa
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional
 
 from ..checks import check_whole
-from ..spec import Field
-from .common import (
-    Head,
-    QNetwork,
-    TargetTrainer,
-    Torso,
-    check_hyperparameters,
-    check_positive,
-    epsilon_greedy,
-)
+from ..interfaces import Action, Algorithm, ReplaySource, Update
+from ..spaces import Spaces
+from ..spec import TransitionSpec
+from .dense import Dense
+from .exploration import epsilon_greedy
+from .first_priority import absolute_error, source_with_priority, with_priority
+from .head import Head
+from .hyperparameters import check_hyperparameters, check_positive
+from .joint import JointActions
+from .qnetwork import QNetwork, best
+from .target import TargetTrainer
+from .torso import Torso
 
 __all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
 
 
 @dataclass(frozen=True)
-class IQN:
+class IQN(Algorithm):
     """Hyperparameters of IQN."""
 
     learning_rate: float = 2.5e-4
@@ -62,6 +64,8 @@ class IQN:
     """Larger gradients are scaled down to this norm; above 0."""
     reward_scale: float = 0.1
     """Factor on rewards, above 0; keep returns at a few times kappa."""
+    actor_priorities: bool = False
+    """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
@@ -69,39 +73,72 @@ class IQN:
         for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy"):
             check_whole(f"IQN {name}", getattr(self, name))
 
-    def make_network(self, observation: Field, actions: int, stack: int) -> IQNNetwork:
-        """An untrained network; its input is [B, *shape], or [B, stack, *shape] when stack > 1."""
-        check_whole("make_network actions", actions)
-        check_whole("make_network stack", stack)
-        return IQNNetwork(self, observation, actions, stack)
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
+        JointActions("IQN", spaces.action)
+        spec = super().transition(spaces)
+        return with_priority(spec) if self.actor_priorities else spec
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """What was chosen; with first priorities if actors compute them."""
+        return source_with_priority(chosen) if self.actor_priorities else chosen
+
+    def first_priority(
+        self,
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """The loss of one step's error in the unit of the trainer's priorities, as if all quantiles were their mean.
+
+        Of that loss, fractions drawn from [0, 1] weigh the error by one half on average. The spread of the quantiles is
+        left out, since actors do not compute it.
+        """
+        error = absolute_error(before, self.reward_scale * reward, discount, after)
+        quadratic = np.minimum(error, self.kappa)
+        first = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
+        return first.astype(np.float32)
+
+    def make_model(self, spaces: Spaces) -> IQNNetwork:
+        """An untrained network. Raises ValueError: see JointActions."""
+        return IQNNetwork(self, spaces)
 
     def act(
-        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Epsilon-greedy actions [B] for observations [B, ...] on the network's device."""
-        return epsilon_greedy(cast(QNetwork, network), obs, epsilon, rng)
+        self,
+        model: torch.nn.Module,
+        obs: Any,
+        *,
+        explore: Mapping[str, Any] | None,
+        state: Mapping[str, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """Epsilon-greedy actions; `explore` holds "epsilon"."""
+        return epsilon_greedy(cast(QNetwork, model), obs, explore, mask, generator, self.actor_priorities)
 
-    def make_trainer(self, network: torch.nn.Module) -> IQNTrainer:
-        """A trainer that updates `network` in place, on its device."""
-        return IQNTrainer(self, cast(IQNNetwork, network))
+    def make_trainer(self, model: torch.nn.Module) -> IQNTrainer:
+        """A trainer that updates `model` in place, on its device."""
+        return IQNTrainer(self, cast(IQNNetwork, model))
 
 
 class IQNNetwork(QNetwork):
-    """Observations [B, ...] to action values [B, actions], in units of reward_scale times the reward."""
+    """Observations to the values [B, actions] of joint actions, in units of reward_scale times the reward."""
 
     frequencies: torch.Tensor
     midpoints: torch.Tensor
 
-    def __init__(self, hyper: IQN, observation: Field, actions: int, stack: int) -> None:
-        super().__init__(actions)
-        self.torso = Torso(observation, stack, hyper.hidden[:-1])
-        self.embedding = nn.Linear(hyper.n_cos, self.torso.size)
-        self.head = Head(self.torso.size, hyper.hidden[-1], actions, hyper.dueling)
+    def __init__(self, hyper: IQN, spaces: Spaces) -> None:
+        super().__init__("IQN", spaces)
+        self.torso = Torso(spaces, hyper.hidden[:-1])
+        self.embedding = Dense(hyper.n_cos, (self.torso.size,))
+        self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
+        self._parts = (self.torso, self.embedding, self.head)
         midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
         self.register_buffer("midpoints", midpoints[None], persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+    def forward(self, obs: Any) -> torch.Tensor:
         """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1].
 
         The paper draws the fractions at random (section 3). Midpoints vary less, approximate the mean best (Dabney et
@@ -109,18 +146,17 @@ class IQNNetwork(QNetwork):
         """
         return self.quantiles(obs, self.midpoints).mean(1)
 
-    def quantiles(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+    def quantiles(self, obs: Any, taus: torch.Tensor) -> torch.Tensor:
         """The quantiles [B, N, actions] at the fractions [B, N], or [1, N] for the same fractions in every row.
 
         The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
         """
-        features = self.torso(obs)[:, None]
-        embedded = torch.relu(self.embedding(torch.cos(taus[..., None] * self.frequencies)))
-        values: torch.Tensor = self.head(features * embedded)
-        return values
+        torso, embedding, head = self._parts
+        embedded = embedding.forward(torch.cos(taus[..., None] * self.frequencies))
+        return head.forward(torso.forward(obs)[:, None] * embedded)
 
 
-class IQNTrainer(TargetTrainer):
+class IQNTrainer(TargetTrainer[IQNNetwork]):
     """Quantile regression towards a target network."""
 
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
@@ -130,35 +166,33 @@ class IQNTrainer(TargetTrainer):
         seed = int(torch.randint(2**62, ()))
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
-    def update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
 
-        Returns: detached scalars: the loss; q_mean, the mean value of the actions taken, in units of the
-            reward; grad_norm, before clipping.
+        Returns: the loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before
+            clipping. A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al.
+            2018, "Rainbow" (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
         """
         taus = self._fractions(len(batch.action), self.iqn.n_tau)
-        network = cast(IQNNetwork, self.network)
-        predicted = _of_action(network.quantiles(batch.obs, taus), batch.action)
+        action = self.network.actions.encode(batch.action)
+        predicted = _of_action(self.network.quantiles(batch.obs, taus), action)
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.iqn.kappa)
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
-        return {
-            "loss": loss.detach(),
-            "q_mean": predicted.detach().mean() / self.iqn.reward_scale,
-            "grad_norm": grad_norm,
-        }
+        q_mean = predicted.detach().mean() / self.iqn.reward_scale
+        return Update({"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, priority=errors.detach())
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
-        The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`.
+        The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`; among
+        allowed actions only.
         """
-        target = cast(IQNNetwork, self.target)
-        chooser = self.network if self.iqn.double else target
-        best = chooser(batch.next_obs).argmax(1)
-        taus = self._fractions(len(best), self.iqn.n_tau_prime)
-        future = _of_action(target.quantiles(batch.next_obs, taus), best)
+        chooser = self.network if self.iqn.double else self.target
+        action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
+        taus = self._fractions(len(action), self.iqn.n_tau_prime)
+        future = _of_action(self.target.quantiles(batch.next_obs, taus), action)
         targets: torch.Tensor = self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
         return targets
 

@@ -11,32 +11,60 @@ from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
+from ..training import Schedule
+
 __all__ = ["parse"]
 
 T = TypeVar("T")
 
 
 def parse(
-    kind: type[T], arguments: list[str], command: str, refuse: Callable[[str], str] = "unknown option {}".format
+    kind: type[T],
+    arguments: list[str],
+    command: str,
+    refuse: Callable[[str], str] = "unknown option {}".format,
+    default: T | None = None,
 ) -> T:
     """The options of `marlcore <command>`, as the dataclass `kind`.
 
     Args:
         refuse: makes the message for an unknown option; the nearest known option is appended.
+        default: the options that are not given; by default those of the class.
 
     Raises: ValueError: an option is unknown or out of range, in one line. SystemExit: --help was shown.
     """
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
-            found, unknown = tyro.cli(kind, args=arguments, prog=f"marlcore {command}", return_unknown_args=True)
+        with contextlib.redirect_stderr(errors), _schedules_as_text():
+            found, unknown = tyro.cli(
+                kind, args=arguments, prog=f"marlcore {command}", return_unknown_args=True, default=default
+            )
     except SystemExit as end:
         if not end.code:
             raise
         raise ValueError(_first_message(errors.getvalue())) from None
     if unknown:
         raise ValueError(f"{_unknown(unknown, kind, refuse)} see marlcore {command} --help")
-    return found
+    return found  # type: ignore[return-value]
+
+
+def _schedules_as_text() -> tyro.constructors.ConstructorRegistry:
+    """Makes an option of a schedule one word, such as "linear(1, 0.05, 50000)"."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(about: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Schedule] | None:
+        if about.type is not Schedule:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="SCHEDULE",
+            instance_from_str=lambda words: Schedule.from_value("schedule", words[0]),
+            is_instance=lambda value: isinstance(value, Schedule),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
 
 
 def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> str:

@@ -20,7 +20,7 @@ from rich.live import Live
 from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
-from ..training import FittedTable, agent_of
+from ..training import EVALUATOR, FittedTable, is_learner, policy_of
 from .options import parse
 
 __all__ = ["main"]
@@ -127,16 +127,17 @@ class Run:
         pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
         state = _state(pid, restarts, counters.load(READY))
         found: dict[str, Any] = {"state": state, "pid": pid, "restarts": restarts}
-        agent = agent_of(name)
-        if agent is None:
+        if name == EVALUATOR:
+            return found
+        if not is_learner(name):
             rate = (now.steps[name] - before.steps[name]) / seconds
             return {**found, "steps": now.steps[name], "steps_per_s": rate}
-        agents = sum(agent_of(worker) is not None for worker in self._control.workers)
+        learners = sum(is_learner(worker) for worker in self._control.workers)
         drawn = now.updates[name] * self.about["batch_size"]
         rate = (now.updates[name] - before.updates[name]) / seconds
         found |= {"updates": now.updates[name], "updates_per_s": rate}
-        found["replay_ratio"] = drawn / max(sum(now.steps.values()) / agents, 1.0)
-        newest = self._newest.get(agent, {})
+        found["replay_ratio"] = drawn / max(sum(now.steps.values()) / learners, 1.0)
+        newest = self._newest.get(policy_of(name), {})
         return found | {label: newest[label] for label in REPORTED if label in newest}
 
     def _count(self) -> _Count:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import tyro
 
 from .. import algos
-from ..training import Config, described_run, read_metrics, summary
+from ..training import Config, Result, Settings, described_run, read_metrics, read_settings, summary, train_seeds
 from ..training import train as run
 from .options import parse
 
@@ -27,9 +27,14 @@ class TrainOptions:
     """
 
     env: str = "treasure_hunt"
-    """treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel:<module> or <module>:<function>."""
+    """treasure_hunt, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
+    <module>:<function>."""
     algo: str = "iqn"
     """The learning algorithm: dqn, iqn or <module>:<class>; the options that begin with --algorithm are its own."""
+    seeds: tuple[int, ...] = ()
+    """Instead of --seed: a run for each of these, one after another, with their curves together."""
+    settings: str | None = None
+    """A YAML file of settings, with these options' names as its keys; options override it."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
@@ -58,6 +63,9 @@ def train(arguments: list[str]) -> int:
     else:
         options: Any = _parse(arguments)
         env, algorithm, config = options.env, options.algorithm, options.config
+        if options.seeds:
+            _print_seeds(options.seeds, train_seeds(env, algorithm, config, options.seeds))
+            return 0
     result = run(env, algorithm, config, resume=resume)
     metrics = read_metrics(result.run_dir / "metrics.csv")
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
@@ -66,14 +74,23 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
+def _print_seeds(seeds: tuple[int, ...], results: list[Result]) -> None:
+    for seed, result in zip(seeds, results, strict=True):
+        returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
+        sys.stdout.write(f"seed {seed}: mean return over the last tenth of the run: {returns or '-'}\n")
+    sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
+
+
 def _parse(arguments: list[str]) -> Any:
     """TrainOptions with a further field `algorithm`: the hyperparameters of the algorithm of --algo."""
-    named = re.search(r"--algo[ =](\S+)", " ".join(arguments))
-    algorithm = named[1] if named else TrainOptions.algo
+    file, named = (_given(name, arguments) for name in ("--settings", "--algo"))
+    settings = read_settings(file) if file else Settings(Config(), None, None, {})
+    algorithm = named or settings.algo or TrainOptions.algo
     hyperparameters: Any = algos.find(algorithm)
+    given = settings.algorithm if settings.algo in (None, algorithm) else {}
     kind = dataclasses.make_dataclass(
         "TrainOptions",
-        [("algorithm", hyperparameters, field(default_factory=hyperparameters))],
+        [("algorithm", hyperparameters, field(default_factory=lambda: _made(hyperparameters, given)))],
         bases=(TrainOptions,),
         frozen=True,
         namespace={"__doc__": TrainOptions.__doc__},
@@ -83,4 +100,26 @@ def _parse(arguments: list[str]) -> Any:
         is_the_algorithms = option.startswith("--algorithm.")
         return f"{option} is no option of {algorithm}" if is_the_algorithms else f"unknown option {option}"
 
-    return parse(kind, arguments, "train", refuse)
+    default = kind(env=settings.env or TrainOptions.env, algo=algorithm, config=settings.config)
+    return parse(kind, arguments, "train", refuse, default)
+
+
+def _given(option: str, arguments: list[str]) -> str | None:
+    """The value of an option among the arguments: the word after it, or after its "="."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _made(kind: Any, hyperparameters: dict[str, Any]) -> Any:
+    """Raises ValueError: a file gave the algorithm an unknown hyperparameter."""
+    names = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    for name in hyperparameters:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=1)
+            hint = f"; did you mean algorithm.{nearest[0]}?" if nearest else ""
+            raise ValueError(f"unknown setting algorithm.{name}{hint}")
+    return kind(**hyperparameters)

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from ..errors import LaneBusy, MarlcoreError
 from ..kernels import columns
+from ..kernels.plan import COLUMN
 from ..memory import LINE, File, Segment, SegmentHandle, Shared, Words, claim, invalidate_after_fork, writer_lock
 from ..spec import Field
+from ..transitions import address_of
 from .fields import spec_of
 from .inplace import InPlace
 from .rows import RowWriter
@@ -97,21 +99,22 @@ class _Lane(InPlace):
             copy = self._copies[names] = self._copy(names, len(tickets))
         out = np.empty(copy.nbytes, np.uint8)
         copy.tickets[:] = tickets
-        columns.gather(self._body, copy.table, self.capacity, copy.tickets, out)
+        columns.gather(copy.columns, self.capacity, copy.tickets, out)
         rows = {name: np.ndarray(shape, dtype, out, at) for name, shape, dtype, at in copy.carved}
         return rows, copy.ok.astype(np.bool_) if copy.validate(copy.rows) else None
 
     def _copy(self, names: tuple[str, ...], count: int) -> _Copy:
-        table, carved, nbytes = [], [], 0
-        for name in names:
+        fields, carved, nbytes = np.zeros(len(names), COLUMN), [], 0
+        body = address_of(self._body)
+        for i, name in enumerate(names):
             place = self._places[self.stored_as[name]]
             base = self._geometry.column_offset(place.column) + place.offset
-            table.append((base, self._geometry.stride(place.column), place.field.nbytes, nbytes))
+            fields[i] = (body + base, self._geometry.stride(place.column), place.field.nbytes, nbytes, 0)
             carved.append((name, (count, *place.field.shape), place.field.numpy, nbytes))
             nbytes += -(-count * place.field.nbytes // LINE) * LINE
         tickets, ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
         validate = self._lanes.validator(np.zeros(count, np.int64), tickets, ok)
-        return _Copy(count, nbytes, np.array(table, np.int64), carved, tickets, ok, validate)
+        return _Copy(count, nbytes, fields, carved, tickets, ok, validate)
 
     def named(self, name: str) -> NDArray[Any]:
         """The named field of every row in place, [capacity, *shape]; only for the one process that writes them."""
@@ -134,7 +137,7 @@ class _Copy(NamedTuple):
 
     rows: int
     nbytes: int
-    table: Ints  # of kernels.columns.gather
+    columns: NDArray[np.void]  # of kernels.columns.gather
     carved: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]  # name, shape, dtype and offset of each copied field
     tickets: Ints
     ok: NDArray[np.uint8]

@@ -1,21 +1,31 @@
-"""Environments by name; a third-party package is imported when one of its environments is made."""
+"""Environments: by name, adapted from other packages, and vectorized.
+
+`vectorize` makes the several copies that an actor advances together. Each ecosystem has its own file, and a third-party
+package is imported when one of its environments is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..interfaces import Environment
+from ..checks import check_whole
+from ..errors import EnvironmentFailed
+from ..interfaces import Environment, VectorEnvironment
 from ..references import is_importable, resolve
 from .treasure_hunt import TreasureHunt
 
-__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "factory", "make"]
+__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "factory", "make", "vectorize"]
 
-KINDS = "treasure_hunt, gymnasium:<id>, pettingzoo:<module>, pettingzoo-parallel:<module> or <module>:<function>"
+KINDS = (
+    "treasure_hunt, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
+    "<module>:<function>"
+)
 
 
-def make(name: str, /, **options: Any) -> Environment:
+def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Environment:
     """Make an environment with `options`.
 
     Args:
@@ -23,18 +33,39 @@ def make(name: str, /, **options: Any) -> Environment:
             treasure_hunt;
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
+            atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see atari.py).
+            Without it: gymnasium:ale_py:ALE/Pong-v5;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
             pettingzoo-parallel:<module>, made by the module's `parallel_env`;
             <module>:<function>, made by the function (see `adapt`).
+        wrappers: functions, each <module>:<function>, that take the environment as its package made it, and return
+            another; the first one is applied first.
         options: arguments of `TreasureHunt`, `gymnasium.make`, `env`, `parallel_env` or the function.
 
     Raises:
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
         ImportError: the environment's package is not installed.
     """
+    return adapt(_made(name, options, wrappers))
+
+
+def _made(name: str, options: Mapping[str, Any], wrappers: Sequence[str]) -> Any:
+    """The environment as its package makes it, in the wrappers."""
+    applied = [resolve("wrappers", wrapper) for wrapper in wrappers]
+    env = _bare(name, dict(options))
+    for wrapper in applied:
+        env = wrapper(env)
+    return env
+
+
+def _bare(name: str, options: dict[str, Any]) -> Any:
     kind, _, rest = name.partition(":")
     if name == "treasure_hunt":
         return TreasureHunt(**options)
+    if game := _atari_game(name):
+        from .atari import make_atari
+
+        return make_atari(game, **options)
     if kind == "gymnasium" and rest:
         from .gymnasium import make_gymnasium
 
@@ -44,9 +75,15 @@ def make(name: str, /, **options: Any) -> Environment:
 
         return make_pettingzoo(kind, rest, **options)
     if is_importable(name) and rest:
-        return adapt(_call(name, options))
+        return _call(name, options)
     hint = f"; did you mean gymnasium:{name}?" if _in_gymnasium(name) else ""
     raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
+
+
+def _atari_game(name: str) -> str | None:
+    if name.startswith("gymnasium:ALE/") and name.endswith("-v5"):
+        return name.removeprefix("gymnasium:ALE/").removesuffix("-v5")
+    return name.removeprefix("atari:") if name.startswith("atari:") else None
 
 
 def _call(name: str, options: dict[str, Any]) -> Any:
@@ -58,21 +95,35 @@ def _call(name: str, options: dict[str, Any]) -> Any:
 
 
 def _in_gymnasium(name: str) -> bool:
-    try:
-        from .gymnasium import is_registered
-    except ImportError:
-        return False
+    from .gymnasium import is_registered
+
     return is_registered(name)
 
 
 @dataclass(frozen=True)
 class NamedEnvironment:
-    """A picklable call of `make` without options, which shows the environment's name."""
+    """A picklable function that makes a named environment; it shows the name.
+
+    Attributes:
+        name, options, wrappers: arguments of `make`.
+    """
 
     name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[str] = ()
 
-    def __call__(self) -> Environment:
-        return make(self.name)
+    def __call__(self) -> Any:
+        """The environment as its package makes it; `adapt` makes it an Environment."""
+        return _made(self.name, self.options, self.wrappers)
+
+    def vectorized(self, copies: int) -> Any:
+        """The vector environment that a Gymnasium id brings along; None if it brings none."""
+        kind, _, id = self.name.partition(":")
+        if kind != "gymnasium" or not id or self.wrappers or _atari_game(self.name):
+            return None
+        from .gymnasium import make_gymnasium_vector
+
+        return make_gymnasium_vector(id, copies, **self.options)
 
 
 def factory(env_fn: Any) -> Callable[[], Any]:
@@ -99,19 +150,75 @@ def adapt(env: Any) -> Environment:
     Raises:
         TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
-    if hasattr(env, "observations") and hasattr(env, "last"):
+    if hasattr(env, "possible_agents"):
+        from .pettingzoo import AECEnvironment, ParallelEnvironment
+
+        return AECEnvironment(env) if hasattr(env, "last") else ParallelEnvironment(env)
+    if hasattr(env, "observation_spaces") and hasattr(env, "last"):
         adapted: Environment = env
         return adapted
-    if hasattr(env, "agent_iter"):
-        from .pettingzoo import AECEnvironment
-
-        return AECEnvironment(env)
-    if hasattr(env, "possible_agents"):
-        from .pettingzoo import ParallelEnvironment
-
-        return ParallelEnvironment(env)
-    if hasattr(env, "observation_space"):
+    if hasattr(env, "observation_space") and hasattr(env, "reset") and not hasattr(env, "num_envs"):
         from .gymnasium import GymnasiumEnvironment
 
         return GymnasiumEnvironment(env)
     raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}")
+
+
+def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
+    """Several copies of the environment that `env_fn` makes, advanced together.
+
+    A VectorEnvironment, a Gymnasium vector environment and an EnvPool bring their own number of copies. An environment
+    with a method `vectorized(copies)`, and a Gymnasium id with a vector form, give their own form of several copies. Of
+    other environments, `env_fn` makes `copies`.
+
+    Raises:
+        EnvironmentFailed: `env_fn` raised. ValueError: marlcore does not support the environment's spaces.
+        TypeError: it is an environment of an unknown kind.
+    """
+    check_whole("copies", copies)
+    several = _attempt(env_fn.vectorized, copies) if isinstance(env_fn, NamedEnvironment) else None
+    first = _attempt(env_fn) if several is None else several
+    with ExitStack() as unless_built:
+        if hasattr(first, "close"):
+            unless_built.callback(first.close)
+        vector = _vector_form(first, copies)
+        if vector is None:
+            adapt(first)  # refuses what is no environment, and spaces that are not supported
+            envs = [first]
+            for _ in range(copies - 1):
+                envs.append(_attempt(env_fn))
+                unless_built.callback(envs[-1].close)
+            vector = _of_copies(envs)
+        unless_built.pop_all()
+    return vector
+
+
+def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
+    """The VectorEnvironment that `env` is, or brings along; None if it is a single copy."""
+    if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
+        env = env.vectorized(copies)
+    if hasattr(env, "observe") and hasattr(env, "act"):
+        found: VectorEnvironment = env
+        return found
+    from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
+
+    if is_envpool(env):
+        return EnvPool(env)
+    return GymnasiumVector(env) if is_gymnasium_vector(env) else None
+
+
+def _of_copies(envs: list[Any]) -> VectorEnvironment:
+    if hasattr(envs[0], "possible_agents") and not hasattr(envs[0], "last"):
+        from .parallel_copies import ParallelCopies
+
+        return ParallelCopies(envs)
+    from .copies import Copies
+
+    return Copies([adapt(env) for env in envs])
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        raise EnvironmentFailed(f"env_fn: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Gymnasium environments, with one agent; only this module imports Gymnasium."""
+"""Gymnasium environments, with one agent, and their names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import gymnasium
 
-from ..spec import Field
-
-try:
-    import gymnasium
-except ModuleNotFoundError as error:
-    raise ImportError(f"marlcore.envs: {error}; try: pip install marlcore[envs]") from None
+from .agent_view import AgentView
 
 # Prefix of an environment's id: the package that registers the id when imported.
 PACKAGES = {
@@ -26,76 +20,86 @@ PACKAGES = {
     "highway": "highway-env",
 }
 
-__all__ = ["GymnasiumEnvironment", "action_range", "is_registered", "make_gymnasium", "observation_field"]
+__all__ = ["AGENT", "GymnasiumEnvironment", "is_registered", "make_gymnasium", "make_gymnasium_vector"]
+
+AGENT = "agent_0"
 
 
 class GymnasiumEnvironment:
     """A Gymnasium environment as an `Environment` with one agent, "agent_0".
 
-    Action 0 is the first of the action space, whatever its start. Observations are copies.
-
     Args:
-        env: a `gymnasium.Env` with a Box observation space and a Discrete action space.
+        env: a `gymnasium.Env`.
 
     Raises:
-        ValueError: a space is of another kind.
+        ValueError: marlcore does not support a space.
     """
 
     def __init__(self, env: Any) -> None:
-        name = "agent_0"
-        count, self._first_action = action_range(name, env.action_space)
-        self.agents: tuple[str, ...] = (name,)
-        self.observations: Mapping[str, Field] = {name: observation_field(name, env.observation_space)}
-        self.actions: Mapping[str, int] = {name: count}
+        AgentView.of(AGENT, env.observation_space, env.action_space)
+        self.agents: tuple[str, ...] = (AGENT,)
+        self.observation_spaces: Mapping[str, gymnasium.Space] = {AGENT: env.observation_space}
+        self.action_spaces: Mapping[str, gymnasium.Space] = {AGENT: env.action_space}
         self.agent: str | None = None
         self._env = env
-        self._dtype = env.observation_space.dtype
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
-        obs, _ = self._env.reset(seed=seed)
-        self._last = (obs, 0.0, False, False)
-        self.agent = self.agents[0]
+        obs, info = self._env.reset(seed=seed)
+        self._last = (obs, 0.0, False, False, info)
+        self.agent = AGENT
 
-    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
-        """(observation, reward, terminated, truncated) of the previous step; the final ones at the end."""
-        obs, reward, terminated, truncated = self._last
-        return np.array(obs, self._dtype), float(reward), bool(terminated), bool(truncated)
+    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """(observation, reward, terminated, truncated, info) of the previous step; the final ones at the end."""
+        return self._last
 
-    def step(self, action: int | None) -> None:
+    def step(self, action: Any) -> None:
         """Act; None when the episode has ended."""
-        _, _, terminated, truncated = self._last
-        ended = bool(terminated or truncated)
+        ended = self.agent is not None and bool(self._last[2] or self._last[3])
         if self.agent is None or ended != (action is None):
             expected = "a reset" if self.agent is None else "None" if ended else "an action"
             raise ValueError(f"step: expected {expected}, got action {action!r}")
         if action is None:
             self.agent = None
         else:
-            obs, reward, terminated, truncated, _ = self._env.step(int(action) + self._first_action)
-            self._last = (obs, reward, terminated, truncated)
+            self._last = self._env.step(action)
 
     def close(self) -> None:
         """Close the wrapped environment."""
         self._env.close()
 
 
-def make_gymnasium(id: str, /, **options: Any) -> GymnasiumEnvironment:
-    """The registered environment `id`, such as CartPole-v1 or ALE/Pong-v5, made with `options`.
+def make_gymnasium(id: str, /, **options: Any) -> Any:
+    """The registered environment `id`, such as CartPole-v1, made with `options`.
 
     Raises:
-        ValueError: the id is not registered, or marlcore does not support the environment's spaces.
+        ValueError: the id is not registered.
         ImportError: a package that it needs is not installed.
     """
     _import_what_registers(id)
     try:
-        env = gymnasium.make(id, **options)
+        return gymnasium.make(id, **options)
     except gymnasium.error.DependencyNotInstalled as error:  # the id is right; the message names the missing package
         raise ImportError(f"environment: 'gymnasium:{id}': {error}") from None
     except gymnasium.error.Error as error:
         expected = "gymnasium:<id> such as gymnasium:CartPole-v1, or gymnasium:<package that registers it>:<id>"
         raise ValueError(f"environment: expected {expected}, got 'gymnasium:{id}' ({error})") from None
-    return GymnasiumEnvironment(env)
+
+
+def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
+    """The vector form that the registered environment `id` brings along; None if it brings none for these options.
+
+    It has no checker, and cannot leave out the limit of an episode's steps, which -1 stands for.
+    """
+    _import_what_registers(id)
+    try:
+        spec = gymnasium.spec(id)
+    except gymnasium.error.Error:
+        return None  # `make_gymnasium` gives the reasons
+    if spec.vector_entry_point is None or options.get("max_episode_steps") == -1:
+        return None
+    options.pop("disable_env_checker", None)
+    return gymnasium.make_vec(id, num_envs=copies, vectorization_mode="vector_entry_point", **options)
 
 
 def is_registered(id: str) -> bool:
@@ -117,19 +121,3 @@ def _import_what_registers(id: str) -> None:
         importlib.import_module(module)
     elif package:
         raise ImportError(f"environment: 'gymnasium:{id}' comes with {package}; try: pip install {package}")
-
-
-def observation_field(agent: str, space: Any) -> Field:
-    """The shape and dtype of a Box. Raises ValueError, naming the agent: it is another kind of space."""
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise ValueError(f"observation space of {agent}: expected a Box, got {space}")
-    return Field(space.shape, space.dtype.name)
-
-
-def action_range(agent: str, space: Any) -> tuple[int, int]:
-    """(number of actions, first action) of a Discrete. Raises ValueError, naming the agent: another kind of space."""
-    if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ValueError(
-            f"action space of {agent}: expected a Discrete, got {space}; DQN and IQN need discrete actions"
-        )
-    return int(space.n), int(space.start)

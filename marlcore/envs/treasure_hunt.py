@@ -3,18 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import repeat
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from ..spec import Field
+from .splitmix import fresh_key, key_of, unit
 
-__all__ = ["TreasureHunt"]
+if TYPE_CHECKING:
+    from .treasure_hunt_vector import TreasureHunts
 
-EMPTY, WALL, AGENT, GEM, FOOD, BONE = range(6)
-REWARDS = {EMPTY: 0.0, GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
-PLANES = np.array([WALL, AGENT, GEM, FOOD, BONE], np.uint8).reshape(-1, 1, 1)
+__all__ = ["Hunt", "TreasureHunt"]
+
+# What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
+WALL, AGENT, EMPTY, ENTITY = range(4)
+KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation
+WORTH = {GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
+NO_PLANE = 5
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """The rules' numbers, and what follows from them; see `TreasureHunt`."""
+
+    agents: int = 3
+    size: int = 11
+    view: int = 2
+    horizon: int = 100
+    _: KW_ONLY
+    gems: int = 5
+    food: int = 3
+    bones: int = 8
+    respawn: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("agents", "size", "view", "horizon"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TreasureHunt {name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("gems", "food", "bones"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"TreasureHunt {name}: expected at least 0, got {getattr(self, name)}")
+        if not 0.0 <= self.respawn <= 1.0:
+            raise ValueError(f"TreasureHunt respawn: expected a probability, got {self.respawn}")
+        crowd = self.agents + self.entities
+        if crowd >= self.size * self.size:
+            raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {self.size}x{self.size}")
+
+    @property
+    def entities(self) -> int:
+        return self.gems + self.food + self.bones
+
+    @property
+    def width(self) -> int:
+        """Cells along a side of an observation."""
+        return 2 * self.view + 1
+
+    @property
+    def side(self) -> int:
+        """Cells along a side of the ground; the walls are as thick as the view, so that every window fits."""
+        return self.size + 2 * self.view
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"agent_{i}" for i in range(self.agents))
+
+    @cached_property
+    def observation_space(self) -> Box:
+        return Box(0.0, 1.0, (len(KINDS), self.width, self.width), np.float32)
+
+    @cached_property
+    def action_space(self) -> Discrete:
+        return Discrete(4)
+
+    @cached_property
+    def bare(self) -> NDArray[np.int16]:
+        """The ground without agents and entities, row by row."""
+        ground = np.full((self.side, self.side), WALL, np.int16)
+        ground[self.view : -self.view, self.view : -self.view] = EMPTY
+        return ground.ravel()
+
+    @cached_property
+    def inside(self) -> NDArray[np.int64]:
+        """The cells without walls."""
+        return np.flatnonzero(self.bare == EMPTY)
+
+    @cached_property
+    def moves(self) -> NDArray[np.int64]:
+        """By action: the way from a cell to the next."""
+        return np.array([-self.side, self.side, -1, 1])
+
+    @cached_property
+    def window(self) -> NDArray[np.int64]:
+        """The way from an agent's cell to each cell that it sees."""
+        reach = np.arange(-self.view, self.view + 1)
+        return (reach[:, None] * self.side + reach).ravel()
+
+    @cached_property
+    def planes(self) -> NDArray[np.int8]:
+        """By code of a cell: the plane in which it shows."""
+        kinds = [GEM] * self.gems + [FOOD] * self.food + [BONE] * self.bones
+        return np.array([PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds], np.int8)
+
+    @cached_property
+    def rewards(self) -> NDArray[np.float64]:
+        """By code of a cell: the reward for entering it."""
+        return np.array([WORTH.get(int(plane), 0.0) for plane in self.planes])
 
 
 class TreasureHunt:
@@ -53,114 +149,94 @@ class TreasureHunt:
         bones: int = 8,
         respawn: float = 0.2,
     ) -> None:
-        for name, value in {"agents": agents, "size": size, "view": view, "horizon": horizon}.items():
-            if value < 1:
-                raise ValueError(f"TreasureHunt {name}: expected at least 1, got {value}")
-        for name, value in {"gems": gems, "food": food, "bones": bones}.items():
-            if value < 0:
-                raise ValueError(f"TreasureHunt {name}: expected at least 0, got {value}")
-        if not 0.0 <= respawn <= 1.0:
-            raise ValueError(f"TreasureHunt respawn: expected a probability, got {respawn}")
-        crowd = agents + gems + food + bones
-        if crowd >= size * size:
-            raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {size}x{size}")
-        width = 2 * view + 1
-        self.agents: tuple[str, ...] = tuple(f"agent_{i}" for i in range(agents))
-        self.observations: Mapping[str, Field] = dict.fromkeys(self.agents, Field((len(PLANES), width, width)))
-        self.actions: Mapping[str, int] = dict.fromkeys(self.agents, 4)
+        self._hunt = hunt = Hunt(agents, size, view, horizon, gems=gems, food=food, bones=bones, respawn=respawn)
+        self.agents: tuple[str, ...] = hunt.names
+        self.observation_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, hunt.observation_space)
+        self.action_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, hunt.action_space)
         self.agent: str | None = None
-        self._window = (width, width)
-        self._horizon = horizon
-        self._respawn = respawn
-        self._entities = [*repeat(GEM, gems), *repeat(FOOD, food), *repeat(BONE, bones)]
-        self._rng = np.random.default_rng()
-        self._build_ground(size, view)
+        self._key, self._drawn = fresh_key(), 0
 
-    def _build_ground(self, size: int, view: int) -> None:
-        """One byte per cell, row by row; the walls are as thick as the view, so that every window fits."""
-        side = size + 2 * view
-        ground = np.full((side, side), WALL, np.uint8)
-        ground[view:-view, view:-view] = EMPTY
-        self._inside = np.flatnonzero(ground == EMPTY).tolist()
-        self._bare = ground.tobytes()
-        self._cells = bytearray(self._bare)
-        self._moves = (-side, side, -1, 1)
-        self._strides = (side, 1)
-        self._corner = view * side + view  # from the upper left cell of a window to its centre
+    def vectorized(self, copies: int) -> TreasureHunts:
+        """Several copies with the same rules, which compute together; see `marlcore.envs.vectorize`."""
+        from .treasure_hunt_vector import TreasureHunts
+
+        return TreasureHunts(self._hunt, copies)
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode with everything on random cells; without a seed the generator continues."""
         if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        self._cells[:] = self._bare
-        self._waiting: list[int] = []  # collected entities that have not returned
-        for entity in self._entities:
-            self._place(entity)
+            self._key, self._drawn = key_of(seed), 0
+        hunt = self._hunt
+        self._cells = hunt.bare.copy()
+        self._collected = [False] * hunt.entities
+        for entity in range(hunt.entities):
+            self._place(ENTITY + entity)
         self._positions = [self._place(AGENT) for _ in self.agents]
-        self._earned = [0.0] * len(self.agents)
+        self._earned = [0.0] * hunt.agents
         self._turn = 0
         self._index = 0
         self.agent = self.agents[0]
 
-    def last(self) -> tuple[NDArray[np.float32], float, bool, bool]:
-        """(observation, reward of the agent's previous action, False, whether the time is over)."""
-        corner = self._positions[self._index] - self._corner
-        window = np.ndarray(self._window, np.uint8, self._cells, corner, self._strides)
-        obs = (window == PLANES).astype(np.float32)
-        return obs, self._earned[self._index], False, self._turn == self._horizon
+    def last(self) -> tuple[NDArray[np.float32], float, bool, bool, Mapping[str, Any]]:
+        """(observation, reward of the agent's previous action, False, whether the time is over, no info)."""
+        hunt = self._hunt
+        seen = hunt.planes[self._cells[self._positions[self._index] + hunt.window]]
+        obs = (seen == np.array(KINDS)[:, None]).astype(np.float32).reshape(hunt.observation_space.shape)
+        return obs, self._earned[self._index], False, self._turn == hunt.horizon, {}
 
     def step(self, action: int | None) -> None:
         """Move the agent whose turn it is; when the time is over, None removes it."""
         if self.agent is None:
             raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-        if self._turn == self._horizon:
+        if self._turn == self._hunt.horizon:
             if action is not None:
                 raise ValueError(f"step: expected None from {self.agent}, which is truncated, got {action!r}")
         elif action is None or not 0 <= action < 4:
             raise ValueError(f"step: expected an action from 0 to 3 from {self.agent}, got {action!r}")
         else:
-            self._earned[self._index] = self._move(self._moves[action])
+            self._earned[self._index] = self._move(int(self._hunt.moves[action]))
         self._pass_turn()
 
     def close(self) -> None:
         """The environment holds no resources."""
 
-    def _move(self, offset: int) -> float:
-        """Move the agent by `offset` cells if possible; returns its reward."""
+    def _move(self, way: int) -> float:
+        """Move the agent if possible; returns its reward."""
         origin = self._positions[self._index]
-        target = origin + offset
-        found = self._cells[target]
+        found = int(self._cells[origin + way])
         if found in (WALL, AGENT):
             return 0.0
         self._cells[origin] = EMPTY
-        self._cells[target] = AGENT
-        self._positions[self._index] = target
-        if found != EMPTY:
-            self._waiting.append(found)
-        return REWARDS[found]
+        self._cells[origin + way] = AGENT
+        self._positions[self._index] = origin + way
+        if found >= ENTITY:
+            self._collected[found - ENTITY] = True
+        return float(self._hunt.rewards[found])
 
     def _pass_turn(self) -> None:
         self._index += 1
         if self._index == len(self.agents):
             self._index = 0
             self._turn += 1
-            if self._turn < self._horizon:
+            if self._turn < self._hunt.horizon:
                 self._bring_back()
-        self.agent = self.agents[self._index] if self._turn <= self._horizon else None
+        self.agent = self.agents[self._index] if self._turn <= self._hunt.horizon else None
 
     def _bring_back(self) -> None:
-        """Returns collected entities to the ground, at random."""
-        waiting, self._waiting = self._waiting, []
-        for entity in waiting:
-            if self._rng.random() < self._respawn:
-                self._place(entity)
-            else:
-                self._waiting.append(entity)
+        """Returns collected entities to the ground: draw i of a turn decides on entity i, later draws say where."""
+        begin = self._drawn
+        self._drawn += len(self._collected)
+        for entity, collected in enumerate(self._collected):
+            if collected and unit(self._key, begin + entity) < self._hunt.respawn:
+                self._collected[entity] = False
+                self._place(ENTITY + entity)
 
     def _place(self, what: int) -> int:
         """Put `what` on a random empty cell; returns the cell."""
-        while True:  # ends, since the constructor ensures an empty cell
-            cell = self._inside[int(self._rng.random() * len(self._inside))]
+        inside = self._hunt.inside
+        while True:  # ends, since the rules leave an empty cell
+            cell = int(inside[int(unit(self._key, self._drawn) * len(inside))])
+            self._drawn += 1
             if self._cells[cell] == EMPTY:
                 self._cells[cell] = what
                 return cell

@@ -6,34 +6,31 @@ from .jit import copy_bytes, jit, prefetch
 
 __all__ = ["gather"]
 
-# Columns of `fields`
-BASE, STRIDE, SIZE, OUT = range(4)
 AHEAD = 16  # rows between the prefetch and the copy
 
 
 @jit
-def _prefetch_row(body, fields, row):
-    for f in range(fields.shape[0]):
-        prefetch(body.ctypes.data + fields[f, BASE] + row * fields[f, STRIDE])
+def _prefetch_row(columns, row):
+    for f in range(len(columns)):
+        prefetch(columns[f].base + row * columns[f].stride)
 
 
 @jit
-def gather(body, fields, capacity, tickets, out):
+def gather(columns, capacity, tickets, out):
     """Copies each field of the rows of `tickets`, int64 [n], in their order.
 
     Args:
-        body: uint8, the segment's body, which holds `capacity` rows of each field.
-        fields: int64 [n, 4]: base, row stride, size, and offset in `out` of the first ticket's value.
+        columns: COLUMN [fields], see plan.py; `out` is the offset in `out` of the first ticket's value.
+        capacity: rows of the lane.
         out: uint8.
     """
     count = len(tickets)
     for i in range(min(AHEAD, count)):
-        _prefetch_row(body, fields, tickets[i] % capacity)
+        _prefetch_row(columns, tickets[i] % capacity)
     for i in range(count):
         if i + AHEAD < count:
-            _prefetch_row(body, fields, tickets[i + AHEAD] % capacity)
+            _prefetch_row(columns, tickets[i + AHEAD] % capacity)
         row = tickets[i] % capacity
-        for f in range(fields.shape[0]):
-            size = fields[f, SIZE]
-            to = out.ctypes.data + fields[f, OUT] + i * size
-            copy_bytes(to, body.ctypes.data + fields[f, BASE] + row * fields[f, STRIDE], size)
+        for f in range(len(columns)):
+            column = columns[f]
+            copy_bytes(out.ctypes.data + column.out + i * column.size, column.base + row * column.stride, column.size)

@@ -28,7 +28,7 @@ from .new_file import Put
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR
-from .survey import PREFIX, SegmentFile, survey_segments
+from .survey import PREFIX, SegmentFile, survey_names, survey_segments
 from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "replace_file",
     "sleep_until",
     "slot_lock",
+    "survey_names",
     "survey_segments",
     "try_lock",
     "writer_lock",

@@ -141,7 +141,7 @@ class NativeLanes:
         return _counted(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
-        """A callable that appends the row in `source` to a lane of one column; for the lane's writer only."""
+        """A callable that appends the first rows of `source` to a lane of one column; for the lane's writer only."""
         return AppendRow(self, self._nth(lane), source)
 
     def inserted(self) -> int:
@@ -176,7 +176,7 @@ class NativeLanes:
 
 
 class AppendRow:
-    """Appends the row of a staging array; takes its address once."""
+    """Appends the first rows of a staging array, at most the lane's capacity; takes its address once."""
 
     def __init__(self, lanes: NativeLanes, raw: Any, source: NDArray[Any]) -> None:
         self._keep = lanes, source
@@ -185,8 +185,8 @@ class AppendRow:
         self._sources = ffi.new("void *[]", MAX_COLUMNS)
         self._sources[0] = self._row
 
-    def __call__(self) -> None:
-        code = lib.mc_lane_append(self._raw, 1, self._sources)
+    def __call__(self, rows: int = 1) -> None:
+        code = lib.mc_lane_append(self._raw, rows, self._sources)
         if code:
             raise _error(code)
 

@@ -5,7 +5,7 @@ metrics travel through shared memory. The kernel kills every worker when its par
 workers' code: callers pass callables, and the names of modules to preload.
 """
 
-from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
+from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .forkserver import ForkServer, end_with_parent
 from .group import PRELOAD, WorkerContext, Workers
 from .signals import Interrupts
@@ -15,6 +15,7 @@ from .worker import WorkerProcess, check_picklable, reason_of
 
 __all__ = [
     "BEATS",
+    "DONE",
     "EPISODES",
     "NAME_BYTES",
     "PID",

@@ -1,22 +1,24 @@
 """The control block: messages between a run's processes, in words that one process each writes.
 
-| stop: the parent's line | a line for each worker: its counters | a line for each worker: the parent's notes on it |
+| stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
-A worker's process writes the worker's line, and its successor continues from these values. When a run is resumed, the
+A worker's process writes the worker's line, and its successor continues from these values; a tally is a line of
+counters too, for something that is no process, which one worker writes. When a run is resumed, the
 parent first writes the run's progress there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..memory import LINE, Segment, Shared, Words, described_workers
 
-__all__ = ["BEATS", "EPISODES", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
+__all__ = ["BEATS", "DONE", "EPISODES", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
 
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: nonzero once
-# any of its processes finished an episode
-STEPS, UPDATES, READY, BEATS, EPISODES = range(5)
+# any of its processes finished an episode. DONE: nonzero once its work is complete, for workers that wait for that
+STEPS, UPDATES, READY, BEATS, EPISODES, DONE = range(6)
 # Words of the parent's line for a worker
 PID, RESTARTS = range(2)
 
@@ -26,8 +28,8 @@ _STOP, _FINISH = 1, 2
 _WORDS = LINE // 8
 
 
-def _nbytes(workers: list[str]) -> int:
-    return LINE * (1 + 2 * len(workers))
+def _nbytes(workers: list[str], tallies: list[str]) -> int:
+    return LINE * (1 + 2 * len(workers) + len(tallies))
 
 
 class Counters:
@@ -51,6 +53,7 @@ class Control(Shared):
     Attributes:
         workers: each worker's counters by name; the worker writes them.
         notes: each worker's process id and restarts by name; the parent writes them.
+        tallies: further counters by name; for each, one worker writes them.
         about: the creator's description of the run.
     """
 
@@ -58,19 +61,21 @@ class Control(Shared):
 
     def _understand(self, segment: Segment) -> None:
         names = described_workers(segment)
-        nbytes = _nbytes(names)
+        tallies = segment.description["tallies"]
+        nbytes = _nbytes(names, tallies)
         if nbytes > len(segment.body):
             raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
         self._words = Words(segment.body[:nbytes])
         self.about: dict[str, Any] = {**segment.description["about"]}
         self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
         self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
+        self.tallies = {name: Counters(self._words, 1 + 2 * len(names) + i) for i, name in enumerate(tallies)}
 
     @classmethod
-    def create(cls, workers: list[str], **about: Any) -> Control:
-        """A zeroed block for workers of these names; `about` must be representable in JSON."""
-        description = {"kind": cls.kind, "workers": workers, "about": about}
-        return cls(Segment.create("control", description, _nbytes(workers)))
+    def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> Control:
+        """A zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
+        description = {"kind": cls.kind, "workers": workers, "tallies": list(tallies), "about": about}
+        return cls(Segment.create("control", description, _nbytes(workers, list(tallies))))
 
     @property
     def stopping(self) -> bool:

@@ -46,6 +46,11 @@ class Interrupts:
         elif time.monotonic() - self._first > PATIENCE_S:
             self.again = True
 
+    def stop(self) -> None:
+        """Acts as if a first SIGTERM came; for another thread. Repeated calls are harmless."""
+        if self.signum is None:
+            self._note(signal.SIGTERM, None)
+
     def deliver(self, message: str = "") -> None:
         """Raises if a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
         if self.signum == signal.SIGINT:

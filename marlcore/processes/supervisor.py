@@ -140,7 +140,11 @@ class Supervised:
             return None
         texts = [failure.text for _, failure in self._failures]
         if len(texts) > 1:
-            texts = [f"start {self.attempts - len(texts) + 1 + i}: {text}" for i, text in enumerate(texts)]
+            first = self.attempts - len(texts) + 1
+            texts = [
+                f"start {first + i}: {'the same' if i and text == texts[i - 1] else text}"
+                for i, text in enumerate(texts)
+            ]
         return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:

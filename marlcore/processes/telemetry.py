@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +14,8 @@ from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
 __all__ = ["Metric", "Reporter", "Telemetry"]
 
 ROWS = 4096
-NAME_BYTES = 32
+AT_ONCE = 64  # rows that one call writes
+NAME_BYTES = 64
 _ROW = np.dtype(
     [
         ("time_s", "f8"),
@@ -71,8 +74,8 @@ class Telemetry(Shared):
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
         while self._read[lane] < end:
-            # Read one row less than the capacity: the writer may be writing the next row, or have died in it.
-            oldest = max(self._read[lane], end - (ROWS - 1))
+            # Read fewer rows than the capacity: the writer may be writing the next ones, or have died in them.
+            oldest = max(self._read[lane], end - (ROWS - AT_ONCE))
             rows = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
             if code == -errno.ESTALE:  # the worker lapped this read: read the newer rows
@@ -94,21 +97,35 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+@lru_cache(1024)
+def _encoded(label: str, name: str) -> bytes:
+    encoded = name.encode()
+    if len(encoded) > NAME_BYTES:
+        raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes, got {name!r}")
+    return encoded
+
+
 class Reporter:
     """Reports one worker's metrics; it never waits for the parent."""
 
     def __init__(self, telemetry: Telemetry, lane: int) -> None:
         self._claim = claim(telemetry._segment, telemetry._lanes, lane)
-        self._row = np.zeros(1, _ROW)
-        self._append = telemetry._lanes.appender(lane, self._row)
+        self._rows = np.zeros(AT_ONCE, _ROW)
+        self._values = self._rows["value"]
+        self._append = telemetry._lanes.appender(lane, self._rows)
 
     def report(self, metric: Metric) -> None:
         """Writes a metric to the lane. Raises ValueError: a name is longer than 32 bytes."""
-        for label, name in (("agent", metric.agent), ("name", metric.name)):
-            if len(name.encode()) > NAME_BYTES:
-                raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes, got {name!r}")
-        self._row[0] = (metric.time_s, metric.step, metric.value, metric.agent.encode(), metric.name.encode())
-        self._append()
+        self.report_each(metric.time_s, metric.step, metric.agent, metric.name, [metric.value])
+
+    def report_each(self, time_s: float, step: int, agent: str, name: str, values: Sequence[float]) -> None:
+        """Writes a metric for each of the values. Raises ValueError: a name is longer than 32 bytes."""
+        row = (time_s, step, 0.0, _encoded("agent", agent), _encoded("name", name))
+        for first in range(0, len(values), AT_ONCE):
+            part = values[first : first + AT_ONCE]
+            self._rows[: len(part)] = row
+            self._values[: len(part)] = part
+            self._append(len(part))
 
     def close(self) -> None:
         self._claim.release()

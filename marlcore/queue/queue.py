@@ -117,8 +117,10 @@ class TrajectoryQueue(TransitionLanes):
     def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
         """The writing ends of several lanes, for one call that adds a row to each; see `ReplayBuffer.vector_writer`.
 
-        With "wait", a call waits until every one of its lanes has room, and only then writes. With "drop_newest", it
-        leaves out the rows whose lanes have none: their tickets are -1, and their lanes' next rows begin episodes.
+        With "wait", a call waits until every one of its lanes has room, and only then writes. One full lane stops it,
+        so it needs more rows a lane than a writer of one lane beside the same reader; with fewer, an add is a
+        ValueError that names the rows needed. With "drop_newest", it leaves out the rows whose lanes have
+        none: their tickets are -1, and their lanes' next rows begin episodes.
 
         Args:
             lanes: different lane numbers, in the order of the rows; None: every lane of the queue.
@@ -162,7 +164,7 @@ class TrajectoryQueue(TransitionLanes):
         Raises:
             LaneBusy: the queue has a living reader.
             ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
-                ever, the reader for a batch and the writers for room.
+                ever, the reader for a batch and the writers for room. A `vector_writer` may need more, and says so.
         """
         from ..transitions import LaneView
         from .reader import ReaderOptions, TrajectoryReader
@@ -211,11 +213,12 @@ class TrajectoryQueue(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int) -> QueueGate:
-        return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full)
+    def _gate(self, lane: int, together: int = 1) -> QueueGate:
+        return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full, together)
 
     def _vector_gate(self, lanes: Iterable[int]) -> QueueGates:
-        return QueueGates(map(self._gate, lanes))
+        numbers = list(lanes)
+        return QueueGates(self._gate(lane, len(numbers)) for lane in numbers)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The cursor; and each lane's transitions after it, those held and those overwritten."""

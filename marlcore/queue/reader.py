@@ -82,13 +82,21 @@ class ReaderOptions:
     def longest_add(self, lanes: LaneView) -> int:
         """The largest add, in rows, that never waits in every lane while this reader waits for more.
 
-        A reader that waits has less than a batch. All lanes together hold at most batch_size - 1 whole transitions or
-        unrolls, each with a boundary row. Each lane also holds the rows of one that is not whole yet, and kept rows.
+        All lanes together hold at most `whole` rows, so one of them holds at most its share. Each lane also holds the
+        rows of a transition or unroll that is not whole yet, and kept rows.
         """
         length = self.length or 1
         kept = max(self.stack, lanes.spec.state_every if self.length is not None else 1) - 1
-        whole = (self.batch_size - 1) * (length + 1) // lanes.geometry.lanes
-        return lanes.geometry.capacity + 1 - kept - length - self.n_step - whole
+        share = self.whole // lanes.geometry.lanes
+        return lanes.geometry.capacity + 1 - kept - length - self.n_step - share
+
+    @property
+    def whole(self) -> int:
+        """The most rows of whole transitions or unrolls while this reader waits.
+
+        A reader that waits has less than a batch: at most batch_size - 1 of them, each with a boundary row.
+        """
+        return (self.batch_size - 1) * ((self.length or 1) + 1)
 
 
 class TrajectoryReader:
@@ -121,7 +129,8 @@ class TrajectoryReader:
         self._first = 0
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         try:
-            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, options.longest_add(lanes))
+            longest = options.longest_add(lanes)
+            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, options.whole)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._drawing.memory())

@@ -23,7 +23,7 @@ class RateLimiter:
     With `inserted` the transitions ever written to all lanes (without boundary rows), `sampled` the rows ever returned
     by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled:
 
-    - a sampler waits while inserted < min_size, or while its batch would take the balance below -tolerance;
+    - a sampler waits while inserted < min_size, or while its batch would take the balance below -lead;
     - a writer waits while inserted >= min_size and its rows would take the balance above tolerance, unless a living
       sampler found too few rows that it can draw (for its own min_size, its stack, its n steps) since its last batch.
 
@@ -37,11 +37,14 @@ class RateLimiter:
         min_size: transitions inserted before the first sample, at least 1.
         tolerance: allowed deviation of the balance in rows; at least every sampler's batch_size, and at least
             samples_per_insert times the transitions of every add, so that both sides never wait at once.
+        lead: rows by which samplers may be ahead, at least 0; None: the tolerance. With 0, samplers only draw what is
+            due, and the tolerance must be at least the sum of these two.
     """
 
     samples_per_insert: float
     min_size: int
     tolerance: float
+    lead: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples_per_insert", "tolerance"):
@@ -49,6 +52,8 @@ class RateLimiter:
             if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not 0 < value < math.inf:
                 raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
             object.__setattr__(self, name, float(value))
+        if self.lead is not None and not (isinstance(self.lead, (int, float)) and 0 <= self.lead < math.inf):
+            raise ValueError(f"lead: expected a finite number of at least 0 or None, got {self.lead!r}")
         check_whole("min_size", self.min_size)
         object.__setattr__(self, "min_size", int(self.min_size))
         if self.tolerance < self.samples_per_insert:
@@ -69,7 +74,8 @@ class RateLimiter:
         """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
         if inserted < self.min_size:
             return self.min_size - inserted
-        over = -self.tolerance - self.balance(inserted, sampled + batch)
+        lead = self.tolerance if self.lead is None else self.lead
+        over = -lead - self.balance(inserted, sampled + batch)
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
     def samples_missing(self, inserted: int, sampled: int, rows: int) -> int:

@@ -125,6 +125,12 @@ class Mixture:
                 mine = indices % len(self.samplers) == source
                 sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
 
+    @one_thread
+    def clear(self) -> None:
+        """See `Sampler.clear`; for every replay."""
+        for sampler in self.samplers:
+            sampler.clear()
+
     @property
     def stats(self) -> list[SamplerStats]:
         """The counters of each replay's sampler."""

@@ -146,6 +146,10 @@ class Prefetch(Generic[B]):
         """See the sampler's method. Waits for the current draw, if any; applies to all later ones."""
         self._work.call("update_priorities", index, priority)
 
+    def clear(self) -> None:
+        """See the sampler's method. Drops the ready batches."""
+        self._work.call("clear", drop=True)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The sampler's state after the current draw, if any; for `ReplayBuffer.save`.
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_whole, state_array
 from ..errors import MarlcoreError, NotEnoughData
+from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Strategy, Window
 from .gates import SampleGate
@@ -144,6 +145,7 @@ class Sampler:
             PriorityTree(prioritized, lanes, self._drawing) if prioritized else Uniform(self._drawing)
         )
         self._enough = False
+        self._cleared_at = 0  # the transitions inserted before
         self._drawing.generator[:] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
         self._strategy.prepare(self._memory())  # now instead of in the first sample
@@ -215,9 +217,25 @@ class Sampler:
         self.stats.ignored += self._strategy.update(index, priority)
 
     @one_thread
+    def clear(self) -> None:
+        """From now on draws only transitions that are written later, and waits until there are min_size of them.
+
+        Other samplers are not concerned, and nothing is erased. No draw reaches back across this point either: a stack
+        at the first later transition would, so such transitions are not drawn.
+        """
+        self._view.segment.check_open()
+        self._drawing.read_windows()
+        self._drawing.set_floor(self._drawing.windows[HI])
+        self._cleared_at = self._view.native.inserted()
+        self._enough = False
+
+    @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
-        return {"generator": self._drawing.generator.copy()} | self._strategy.state_dict()
+        state = {"generator": self._drawing.generator.copy()} | self._strategy.state_dict()
+        if self._drawing.has_floor:
+            state |= {"floor": self._drawing.floor.copy(), "cleared_at": np.array(self._cleared_at)}
+        return state
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -229,8 +247,17 @@ class Sampler:
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
+        floor, cleared_at = np.zeros_like(self._drawing.floor), 0
+        if "floor" in state:
+            floor = state_array(state, "floor", floor.shape, np.int64)
+            cleared_at = int(state_array(state, "cleared_at", (), np.int64))
+            self._drawing.read_windows()
+            if not ((floor >= 0) & (floor <= self._drawing.windows[HI])).all() or cleared_at < 0:
+                raise ValueError("state: expected floor as tickets of this replay, got others")
         self._strategy.load_state_dict(state)
         self._drawing.generator[:] = generator
+        self._drawing.set_floor(floor)
+        self._cleared_at, self._enough = cleared_at, False
 
     def _memory(self) -> BatchMemory:
         """Memory for a batch: that of a batch which its user has released, if there is one."""
@@ -285,11 +312,17 @@ class Sampler:
 
     def _missing(self) -> int:
         """Transitions still to be written before the replay holds enough."""
-        held, geometry = self._view.transitions, self._view.geometry
+        geometry, floor = self._view.geometry, self._drawing.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
-        room = sum(max(0, geometry.capacity - count) for count in committed)
-        return min(room, max(0, (self._options.min_size or self._options.batch_size) - held))
+        room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
+        return min(room, max(0, (self._options.min_size or self._options.batch_size) - self._held))
+
+    @property
+    def _held(self) -> int:
+        """Transitions that the replay holds since `clear`."""
+        held = self._view.transitions
+        return min(held, self._view.native.inserted() - self._cleared_at) if self._drawing.has_floor else held
 
     def _none_drawn(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
         filled, refused = self._strategy.draw(memory, rows)
@@ -309,7 +342,7 @@ class Sampler:
             raise error(f"{self._view.segment.path}: {self._shortage()}")
 
     def _shortage(self) -> str:
-        held = self._view.transitions
+        held = self._held
         needed = self._options.min_size or self._options.batch_size
         if held < needed:
             return f"expected at least {needed} transitions, got {held}"

@@ -1,5 +1,12 @@
-"""Tools with which users can test marlcore's promises themselves.
+"""Tools with which users can test marlcore's promises, and their environments, themselves.
 
-`python -m marlcore.testing.chaos` kills the processes of a real run and checks every row. victim.py starts and kills
-programs; checked.py has an environment whose rows prove their own integrity.
+`check_env` plays an environment and reports what violates the interface. `python -m marlcore.testing.chaos` kills the
+processes of a real run and checks every row. victim.py starts and kills programs; checked.py has an environment whose
+rows prove their own integrity.
 """
+
+from __future__ import annotations
+
+from .check_env import check_env
+
+__all__ = ["check_env"]

@@ -24,8 +24,8 @@ import numpy as np
 from ..cli import parse
 from ..memory import survey_segments
 from ..processes import end_with_parent
-from ..training import ActorConfig, Config, LearnerConfig, ReplayConfig, SupervisionConfig, train
-from .checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
+from ..training import ActorConfig, Config, EvaluationConfig, LearnerConfig, ReplayConfig, SupervisionConfig, train
+from .checked import AGENTS, CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 from .victim import Lost, Victim, parent_of
 
 __all__ = ["Report", "main", "wreak"]
@@ -219,12 +219,17 @@ def _run(folder: Path, parent: int) -> None:
         ),
         updates_per_step=None,  # free running and small replays, so that writers lap samplers
         replay=ReplayConfig(capacity=2000),
+        evaluation=EvaluationConfig(interval=5000, episodes=4, envs=2),
         supervision=SupervisionConfig(
             max_restarts=10**6, backoff=0.0, actor_timeout=TIMEOUT_S, learner_timeout=TIMEOUT_S
         ),
     )
     resume = folder / "run" if (folder / "run" / "config.json").exists() else None
-    train(CheckedEnvironment, CheckedAlgorithm(str(folder)), config, progress=False, resume=resume)
+    algorithms = {
+        agent: CheckedAlgorithm(str(folder), prioritized)
+        for agent, prioritized in zip(AGENTS, (False, True), strict=True)
+    }
+    train(CheckedEnvironment, algorithms, config, progress=False, resume=resume)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,21 @@ network's weights are all the same number, which grows by one with each update. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from ..interfaces import Trainer
-from ..spec import Field
+from ..interfaces import Action, Algorithm, ReplaySource, Trainer, Update
+from ..replay import Prioritized
+from ..spaces import Spaces
 from .rows import filled, torn
 
-__all__ = ["CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
+__all__ = ["AGENTS", "CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
 
 LONGEST = 40  # most steps of an episode
 WEIGHTS = 50_000
@@ -52,8 +54,8 @@ class CheckedEnvironment:
     """Two agents act in turns; episodes terminate or are truncated after a random number of steps."""
 
     agents = AGENTS
-    observations: Mapping[str, Field] = dict.fromkeys(AGENTS, Field((4,), "int64"))
-    actions: Mapping[str, int] = dict.fromkeys(AGENTS, 4)
+    observation_spaces: Mapping[str, Space] = dict.fromkeys(AGENTS, Box(-(2**63), 2**63 - 1, (4,), np.int64))
+    action_spaces: Mapping[str, Space] = dict.fromkeys(AGENTS, Discrete(4))
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng()
@@ -69,15 +71,16 @@ class CheckedEnvironment:
         self._left = list(AGENTS)
         self.agent = AGENTS[0]
 
-    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
+    def last(self) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         assert self.agent is not None
         step = self._steps[self.agent]
         over = step == self._length
         reward = float(reward_of(self._key, step - 1)) if step else 0.0
-        return observation_of(self._key, step), reward, over and self._terminates, over and not self._terminates
+        return observation_of(self._key, step), reward, over and self._terminates, over and not self._terminates, {}
 
     def step(self, action: int | None) -> None:
-        assert self.agent is not None
+        if self.agent is None or (action is None) != (self._steps[self.agent] == self._length):
+            raise ValueError(f"step: expected an action of a live agent, or None, got {action!r} of {self.agent}")
         if action is None:
             self._left.remove(self.agent)
         else:
@@ -110,35 +113,38 @@ class _Network(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class CheckedAlgorithm:
+class CheckedAlgorithm(Algorithm):
     """Learns nothing; checks the weights that actors pull and the rows that learners draw.
 
     Attributes:
         folder: the directory of the files `faults` and `rows`.
+        prioritized: draw by priorities, which are random.
     """
 
     folder: str
+    prioritized: bool = False
 
-    def make_network(self, observation: Field, actions: int, stack: int) -> torch.nn.Module:
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        return replace(chosen, prioritized=Prioritized()) if self.prioritized else chosen
+
+    def make_model(self, spaces: Spaces) -> torch.nn.Module:
         return _Network()
 
-    def act(
-        self, network: torch.nn.Module, obs: torch.Tensor, epsilon: float, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        assert isinstance(network, _Network)
-        weights = network.weights.detach()
+    def act(self, model: torch.nn.Module, obs: torch.Tensor, *, generator: np.random.Generator, **_: Any) -> Action:
+        assert isinstance(model, _Network)
+        weights = model.weights.detach()
         low, high = float(weights.min()), float(weights.max())
         if low != high:
             _note(Path(self.folder) / "faults", f"torn weights: from {low:g} to {high:g}")
-        before = network.__dict__.setdefault("newest", low)
+        before = model.__dict__.setdefault("newest", low)
         if low < before:
             _note(Path(self.folder) / "faults", f"older weights: {low:g} after {before:g}")
-        network.__dict__["newest"] = low
-        return rng.integers(4, size=len(obs))
+        model.__dict__["newest"] = low
+        return Action(generator.integers(4, size=len(obs)))
 
-    def make_trainer(self, network: torch.nn.Module) -> Trainer:
-        assert isinstance(network, _Network)
-        return _Checker(network, Path(self.folder))
+    def make_trainer(self, model: torch.nn.Module) -> Trainer:
+        assert isinstance(model, _Network)
+        return _Checker(model, Path(self.folder))
 
 
 def _whole(observations: torch.Tensor) -> torch.Tensor:
@@ -153,7 +159,7 @@ class _Checker:
         self._weights = network.weights
         self._folder = folder
 
-    def update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> Update:
         for name, good in self._look(batch).items():
             if not bool(good.all()):
                 row = int((~good).nonzero()[0])
@@ -162,7 +168,7 @@ class _Checker:
         _note(self._folder / "rows", str(len(batch.reward)))
         with torch.no_grad():
             self._weights += 1.0
-        return {"loss": torch.zeros(())}
+        return Update({"loss": torch.zeros(())}, priority=torch.rand(len(batch.reward)))
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
         """For each check, whether each row passes."""

@@ -12,16 +12,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import ActorConfig as ActorConfig
     from .config import Config as Config
+    from .config import EvaluationConfig as EvaluationConfig
     from .config import ExplorationConfig as ExplorationConfig
     from .config import LearnerConfig as LearnerConfig
+    from .config import MetricsConfig as MetricsConfig
     from .config import ReplayConfig as ReplayConfig
     from .config import SupervisionConfig as SupervisionConfig
+    from .config_file import Settings as Settings
+    from .config_file import read_settings as read_settings
     from .describe import described_run as described_run
-    from .names import agent_of as agent_of
+    from .episodes import play as play
+    from .evaluate_run import EvaluatedRun as EvaluatedRun
+    from .evaluate_run import evaluate as evaluate
+    from .evaluation import Evaluation as Evaluation
+    from .loaded import LoadedPolicy as LoadedPolicy
+    from .loaded import load_policy as load_policy
+    from .monitor import Status as Status
+    from .names import EVALUATOR as EVALUATOR
+    from .names import is_learner as is_learner
+    from .names import policy_of as policy_of
     from .progress import summary as summary
     from .run import Result as Result
+    from .run import Run as Run
+    from .run import start as start
     from .run import train as train
-    from .run_directory import read_metrics as read_metrics
+    from .schedules import Constant as Constant
+    from .schedules import Custom as Custom
+    from .schedules import Exponential as Exponential
+    from .schedules import Linear as Linear
+    from .schedules import Piecewise as Piecewise
+    from .schedules import Schedule as Schedule
+    from .seeds import train_seeds as train_seeds
+    from .sinks import Sink as Sink
+    from .sinks import read_metrics as read_metrics
     from .tables import FittedTable as FittedTable
     from .warmup import compile_before_a_run as compile_before_a_run
     from .warmup import warm_up as warm_up
@@ -29,18 +52,41 @@ if TYPE_CHECKING:
 _HOME = {
     "ActorConfig": "config",
     "Config": "config",
+    "Settings": "config_file",
+    "Constant": "schedules",
+    "Custom": "schedules",
+    "EVALUATOR": "names",
+    "EvaluatedRun": "evaluate_run",
+    "Evaluation": "evaluation",
+    "EvaluationConfig": "config",
+    "Exponential": "schedules",
     "ExplorationConfig": "config",
     "FittedTable": "tables",
     "LearnerConfig": "config",
+    "Linear": "schedules",
+    "LoadedPolicy": "loaded",
+    "MetricsConfig": "config",
+    "Piecewise": "schedules",
     "ReplayConfig": "config",
     "Result": "run",
+    "Run": "run",
+    "Schedule": "schedules",
+    "Sink": "sinks",
+    "Status": "monitor",
     "SupervisionConfig": "config",
-    "agent_of": "names",
     "compile_before_a_run": "warmup",
     "described_run": "describe",
-    "read_metrics": "run_directory",
+    "evaluate": "evaluate_run",
+    "is_learner": "names",
+    "load_policy": "loaded",
+    "play": "episodes",
+    "policy_of": "names",
+    "read_settings": "config_file",
+    "read_metrics": "sinks",
+    "start": "run",
     "summary": "progress",
     "train": "run",
+    "train_seeds": "seeds",
     "warm_up": "warmup",
 }
 

@@ -1,267 +1,264 @@
-"""The actor's loop: observe, act, write the transition; it never waits for the learner.
+"""The actor's loop: observe, write the outcomes, act; it waits for a learner only where a limiter holds the ratio.
 
-An actor steps several environment copies in turn: one call of an agent's network chooses the actions of all copies in
-which that agent acts next.
+It sees all its copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ..checks import as_field
+from ..checks import rows_of
 from ..errors import EnvironmentFailed
-from ..interfaces import Algorithm, Environment
+from ..interfaces import Action, Outcome, Turn, VectorEnvironment
+from ..processes import NAME_BYTES
+from ..spaces import Spaces, Values
+from ..spec import TransitionSpec
+from .policy import Player, PublishedPolicy
 
-__all__ = ["Actor", "Policy"]
+__all__ = ["Actor", "Seat", "part_of"]
 
-T = TypeVar("T")
-
-Report = Callable[[str, str, float], None]
-
-FIRST_PULL_S = 0.1
-
-
-class Subscriber(Protocol):
-    """A source of an agent's newest weights; see weights/store.py."""
-
-    version: int
-    extras: Mapping[str, Any]
-
-    def pull(self, timeout: float = 1.0) -> bool: ...
+Report = Callable[[str, str, Sequence[float]], None]
 
 
 class RowWriter(Protocol):
-    """A destination of transitions; see transitions/writer.py."""
+    """A destination of transitions; see transitions/vector_writer.py."""
 
     policy_version: int
 
-    def add(self, obs: Any, action: Any, reward: float, terminated: bool, truncated: bool, final_obs: Any) -> int: ...
-
-    def new_episode(self) -> None: ...
-
-
-class Policy:
-    """One agent's network, kept up to date with its learner's publications."""
-
-    def __init__(
+    def add(
         self,
-        algorithm: Algorithm,
-        network: torch.nn.Module,
-        subscriber: Subscriber,
-        rng: np.random.Generator,
-        device: torch.device,
-    ) -> None:
-        self._algorithm = algorithm
-        self._network = network
-        self._subscriber = subscriber
-        self._rng = rng
-        self._device = device
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any = None,
+        truncated: Any = None,
+        final_obs: Any = None,
+        lanes: NDArray[np.int64] | None = None,
+        **extras: Any,
+    ) -> NDArray[np.int64]: ...
 
-    @property
-    def version(self) -> int:
-        """The version of the acting weights, 0 before the first pull."""
-        return self._subscriber.version
-
-    def pull(self) -> bool:
-        """Takes newer weights, if any; it waits for them only while it has none."""
-        try:
-            return self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
-        except TimeoutError:
-            return False  # their learner is overwriting them, or died doing so: the next pull gets them
-
-    def act(self, obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Chooses actions [B] for observations [B, ...]."""
-        tensor = torch.from_numpy(obs).to(self._device)
-        return self._algorithm.act(self._network, tensor, float(self._subscriber.extras["epsilon"]), self._rng)
+    def new_episode(self, lanes: NDArray[np.int64] | None = None) -> None: ...
 
 
-class _Player:
-    """One agent in one environment copy: its frame stack, and its incomplete transition."""
-
-    def __init__(self, writer: RowWriter, stack: int, pad: Literal["repeat", "zero"]) -> None:
-        self.writer = writer
-        self._stack = stack
-        self._pad = pad
-        self._frames: NDArray[Any] | None = None
-        self._obs: NDArray[Any] | None = None
-        self._action = 0
-        self.episode_return = 0.0
-        self.episode_length = 0
-
-    def begin(self) -> bool:
-        """Begins an episode; returns whether a transition of the last one is lost, because its outcome never came."""
-        lost = self._obs is not None
-        if lost:
-            self.writer.new_episode()
-        self._frames = self._obs = None
-        self.episode_return, self.episode_length = 0.0, 0
-        return lost
-
-    def observe(self, obs: NDArray[Any], reward: float, terminated: bool, truncated: bool) -> None:
-        """Completes the last action's transition with its outcome."""
-        if self._obs is None:
-            return
-        final_obs = obs if truncated else None
-        self.writer.add(self._obs, self._action, reward, terminated, truncated, final_obs)
-        self._obs = None
-        self.episode_return += reward
-        self.episode_length += 1
-
-    def stacked(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The network's input for an observation."""
-        if self._stack == 1:
-            return obs
-        if self._frames is None:
-            first = obs if self._pad == "repeat" else np.zeros_like(obs)
-            self._frames = np.stack([first] * self._stack)
-        self._frames = np.concatenate([self._frames[1:], obs[None]])
-        return self._frames
-
-    def act(self, obs: NDArray[Any], action: int) -> None:
-        self._obs, self._action = obs, action
-
-
-class _Copy:
-    """An environment copy; it marks the environment's errors, to distinguish them from the actor's."""
-
-    def __init__(self, env: Environment, index: int) -> None:
-        self._env = env
-        self._index = index
-
-    @property
-    def agent(self) -> str | None:
-        return self._run(lambda: self._env.agent)
-
-    def reset(self, seed: int | None = None) -> None:
-        self._run(self._env.reset, seed)
-
-    def last(self) -> tuple[NDArray[Any], float, bool, bool]:
-        return self._run(self._env.last)
-
-    def step(self, action: int | None) -> None:
-        self._run(self._env.step, action)
-
-    def check(self, agent: str, obs: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed: the observation does not match the environment's declared Field."""
-        try:
-            as_field("obs", self._env.observations[agent], obs)
-        except (ValueError, TypeError) as error:
-            raise self.failed(agent, error) from error
-
-    def failed(self, agent: str, error: Exception) -> EnvironmentFailed:
-        """The error for an agent's values that the replay refused."""
-        return EnvironmentFailed(f"environment copy {self._index}, {agent}: {error}")
-
-    def _run(self, method: Callable[..., T], *args: Any) -> T:
-        try:
-            return method(*args)
-        except Exception as error:
-            raise EnvironmentFailed(f"environment copy {self._index}: {type(error).__name__}: {error}") from error
-
-
-class Actor:
-    """Steps environment copies and writes the transitions into each agent's replay.
+class Seat:
+    """An agent in all copies, with its actions whose outcome is still to come.
 
     Args:
-        envs: the copies.
-        policies: by agent, each with its first weights.
-        writers: by agent, one for each copy.
-        stack, pad: the stacking of observations; the same as in the learners' samplers.
-        sync_interval: rounds between pulls.
-        seed: of the environments.
-        report: called with (agent, name, value) at the end of an agent's episode.
+        agent: its name.
+        player: chooses its actions.
+        writer: appends its transitions, those of copy i to `lanes[i]`.
+        spec: the fields of its rows.
+        lanes: int64 [copies].
+        report: called with (agent, name, values) at the end of episodes.
 
     Attributes:
-        episodes: the number of episodes ended.
-
-    Raises: EnvironmentFailed, here and from `step`: an environment raised, or returned values that the replay refuses.
+        version: of the weights that act.
     """
 
     def __init__(
         self,
-        envs: Sequence[Environment],
-        policies: Mapping[str, Policy],
-        writers: Mapping[str, Sequence[RowWriter]],
-        *,
-        stack: int,
-        pad: Literal["repeat", "zero"],
-        sync_interval: int,
-        seed: int,
+        agent: str,
+        player: Player,
+        writer: RowWriter,
+        spec: TransitionSpec,
+        lanes: NDArray[np.int64],
         report: Report,
     ) -> None:
-        self._envs = [_Copy(env, copy) for copy, env in enumerate(envs)]
-        self._policies = policies
-        self._players = [
-            {agent: _Player(writers[agent][copy], stack, pad) for agent in policies} for copy in range(len(envs))
-        ]
-        self._sync_interval = sync_interval
+        self.writer = writer
+        self.version = 0
+        self._agent = agent
+        self._player = player
+        self._spec = spec
+        self._lanes = lanes
         self._report = report
+        copies = len(lanes)
+        fields = {name: np.zeros((copies, *one.shape), one.dtype) for name, one in spec.obs_fields.items()}
+        self._obs: Values = fields if isinstance(spec.obs, Mapping) else fields[""]
+        self._action = np.zeros((copies, *spec.action.shape), spec.action.dtype)
+        self._extras = {name: np.zeros((copies, *one.shape), one.dtype) for name, one in spec.extras.items()}
+        self._waiting = np.zeros(copies, np.bool_)
+        self._versions = np.zeros(copies, np.int64)
+        self._returns, self._lengths = np.zeros(copies), np.zeros(copies, np.int64)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Takes in the results of earlier actions: writes the transitions that they complete."""
+        ended = outcome.terminated | outcome.truncated
+        some_ended = bool(ended.any())
+        self._write(outcome, some_ended)
+        at = self._at(outcome.copies)
+        self._waiting[at] = False
+        self._returns[at] += outcome.reward
+        self._lengths[at] += 1
+        if some_ended:
+            self._report_episodes(outcome.copies[ended], outcome.infos)
+
+    def _write(self, outcome: Outcome, some_ended: bool) -> None:
+        versions = self._versions[self._at(outcome.copies)]
+        if (versions == versions[0]).all():
+            self._add(outcome, some_ended, int(versions[0]))
+            return
+        for version in np.unique(versions).tolist():  # weights came after the actions of some copies
+            self._add(part_of(outcome, versions == version), some_ended, version)
+
+    def _add(self, outcome: Outcome, some_ended: bool, version: int) -> None:
+        self.writer.policy_version = version
+        at = self._at(outcome.copies)
+        try:
+            self.writer.add(
+                _taken(self._obs, at),
+                self._action[at],
+                outcome.reward,
+                outcome.terminated if some_ended else None,
+                outcome.truncated if some_ended else None,
+                outcome.final_obs if some_ended and outcome.truncated.any() else None,
+                None if isinstance(at, slice) else self._lanes[at],
+                **{name: rows[at] for name, rows in self._extras.items()},
+            )
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFailed(f"{self._agent}: {error}") from error
+
+    def _report_episodes(self, copies: NDArray[np.int64], infos: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self._report(self._agent, "episode_return", self._returns[copies].tolist())
+        self._report(self._agent, "episode_length", self._lengths[copies].tolist())
+        for _, numbers in infos:
+            for name, value in numbers.items():
+                self._report(self._agent, _fitting(f"info/{name}"), [value])
+
+    def act(self, turn: Turn) -> NDArray[Any]:
+        """Chooses the actions of a turn, and remembers them for their outcome."""
+        at = self._at(turn.copies)
+        if turn.begins.any():
+            self._begin(turn.copies[turn.begins])
+        chosen = self._player.choose(turn.obs, at, turn.begins)
+        self._settle(turn, chosen)
+        if chosen.extras.keys() != self._extras.keys():
+            raise ValueError(
+                f"extras of the algorithm: expected {sorted(self._extras)}, as its transition says, "
+                f"got {sorted(chosen.extras)}"
+            )
+        for name, field in self._spec.extras.items():
+            self._extras[name][at] = rows_of(f"{name} of the algorithm", field, chosen.extras[name], len(turn.copies))
+        _put(self._obs, at, turn.obs)
+        self._action[at] = chosen.action
+        self._versions[at] = self.version
+        self._waiting[at] = True
+        return chosen.action
+
+    def _settle(self, turn: Turn, chosen: Action) -> None:
+        """Does with earlier transitions what had to wait for the values of this turn."""
+
+    def _begin(self, copies: NDArray[np.int64]) -> None:
+        """Begins an episode in these copies; an action without an outcome is lost, and reported."""
+        lost = copies[self._waiting[copies]]
+        if len(lost):
+            self.writer.new_episode(self._lanes[lost])
+            self._report(self._agent, "transitions_lost", [len(lost)])
+            self._waiting[lost] = False
+        self._returns[copies], self._lengths[copies] = 0.0, 0
+
+    def _at(self, copies: NDArray[np.int64]) -> Any:
+        """An index of these copies' rows; all of them need no copy."""
+        return slice(None) if len(copies) == len(self._lanes) else copies
+
+
+class Actor:
+    """Steps the copies of an environment and writes each agent's transitions.
+
+    Args:
+        env: the copies, whose first episodes have begun.
+        policies: each with its first weights.
+        seats: by agent, with the policy by which it acts.
+        sync_interval: rounds between pulls.
+        max_lag: versions by which weights may be behind; staler ones are pulled before the next turn. None: any number.
+
+    Raises: EnvironmentFailed, from `step`: an environment raised, or returned values that the replay refuses.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnvironment,
+        policies: Mapping[str, PublishedPolicy],
+        seats: Mapping[str, tuple[Seat, PublishedPolicy]],
+        sync_interval: int,
+        max_lag: int | None = None,
+    ) -> None:
+        self._env = env
+        self._policies = policies
+        self._seats = seats
+        self._sync_interval = sync_interval
+        self._max_lag = max_lag
         self._rounds = 0
-        self.episodes = 0
-        for env, child in zip(self._envs, np.random.SeedSequence(seed).spawn(len(envs)), strict=True):
-            env.reset(int(child.generate_state(1)[0]))
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes ended."""
+        return self._env.episodes
 
     def step(self) -> int:
-        """Takes one action in each environment copy; returns the number of actions."""
-        if self._rounds % self._sync_interval == 0:
+        """Takes the actions that are due now; returns their number."""
+        if self._rounds % self._sync_interval == 0 or self._is_stale():
             self._pull()
         self._rounds += 1
-        turns: dict[str, list[tuple[int, NDArray[Any]]]] = {}
-        for copy in range(len(self._envs)):
-            agent, obs = self._next_turn(copy)
-            turns.setdefault(agent, []).append((copy, obs))
-        for agent, members in turns.items():
-            actions = self._choose(agent, members)
-            for (copy, obs), action in zip(members, actions, strict=True):
-                self._players[copy][agent].act(obs, action)
-                self._envs[copy].step(action)
-        return len(self._envs)
-
-    def _choose(self, agent: str, members: list[tuple[int, NDArray[Any]]]) -> list[int]:
-        """Chooses an agent's actions, one for each (copy, observation)."""
-        try:
-            stacked = np.stack([self._players[copy][agent].stacked(obs) for copy, obs in members])
-            actions: list[int] = self._policies[agent].act(stacked).tolist()
-            return actions
-        except Exception:
-            for copy, obs in members:
-                self._envs[copy].check(agent, obs)
-            raise
-
-    def _next_turn(self, copy: int) -> tuple[str, NDArray[Any]]:
-        """Advances a copy to the next turn of a live agent, across ends and starts of episodes."""
-        env, players = self._envs[copy], self._players[copy]
-        while True:
-            agent = env.agent
-            if agent is None:
-                self._begin(copy)
-                continue
-            obs, reward, terminated, truncated = env.last()
-            player = players[agent]
+        outcomes, turns = self._env.observe()
+        for outcome in outcomes:
+            self._seats[outcome.agent][0].finish(outcome)
+        taken = 0
+        for turn in turns:
+            action = self._seats[turn.agent][0].act(turn)
             try:
-                player.observe(obs, reward, terminated, truncated)
-            except (ValueError, TypeError) as error:
-                raise env.failed(agent, error) from error
-            if not (terminated or truncated):
-                return agent, obs
-            self._report(agent, "episode_return", player.episode_return)
-            self._report(agent, "episode_length", float(player.episode_length))
-            env.step(None)
+                self._env.act(turn, action)
+            except EnvironmentFailed:
+                check_actions(self._env.spaces[turn.agent], action)  # whose fault it is
+                raise
+            taken += len(turn.copies)
+        return taken
 
-    def _begin(self, copy: int) -> None:
-        self.episodes += 1
-        for agent, player in self._players[copy].items():
-            if player.begin():
-                self._report(agent, "transitions_lost", 1.0)
-        self._envs[copy].reset()
+    def _is_stale(self) -> bool:
+        return self._max_lag is not None and any(policy.lag > self._max_lag for policy in self._policies.values())
 
     def _pull(self) -> None:
-        for agent, policy in self._policies.items():
+        for policy in self._policies.values():
             policy.pull()
-            for players in self._players:
-                players[agent].writer.policy_version = policy.version
+        for seat, policy in self._seats.values():
+            seat.version = policy.version
+
+
+def part_of(outcome: Outcome, which: NDArray[np.bool_]) -> Outcome:
+    """The part of an outcome in some of its copies, bool [k]; without infos."""
+    return Outcome(
+        outcome.agent,
+        outcome.copies[which],
+        outcome.reward[which],
+        outcome.terminated[which],
+        outcome.truncated[which],
+        None if outcome.final_obs is None else _taken(outcome.final_obs, which),
+    )
+
+
+def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
+    """Raises ValueError: an action is outside the action space."""
+    for one in spaces.shifted(action):
+        if not spaces.action.contains(one):
+            raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {one.tolist()}")
+
+
+def _fitting(name: str) -> str:
+    """A metric's name, which the environment chose, cut to the bytes that telemetry has."""
+    return name.encode()[:NAME_BYTES].decode(errors="ignore")
+
+
+def _taken(values: Values, at: Any) -> Values:
+    return {name: rows[at] for name, rows in values.items()} if isinstance(values, dict) else values[at]
+
+
+def _put(values: Values, at: Any, new: Values) -> None:
+    if isinstance(values, dict):
+        assert isinstance(new, dict)
+        for name, rows in values.items():
+            rows[at] = new[name]
+    else:
+        values[at] = new

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_whole
+from ..references import is_importable
+from .schedules import Custom, Exponential, Schedule, Stages
 
 if TYPE_CHECKING:
     from ..processes import RestartPolicy
-    from ..replay import RateLimiter
+    from ..replay import Prioritized, RateLimiter
 
-__all__ = ["ActorConfig", "Config", "ExplorationConfig", "LearnerConfig", "ReplayConfig", "SupervisionConfig"]
+__all__ = [
+    "ActorConfig",
+    "Config",
+    "EvaluationConfig",
+    "ExplorationConfig",
+    "LearnerConfig",
+    "MetricsConfig",
+    "ReplayConfig",
+    "SupervisionConfig",
+]
 
 
 def _require(config: object, name: str, low: float, high: float = math.inf, whole: bool = True) -> None:
@@ -35,21 +48,27 @@ class ActorConfig:
     processes: int = 1
     """Actor processes."""
     envs: int = 4
-    """Environment copies that each actor steps in turn, choosing their actions in one batch."""
+    """Environment copies that each actor steps together, choosing their actions in one batch."""
     sync_interval: int = 50
     """Rounds (one action in each copy) between checks for newer weights."""
+    max_policy_lag: int | None = None
+    """Versions by which the acting weights may be behind: an actor that is staler pulls before it acts."""
     device: str = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "envs", "sync_interval"):
             _require(self, name, 1)
+        if self.max_policy_lag is not None:
+            _require(self, "max_policy_lag", 0)
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """The processes that train, one for each agent."""
+    """The processes that train the policies."""
 
+    processes: int | None = None
+    """Learner processes, among which the policies are dealt out; None: one for each policy."""
     batch_size: int = 64
     """Transitions in each update."""
     n_step: int = 3
@@ -57,7 +76,16 @@ class LearnerConfig:
     gamma: float = 0.99
     """Discount of one step."""
     warmup: int = 500
-    """Transitions that an agent's replay must hold before training starts."""
+    """Transitions that a policy's replay must hold before training starts."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    """Mode of `torch.compile` for the learner's model; "reduce-overhead" uses CUDA graphs. It takes half a minute at
+    each start, and pays on GPUs; on a CPU it makes small networks slower."""
+    obs_norm: Literal["off", "frozen", "running"] = "off"
+    """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
+    takes every batch into the statistics, "frozen" those of the first 100 updates."""
+    prefetch: int = 0
+    """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
+    async mode."""
     publish_interval: int = 10
     """Updates between publications of the weights."""
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
@@ -66,6 +94,8 @@ class LearnerConfig:
     """Updates between reports of loss, epsilon, policy lag and rate."""
     checkpoint_interval: int = 10_000
     """Updates between checkpoints; the learner writes another one at the end."""
+    checkpoint_seconds: float = 60.0
+    """Seconds after which a learner writes a checkpoint even if it made fewer updates."""
     device: str = "auto"
     """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
@@ -77,7 +107,15 @@ class LearnerConfig:
         for name in ("batch_size", "n_step", "warmup", "publish_interval", "log_interval", "threads"):
             _require(self, name, 1)
         _require(self, "checkpoint_interval", 1)
+        if self.processes is not None:
+            _require(self, "processes", 1)
+        _require(self, "prefetch", 0)
+        _require(self, "checkpoint_seconds", 1.0, whole=False)
         _require(self, "gamma", 0.0, 1.0, whole=False)
+        if self.compile not in ("off", "default", "reduce-overhead", "max-autotune"):
+            raise ValueError(f"compile: expected off, default, reduce-overhead or max-autotune, got {self.compile!r}")
+        if self.obs_norm not in ("off", "frozen", "running"):
+            raise ValueError(f"obs_norm: expected off, frozen or running, got {self.obs_norm!r}")
         if self.publish_mode not in ("snapshot", "double_buffer", "triple_buffer"):
             raise ValueError(
                 f"publish_mode: expected snapshot, double_buffer or triple_buffer, got {self.publish_mode!r}"
@@ -86,41 +124,145 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Each agent's replay buffer."""
+    """Each policy's replay buffer."""
 
     capacity: int = 100_000
-    """Rows of an agent's replay, over all environment copies."""
+    """Rows of a policy's replay, over all its agents and environment copies."""
     stack: int = 1
     """Frames in an observation."""
     pad: Literal["repeat", "zero"] = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
+    clear_at_stage: bool = False
+    """Train only on transitions of the current stage: those written before a learner publishes its number are not
+    drawn any more."""
+    path: str | None = None
+    """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
+    they are in /dev/shm."""
+    prioritized: bool = False
+    """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
+    alpha: float = 0.6
+    """Exponent of priorities; 0 draws uniformly."""
+    beta: float = 0.4
+    """Exponent of importance weights at the first batch, from 0 to 1."""
+    beta_steps: int | None = None
+    """Batches over which beta rises linearly to 1; None keeps it constant."""
 
     def __post_init__(self) -> None:
         _require(self, "capacity", 1)
         _require(self, "stack", 1)
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected repeat or zero, got {self.pad!r}")
+        _require(self, "alpha", 0.0, whole=False)
+        _require(self, "beta", 0.0, 1.0, whole=False)
+        if self.beta_steps is not None:
+            _require(self, "beta_steps", 1)
+        if self.path is not None and not os.path.isdir(self.path):
+            raise ValueError(f"path: expected an existing directory, got {self.path!r}")
+
+    @property
+    def priorities(self) -> Prioritized | None:
+        """The sampler's option; None to draw uniformly."""
+        from ..replay import Prioritized
+
+        return Prioritized(self.alpha, self.beta, beta_steps=self.beta_steps) if self.prioritized else None
+
+
+EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 
 
 @dataclass(frozen=True)
 class ExplorationConfig:
-    """Epsilon, the probability of a random action; the learner decays it and publishes it with the weights."""
+    """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
 
-    epsilon_start: float = 1.0
-    """Epsilon at the first update."""
-    epsilon_min: float = 0.02
-    """Lower limit of epsilon."""
-    epsilon_decay: float = 0.05
-    """Fraction of epsilon removed at each decay."""
-    epsilon_decay_freq: int = 100
-    """Updates between decays."""
+    epsilon: Schedule = EPSILON
+    """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
+    0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)"."""
+    ladder: float = 0.0
+    """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
+    0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    """Further numbers for an algorithm's `explore`, by name."""
 
     def __post_init__(self) -> None:
-        for name in ("epsilon_start", "epsilon_min", "epsilon_decay"):
-            _require(self, name, 0.0, 1.0, whole=False)
-        _require(self, "epsilon_decay_freq", 1)
+        object.__setattr__(self, "epsilon", Schedule.from_value("epsilon", self.epsilon))
+        for count in (0,) if isinstance(self.epsilon, Custom) else (0, 10**9):  # a function may know no further
+            if not 0.0 <= self.epsilon.at(count) <= 1.0:
+                raise ValueError(f"epsilon: expected a probability, got {self.epsilon.at(count):g} from {self.epsilon}")
+        _require(self, "ladder", 0.0, whole=False)
+        taken = {"epsilon", "stage", "step", "updates"} & self.schedules.keys()
+        if taken:
+            raise ValueError(f"schedules: {min(taken)!r} is the name of a number that marlcore publishes itself")
+        given = {name: Schedule.from_value(name, one) for name, one in self.schedules.items()}
+        object.__setattr__(self, "schedules", given)
+
+    @property
+    def numbers(self) -> dict[str, Schedule]:
+        """Every schedule, by name."""
+        return {"epsilon": self.epsilon, **self.schedules}
+
+    def exponents(self, copies: int) -> list[float]:
+        """The exponent of epsilon in each copy."""
+        return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
+
+
+SINKS = ("csv", "tensorboard", "wandb")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where a run's metrics go."""
+
+    sinks: tuple[str, ...] = ("csv", "tensorboard")
+    """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
+    Biases), or module:Class for a sink of your own, made with the run's directory."""
+    wandb_project: str = "marlcore"
+    """The project of the run in Weights & Biases."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes WANDB_MODE of the
+    environment, else online."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sinks, str) or not all(isinstance(name, str) for name in self.sinks):
+            raise TypeError(f"sinks: expected names of sinks, got {self.sinks!r}")
+        object.__setattr__(self, "sinks", tuple(self.sinks))  # JSON knows only lists
+        for name in self.sinks:
+            if name not in SINKS and not is_importable(name):
+                near = get_close_matches(name, SINKS, n=1)
+                raise ValueError(
+                    f"sinks: expected {', '.join(SINKS)} or module:Class, got {name!r}"
+                    + (f"; did you mean {near[0]}?" if near else "")
+                )
+        if "csv" not in self.sinks or len(set(self.sinks)) < len(self.sinks):
+            raise ValueError(
+                f"sinks: expected csv, the run's own record, and others, each once, got {' '.join(self.sinks)!r}"
+            )
+        if self.wandb_mode not in (None, "online", "offline"):
+            raise ValueError(f"wandb_mode: expected online or offline, got {self.wandb_mode!r}")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The process that plays greedy episodes with the published weights while the run goes on."""
+
+    interval: int = 0
+    """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
+    episodes: int = 10
+    """Episodes in each evaluation."""
+    envs: int = 4
+    """Environment copies that play them."""
+    keep: int = 3
+    """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+
+    def __post_init__(self) -> None:
+        for name, low in {"interval": 0, "episodes": 1, "envs": 1, "keep": 0}.items():
+            _require(self, name, low)
+
+    @property
+    def copies(self) -> int:
+        """Environment copies, no more than there are episodes."""
+        return min(self.envs, self.episodes)
 
 
 @dataclass(frozen=True)
@@ -134,7 +276,8 @@ class SupervisionConfig:
     backoff: float = 0.5
     """Seconds before a worker's first restart, doubled before each further one in the window; at most 30."""
     actor_timeout: float = 60.0
-    """Seconds without a heartbeat after which an actor is killed and restarted; at least 120 while it starts."""
+    """Seconds without a heartbeat after which an actor or the evaluator is killed and restarted; at least 120 while it
+    starts."""
     learner_timeout: float = 120.0
     """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
@@ -171,13 +314,23 @@ class Config:
     updates_per_step: float | None = 0.1
     """Updates of each learner per step of its agent after the warm-up; None lets actors and learners run free."""
     updates_tolerance: int = 32
-    """Updates that a learner may lag behind updates_per_step before its actors wait, or lead before it waits itself."""
+    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads."""
     run_dir: str | None = None
     """Directory for the results, new or empty. By default runs/<date and time>."""
+    stages: tuple[int, ...] = ()
+    """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
+    numbers of an algorithm's `explore`."""
+    policies: dict[str, str] | None = None
+    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own."""
+    learners: dict[str, LearnerConfig] = field(default_factory=dict)
+    """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
+    `processes` and `threads` always are."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     def __post_init__(self) -> None:
@@ -186,8 +339,12 @@ class Config:
         _require(self, "seed", 0, 2**63)
         if self.mode not in ("async", "serial"):
             raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
+        for policy, learner in self.learners.items():
+            if not isinstance(learner, LearnerConfig):
+                raise TypeError(f"learners: expected a LearnerConfig for {policy!r}, got {learner!r}")
+        object.__setattr__(self, "stages", Stages(self.stages).begins)
         self._check_ratio()
-        self._check_rows()
+        self.check_rows()
 
     def _check_parts(self) -> None:
         for one in fields(self):
@@ -196,20 +353,25 @@ class Config:
                 article = "an" if part.__name__[0] in "AEIOU" else "a"
                 raise TypeError(f"{one.name}: expected {article} {part.__name__}, got {value!r}")
 
-    def _check_rows(self) -> None:
-        replay, lanes = self.replay, self.lanes
-        if replay.capacity // lanes < replay.stack + self.learner.n_step:
+    def learner_of(self, policy: str) -> LearnerConfig:
+        """The settings of a policy's learner."""
+        return self.learners.get(policy, self.learner)
+
+    def check_rows(self, policy: str = "", agents: int = 1) -> None:
+        """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
+        replay, lanes, learner = self.replay, self.lanes * agents, self.learner_of(policy)
+        need = replay.stack + learner.n_step
+        if replay.capacity // lanes < need:
             raise ValueError(
-                f"replay.capacity: expected at least {lanes * (replay.stack + self.learner.n_step)}, so that a lane "
-                f"holds stack + n_step = {replay.stack} + {self.learner.n_step} rows; "
-                f"rows of a lane are capacity / (processes x envs) = {replay.capacity} / {lanes}, "
-                f"got {replay.capacity}"
+                f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
+                f"{replay.stack} + {learner.n_step} rows; rows of a lane are capacity / "
+                f"(processes x envs x agents of a policy) = {replay.capacity} / {lanes}, got {replay.capacity}"
             )
         rows = replay.capacity // lanes * lanes
-        if self.learner.warmup > rows:
+        if learner.warmup > rows:
             raise ValueError(
                 f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, "
-                f"got {self.learner.warmup}"
+                f"got {learner.warmup}"
             )
 
     def _check_ratio(self) -> None:
@@ -219,29 +381,39 @@ class Config:
         elif self.mode == "serial":
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
 
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """The rate limiter between an agent's learner and its actors; None when they run free."""
+    def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
+        """The rate limiter between a policy's learner and its actors; None when they run free.
+
+        Args:
+            policy: its name.
+            lanes: of its replay.
+        """
         from ..replay import RateLimiter
 
+        learner = self.learner_of(policy)
         if self.updates_per_step is None:
             return None
-        samples_per_insert = self.updates_per_step * self.learner.batch_size
-        # Both sides must never wait at once: a row must fit, in serial mode the rows of every environment copy.
-        least = samples_per_insert
-        if self.mode == "serial":
-            least = samples_per_insert * (self.lanes + 1) + self.learner.batch_size
-        tolerance = max(self.updates_tolerance * self.learner.batch_size, least)
-        return RateLimiter(samples_per_insert, self.learner.warmup, tolerance)
+        samples_per_insert = self.updates_per_step * learner.batch_size
+        # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
+        # serial mode, or where no process can be started, one thread is both sides.
+        least = samples_per_insert * (lanes + 1) + learner.batch_size
+        tolerance = max(self.updates_tolerance * learner.batch_size, least)
+        return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The numbers that learners publish with their weights, by name."""
+        return self.exploration.numbers | ({"stage": Stages(self.stages)} if self.stages else {})
 
     @property
     def lanes(self) -> int:
-        """Lanes of each agent's replay: one for each environment copy of each actor."""
+        """Lanes of each agent in its policy's replay: one for each environment copy of each actor."""
         return self.actor.processes * self.actor.envs
 
     def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON."""
-        return asdict(self)
+        """A form ready for JSON; schedules are text."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
@@ -252,7 +424,29 @@ class Config:
         given: dict[str, Any] = {}
         for one in fields(cls):
             value = plain.get(one.name, MISSING)
-            if value is not MISSING:
+            if one.name == "learners":
+                common = plain.get("learner", {})
+                given[one.name] = {
+                    policy: LearnerConfig(**{**common, **section})
+                    for policy, section in plain.get("learners", {}).items()
+                }
+            elif value is not MISSING:
                 part = one.default_factory
-                given[one.name] = value if part is MISSING else type(part())(**value)
+                given[one.name] = value if part is MISSING else type(part())(**_of_today(value))
         return cls(**given)
+
+
+def _of_today(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of a configuration, whose epsilon version 0.1.0 gave by four settings instead of a schedule."""
+    if "epsilon_start" not in section:
+        return dict(section)
+    start, end, decay, every = (section[f"epsilon_{name}"] for name in ("start", "min", "decay", "decay_freq"))
+    return {"epsilon": Exponential(start, end, rate=1 - decay, every=every, of="updates")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return str(value)
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..processes import Metric
-from .run_directory import agent_order, write_atomically
+from .files import write_atomically
+from .run_directory import agent_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_runs"]
 
+GRID = 500  # steps at which runs are compared
 MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 
 
@@ -28,16 +31,32 @@ def draw(metrics: list[Metric], path: Path, title: str) -> None:
     Points are episodes, the line is their running mean. NaN and infinite returns are omitted. The file is replaced
     atomically, so a viewer never reads half a picture.
     """
+    curves = returns_of(metrics)
+    label = "return (points: episodes, lines: running means)"
+    _picture(path, title, label, (lambda axes: _draw_curves(axes, curves)) if curves else None)
+
+
+def draw_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
+    """Draw each agent's running mean over several runs, such as one a seed: their mean, and a band from the lowest to
+    the highest; otherwise as `draw`.
+    """
+    curves = [returns_of(metrics) for metrics in runs]
+    agents = [agent for agent in curves[0] if all(agent in one for one in curves)] if curves else []
+    label = "return (lines: means of the runs, bands: lowest to highest)"
+    _picture(path, title, label, (lambda axes: _draw_bands(axes, curves, agents)) if agents else None)
+
+
+def _picture(path: Path, title: str, label: str, fill: Callable[[Axes], None] | None) -> None:
+    """A picture that `fill` fills; None: that no episode has ended."""
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
-    curves = returns_of(metrics)
-    _style(axes)
-    if curves:
-        _draw_curves(axes, curves)
+    _style(axes, label)
+    if fill is not None:
+        fill(axes)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
         figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
@@ -74,11 +93,11 @@ def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.
     return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // MAX_POINTS]
 
 
-def _style(axes: Axes) -> None:
+def _style(axes: Axes, label: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel("environment steps", fontsize=12)
-    axes.set_ylabel("return (points: episodes, lines: running means)", fontsize=12)
+    axes.set_ylabel(label, fontsize=12)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k rather than 200000
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
@@ -91,8 +110,7 @@ def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
     colors = _colors(len(curves))
     for (agent, points), color in zip(curves.items(), colors, strict=True):
         steps, returns = points.T
-        # Wide enough to be smooth, at most a tenth of the run: short runs keep their shape.
-        window = max(1, min(100, len(returns) // 10), len(returns) // 50)
+        window = _window(len(returns))
         mean = thin(steps[window - 1 :], running_mean(returns, window))
         axes.plot(*thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
         # A white rim separates the line from the points.
@@ -100,6 +118,27 @@ def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
         label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"
         marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
         axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
+
+
+def _draw_bands(axes: Axes, curves: list[dict[str, NDArray[np.float64]]], agents: list[str]) -> None:
+    last = max(points[-1, 0] for one in curves for points in one.values())
+    axes.set_xlim(0, max(10, 1.01 * last))
+    for agent, color in zip(agents, _colors(len(agents)), strict=True):
+        means = []
+        for one in curves:
+            steps, returns = one[agent].T
+            window = _window(len(returns))
+            means.append((steps[window - 1 :], running_mean(returns, window)))
+        # Where every run has a mean.
+        grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
+        rows = np.stack([np.interp(grid, *mean) for mean in means])
+        axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)
+        axes.plot(grid, rows.mean(0), color=color, linewidth=2, label=f"{agent or 'all'}: mean of {len(rows)} runs")
+
+
+def _window(episodes: int) -> int:
+    """Of a running mean: wide enough to be smooth, at most a tenth of the run, so that short runs keep their shape."""
+    return max(1, min(100, episodes // 10), episodes // 50)
 
 
 def _colors(n: int) -> list[Any]:

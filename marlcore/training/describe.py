@@ -14,23 +14,37 @@ from .. import algos
 from ..interfaces import Algorithm
 from ..references import reference_to
 from .config import Config
+from .policies import AssignedPolicy
 from .run_directory import read_config, read_progress
 
 __all__ = ["check_resumed", "describe", "described_run"]
 
 
-def describe(env_fn: Any, algorithm: Algorithm, config: Config) -> dict[str, Any]:
-    """A form ready for JSON: importable names of the environment and the algorithm, and every setting."""
+def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
+    """A form ready for JSON: importable names of the environment and the algorithms, and every setting.
+
+    With one algorithm for all policies: "algorithm" and "hyperparameters"; otherwise both are dicts by policy.
+    """
+    algorithms = {policy.name: policy.algorithm for policy in policies}
+    first = policies[0].algorithm
+    one = all(algorithm is first for algorithm in algorithms.values())
+    return {
+        "env": getattr(env_fn, "name", None) or reference_to(env_fn) or repr(env_fn),
+        "algorithm": algos.name_of(first) if one else {name: algos.name_of(it) for name, it in algorithms.items()},
+        "hyperparameters": _hyperparameters(first)
+        if one
+        else {name: _hyperparameters(it) for name, it in algorithms.items()},
+        **config.to_dict(),
+        "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
+    }
+
+
+def _hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
     if dataclasses.is_dataclass(algorithm):
         given = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(algorithm) if one.init}
     else:
         given = getattr(algorithm, "__dict__", {})
-    return {
-        "env": getattr(env_fn, "name", None) or reference_to(env_fn) or repr(env_fn),
-        "algorithm": algos.name_of(algorithm),
-        "hyperparameters": {name: _plain(value) for name, value in given.items()},
-        **config.to_dict(),
-    }
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -41,24 +55,29 @@ def _plain(value: Any) -> Any:
     return value if simple else {"repr": repr(value)}
 
 
-def described_run(run_dir: str | Path) -> tuple[str, Algorithm, Config]:
-    """The environment's name, the algorithm and the configuration of a run to resume.
+def described_run(run_dir: str | Path) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
+    """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
 
     Raises ValueError: config.json does not describe them, or an import fails.
     """
     described = read_config(run_dir)
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
-        hyperparameters = {label: _given(label, value) for label, value in described["hyperparameters"].items()}
-        for what, known_as in (("environment", env), ("algorithm", name)):
-            _check_named(what, known_as)
-        return env, algos.make(name, **hyperparameters), config
+        _check_named("environment", env)
+        if not isinstance(name, dict):
+            return env, _made("", name, described["hyperparameters"]), config
+        return env, {one: _made(one, name[one], described["hyperparameters"][one]) for one in name}, config
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(
             f"resume: expected a run that its config.json describes, got {str(run_dir)!r} ({reason}); "
             "the program that started it can resume it: marlcore.train(env_fn, algorithm, config, resume=...)"
         ) from None
+
+
+def _made(policy: str, name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
+    _check_named(f"algorithm of {policy}" if policy else "algorithm", name)
+    return algos.make(name, **{label: _given(label, value) for label, value in hyperparameters.items()})
 
 
 def _check_named(what: str, name: str) -> None:
@@ -79,9 +98,15 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for label in ("algorithm", "hyperparameters"):
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    for part, label in (("actor", "processes"), ("actor", "envs"), ("replay", "capacity"), ("replay", "stack")):
+    if before.get("policies", now["policies"]) != now["policies"]:  # version 0.1.0 had none
+        raise ValueError(f"resume: expected policies {before['policies']}, as the run had them, got {now['policies']}")
+    fixed = {"actor": ["processes", "envs"], "replay": ["capacity", "stack", "prioritized"], "learner": ["obs_norm"]}
+    if now["replay"]["prioritized"]:  # the saved priorities depend on these
+        fixed = {**fixed, "learner": ["obs_norm", "n_step"], "replay": [*fixed["replay"], "alpha"]}
+    default = Config().to_dict()
+    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
         section = before.get(part)
-        had = section.get(label) if isinstance(section, dict) else None
+        had = section.get(label, default[part][label]) if isinstance(section, dict) else None
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = sum(read_progress(run_dir).get("steps", {}).values())

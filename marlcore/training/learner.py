@@ -1,66 +1,119 @@
-"""The learner's loop: sample, update, publish; once there is data, it never waits for the actors."""
+"""The learner's loop: sample, update, publish; it waits for data, and where a limiter holds the ratio."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..checks import came
 from ..errors import NotEnoughData
-from ..interfaces import BatchSource, Publisher, Trainer
-from ..transitions import Batch
-from .config import ExplorationConfig, LearnerConfig
+from ..interfaces import BatchSource, Publisher, Trainer, Update
+from ..transitions import Batch, TorchBatch
+from .config import LearnerConfig
+from .normalizer import Normalizer
+from .schedules import Schedule
 
-__all__ = ["Learner", "choose_device"]
+__all__ = ["Beginning", "Learner", "Publications", "choose_device"]
 
 WAIT_S = 0.1
+FROZEN_AFTER = 100  # updates
+
+
+class Publications:
+    """Publishes a policy's weights, with what travels with them.
+
+    Args:
+        publisher: of the weights.
+        schedules: by name, evaluated at each publication.
+        steps: the run's step count.
+
+    Attributes:
+        version: of the last publication. numbers: of the schedules, published with it.
+    """
+
+    def __init__(self, publisher: Publisher, schedules: Mapping[str, Schedule], steps: Callable[[], int]) -> None:
+        self._publisher = publisher
+        self._schedules = schedules
+        self.steps = steps
+
+    def publish(self, updates: int) -> None:
+        """Publishes the current weights, with the schedules' numbers, the updates for a successor, and the step."""
+        counts = {"steps": self.steps(), "updates": updates}
+        self.numbers = {name: _number(name, one, counts[one.of]) for name, one in self._schedules.items()}
+        self.version = self._publisher.publish(**self.numbers, updates=updates, step=counts["steps"])
+
+
+def _number(name: str, schedule: Schedule, count: int) -> float:
+    try:
+        return schedule.at(count)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a learner begins: what its predecessor had reached."""
+
+    updates: int = 0
+    stage: int = 0
+
+
+FIRST = Beginning()
 
 
 class Learner:
-    """Trains one agent.
+    """Trains one policy.
 
     Args:
-        source: the agent's sampler.
-        trainer: updates the network that `publisher` publishes.
-        publisher: publishes the weights and epsilon.
-        config, exploration: the settings.
+        source: the policy's sampler.
+        trainer: updates the model that is published.
+        publications: of its weights.
+        config: the settings.
         device: of the network.
+        prioritized: the source takes the priorities that updates return.
+        norm: of observations; None leaves them.
         report: called with (name, value).
         save: called with a checkpoint's contents.
-        updates, epsilon: the state of a previous learner that this one continues, if any.
+        clears: the source forgets the transitions of earlier stages.
+        beginning: where to begin.
 
     Attributes:
-        updates: made so far. version: of the last publication. epsilon: published with it, for the actors.
+        updates: made so far.
     """
 
     def __init__(
         self,
         source: BatchSource,
         trainer: Trainer,
-        publisher: Publisher,
+        publications: Publications,
         config: LearnerConfig,
-        exploration: ExplorationConfig,
         device: torch.device,
+        prioritized: bool,
+        norm: Normalizer | None,
         report: Callable[[str, float], None],
         save: Callable[[dict[str, Any]], None],
-        updates: int = 0,
-        epsilon: float | None = None,
+        clears: bool = False,
+        beginning: Beginning = FIRST,
     ) -> None:
         self._source = source
         self._trainer = trainer
-        self._publisher = publisher
+        self._publications = publications
         self._config = config
-        self._exploration = exploration
         self._device = device
+        self._prioritized = prioritized
+        self._norm = norm
         self._report = report
         self._save = save
         self._sums: dict[str, torch.Tensor] = {}
-        self._last_report = time.monotonic()
-        self.updates = updates
-        self.epsilon = exploration.epsilon_start if epsilon is None else epsilon
+        self._last_report = self._last_save = time.monotonic()
+        self._clears = clears
+        self._stage = beginning.stage
+        self.updates = self._reported = beginning.updates
         self.publish()
 
     def step(self, wait_s: float = WAIT_S) -> bool:
@@ -69,52 +122,80 @@ class Learner:
             batch = self._source.sample(timeout=wait_s) if wait_s else self._source.sample()
         except (NotEnoughData, TimeoutError):
             return False
-        metrics = self._trainer.update(batch.torch(self._device))
+        tensors = batch.torch(self._device) if isinstance(batch, Batch) else batch
+        if self._norm is not None:
+            self._normalize(tensors, self._norm)
+        update = self._trainer.update(tensors)
+        if not self._sums:
+            _check_update(update)
+        if self._prioritized and update.priority is not None:
+            self._source.update_priorities(batch.index, update.priority)
         self.updates += 1
-        for name, value in metrics.items():
+        for name, value in update.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._after_update(batch)
         return True
 
-    def _after_update(self, batch: Batch) -> None:
-        config, exploration = self._config, self._exploration
-        if self.updates % exploration.epsilon_decay_freq == 0:
-            self.epsilon = max(self.epsilon * (1 - exploration.epsilon_decay), exploration.epsilon_min)
+    def _normalize(self, tensors: TorchBatch, norm: Normalizer) -> None:
+        if self._config.obs_norm == "running" or self.updates < FROZEN_AFTER:
+            norm.update(tensors.obs)
+        tensors.obs, tensors.next_obs = norm(tensors.obs), norm(tensors.next_obs)
+
+    def _after_update(self, batch: Batch | TorchBatch) -> None:
+        config = self._config
         if self.updates % config.publish_interval == 0:
             self.publish()
         if self.updates % config.log_interval == 0:
             self._report_averages(batch)
-        if self.updates % config.checkpoint_interval == 0:
+        too_long = time.monotonic() - self._last_save > config.checkpoint_seconds
+        if self.updates % config.checkpoint_interval == 0 or too_long:
             self.save()
 
-    def _report_averages(self, batch: Batch) -> None:
-        now = time.monotonic()
+    def _report_averages(self, batch: Batch | TorchBatch) -> None:
+        now, count = time.monotonic(), self.updates - self._reported
         for name, total in self._sums.items():
-            self._report(name, float(total) / self._config.log_interval)
+            self._report(name, float(total) / count)
         self._sums.clear()
-        self._report("epsilon", self.epsilon)
-        lag = (self.version - batch.policy_version) % 2**32
+        self._reported = self.updates
+        for name, value in self._publications.numbers.items():
+            self._report(name, value)
+        acted = batch.policy_version if isinstance(batch, Batch) else batch.policy_version.cpu().numpy()
+        lag = (self._publications.version - acted) % 2**32
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         self._report("policy_lag", float(lag.mean()))
         for percent, value in zip((50, 99), np.percentile(lag, (50, 99)), strict=True):
             self._report(f"policy_lag_p{percent}", float(value))
-        self._report("updates_per_s", self._config.log_interval / max(now - self._last_report, 1e-9))
+        self._report("updates_per_s", count / max(now - self._last_report, 1e-9))
         self._last_report = now
 
     def publish(self) -> None:
-        """Publishes the current weights, with epsilon and the updates for a successor."""
-        self.version = self._publisher.publish(epsilon=self.epsilon, updates=self.updates)
+        """Publishes the current weights; in a new stage, clears the source."""
+        self._publications.publish(self.updates)
+        stage = int(self._publications.numbers.get("stage", 0))
+        if self._clears and stage != self._stage:
+            self._source.clear()
+        self._stage = stage
 
     def save(self) -> None:
         """Passes a checkpoint to `save`."""
+        self._last_save = time.monotonic()
         self._save(
             {
                 "updates": self.updates,
-                "version": self.version,
-                "epsilon": self.epsilon,
+                "version": self._publications.version,
+                "step": self._publications.steps(),
+                "stage": self._stage,
                 "trainer": self._trainer.state_dict(),
             }
         )
+
+
+def _check_update(update: Any) -> None:
+    """Raises TypeError, ValueError: the trainer returned something else than an Update with a loss."""
+    if not isinstance(update, Update):
+        raise TypeError(f"update of the trainer: expected an mc.Update, got {came(update)}")
+    if "loss" not in update.metrics:
+        raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:

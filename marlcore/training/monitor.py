@@ -1,25 +1,54 @@
-"""The parent's monitor: it records and shows a run's metrics, and saves the run's progress."""
+"""The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import dataclass
 
-from ..processes import STEPS, Control, Metric, Telemetry
+from ..processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
 from .progress import Progress
 from .run_directory import RunDirectory
+from .sinks import Sink
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "Status"]
 
 NOTE_S = 5.0  # between saves of the run's progress
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
+RETURNS = 100  # episodes in an agent's mean return
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at a moment.
+
+    Attributes:
+        running: whether it goes on.
+        steps, total_steps: taken by all agents together, and to take.
+        seconds: since its beginning, earlier parts of a resumed run included.
+        updates: by policy.
+        returns: by agent, the mean return of its last 100 episodes.
+        restarts: by worker.
+        metrics: the newest value of each metric, by (agent or policy, name).
+    """
+
+    running: bool
+    steps: int
+    total_steps: int
+    seconds: float
+    updates: dict[str, int]
+    returns: dict[str, float]
+    restarts: dict[str, int]
+    metrics: dict[tuple[str, str], float]
 
 
 class Monitor:
-    """Moves metrics from shared memory to the run directory and the screen, and saves the run's progress."""
+    """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
 
     def __init__(
         self,
         run: RunDirectory,
+        sinks: Sink,
         control: Control,
         telemetry: Telemetry,
         table: Progress | None,
@@ -27,6 +56,7 @@ class Monitor:
         began: float,
     ) -> None:
         self._run = run
+        self._sinks = sinks
         self._control = control
         self._telemetry = telemetry
         self._table = table
@@ -36,6 +66,9 @@ class Monitor:
         self._rate_from = (time.monotonic() - began, control.steps)
         self._rate = 0.0
         self._noted = -NOTE_S
+        self._newest: dict[tuple[str, str], float] = {}
+        self._returns: dict[str, deque[float]] = {}
+        self.status = self._look(time.monotonic() - began)
 
     def tick(self) -> None:
         for metric in self._telemetry.tail():
@@ -48,11 +81,24 @@ class Monitor:
             self._rate = (steps - before) / max(now - since, 1e-9)
             self._rate_from = (now, steps)
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
-            self._run.flush()
+            self._sinks.flush()
         if now - self._noted > NOTE_S:
             self._note(now)
         if self._table is not None:
             self._table.tick(steps, self._total, self._rate)
+        self.status = self._look(now)
+
+    def _look(self, now: float) -> Status:
+        return Status(
+            True,
+            self._control.steps,
+            self._total,
+            now,
+            {policy: tally.load(UPDATES) for policy, tally in self._control.tallies.items()},
+            {agent: sum(returns) / len(returns) for agent, returns in self._returns.items()},
+            {name: own.load(RESTARTS) for name, own in self._control.notes.items()},
+            dict(self._newest),
+        )
 
     def say(self, text: str) -> None:
         """Prints a line where progress is shown."""
@@ -69,9 +115,12 @@ class Monitor:
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
         self._run.save_progress({"time_s": now, "steps": steps})
-        self._run.flush()
+        self._sinks.flush()
 
     def _record(self, metric: Metric) -> None:
-        self._run.record(metric)
+        self._sinks.record(metric)
+        self._newest[metric.agent, metric.name] = metric.value
+        if metric.name == "episode_return":
+            self._returns.setdefault(metric.agent, deque(maxlen=RETURNS)).append(metric.value)
         if self._table is not None:
             self._table.update(metric)

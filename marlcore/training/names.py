@@ -1,11 +1,14 @@
-"""The names of a run's workers: actor-0, actor-1, ... and learner-AGENT; only this module forms them."""
+"""The names of a run's workers: actor-0, learner-POLICY or learner-0, evaluator; only this module forms them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .config import Config
 
-__all__ = ["actor_names", "agent_of", "learner_name"]
+__all__ = ["EVALUATOR", "actor_names", "is_learner", "learner_names", "policy_of"]
 
+EVALUATOR = "evaluator"
 _LEARNER = "learner-"
 
 
@@ -14,11 +17,20 @@ def actor_names(config: Config) -> list[str]:
     return [f"actor-{i}" for i in range(config.actor.processes)]
 
 
-def learner_name(agent: str) -> str:
-    """The name of an agent's learner."""
-    return _LEARNER + agent
+def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
+    """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
+    processes = config.learner.processes
+    if processes is None:
+        return {_LEARNER + policy: [policy] for policy in policies}
+    count = min(processes, len(policies))
+    return {f"{_LEARNER}{i}": list(policies[i::count]) for i in range(count)}
 
 
-def agent_of(worker: str) -> str | None:
-    """The agent of a learner; None for an actor."""
-    return worker.removeprefix(_LEARNER) if worker.startswith(_LEARNER) else None
+def is_learner(worker: str) -> bool:
+    """Whether a worker of this name is a learner."""
+    return worker.startswith(_LEARNER)
+
+
+def policy_of(worker: str) -> str:
+    """The policy of a learner that trains one."""
+    return worker.removeprefix(_LEARNER)

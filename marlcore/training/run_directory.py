@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from ..checks import came
-from ..errors import ClosedError
-from ..memory import try_lock
-from ..processes import Metric
+from .files import write_atomically
+from .sinks.csv import CsvSink
 
 __all__ = [
     "RunDirectory",
     "agent_order",
+    "checkpoint_path",
     "read_config",
-    "read_metrics",
     "read_progress",
     "setup_logging",
-    "write_atomically",
 ]
 
 RUNS = "runs"  # parent of run directories without a given path
-_HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
 class RunDirectory:
@@ -43,35 +38,22 @@ class RunDirectory:
     run_dir/
         config.json             the configuration; its presence marks a run
         metrics.csv             every metric, one a line
-        tensorboard/            the same as TensorBoard events, tag "agent/name"
+        tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
         logs/<worker>.log
         checkpoints/<agent>.pt, and <agent>.replay where replays are saved
+        checkpoints/<agent>.best.pt and <agent>.<step>.pt, kept by evaluations
         checkpoints/run.json    the run's progress
 
     Attributes:
         path: the directory, absolute.
+        csv: writes metrics.csv; its lock keeps other processes out of the directory.
     """
 
-    def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
-        """Open the metrics of a laid-out directory, new or existing; callers use `create` or `resume`."""
+    def __init__(self, path: Path, csv: CsvSink) -> None:
+        """Callers use `create` or `resume`."""
         self.path = path
+        self.csv = csv
         self._made = _Made()
-        self._csv = open(path / "metrics.csv", mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
-        try:
-            if not try_lock(self._csv.fileno(), 0, exclusive=True):
-                raise ValueError(f"resume: expected a run that has ended, got {str(path)!r}, which is still running")
-            self._rows = csv.writer(self._csv, lineterminator="\n")
-            if mode == "x":
-                self._rows.writerow(_HEADER)
-                self._csv.flush()
-            elapsed_s = float(self.progress.get("time_s", 0.0))  # before anything is changed
-            if mode == "r+":
-                _cut_off_half_a_line(path / "metrics.csv")
-                self._csv.seek(0, os.SEEK_END)
-            self._events = _EventFile(path / "tensorboard", elapsed_s)
-        except BaseException:
-            self._csv.close()
-            raise
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any]) -> RunDirectory:
@@ -93,7 +75,7 @@ class RunDirectory:
                 unless_whole.callback(made.take_back)
                 root = _make_directory(path, made)
                 _lay_out(root, made)
-                run = cls(root, "x")
+                run = cls(root, CsvSink(root / "metrics.csv", "x"))
                 unless_whole.callback(run.close)
                 write_atomically(root / "config.json", text)  # last: this file marks a run
                 run._made = made
@@ -113,8 +95,9 @@ class RunDirectory:
         """
         root = Path(path).absolute()
         read_config(root)
+        read_progress(root)
         try:
-            return cls(root, "r+")
+            return cls(root, CsvSink(root / "metrics.csv", "r+"))
         except OSError as error:
             raise _no_run(path, error) from error
 
@@ -135,42 +118,9 @@ class RunDirectory:
         """See `read_progress`."""
         return read_progress(self.path)
 
-    def record(self, metric: Metric) -> None:
-        """Append a metric to metrics.csv and to the TensorBoard events; buffered until `flush`.
-
-        Raises:
-            ClosedError: the run directory was closed.
-        """
-        if self._csv.closed:
-            raise ClosedError(f"run directory {str(self.path)!r}: expected it open, it was closed")
-        # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
-        time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
-        with self._naming_metrics():
-            self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
-        with self._naming_events():
-            self._events.record(metric)
-
-    def flush(self) -> None:
-        """Hand everything recorded so far to the operating system. Raises OSError: a write failed."""
-        with self._naming_metrics():
-            self._csv.flush()
-        with self._naming_events():
-            self._events.flush()
-
     def close(self) -> None:
-        """Flush and close the files; closing twice is fine. Raises OSError: see `flush`; the files are closed."""
-        try:
-            with self._naming_metrics():
-                self._csv.close()
-        finally:
-            with self._naming_events():
-                self._events.close()
-
-    def _naming_metrics(self) -> AbstractContextManager[None]:
-        return _naming(self.path / "metrics.csv", "its whole lines are kept")
-
-    def _naming_events(self) -> AbstractContextManager[None]:
-        return _naming(self.path / "tensorboard", "everything flushed before is kept")
+        """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
+        self.csv.close()
 
     def log_path(self, worker: str) -> Path:
         """A worker's log file."""
@@ -178,7 +128,7 @@ class RunDirectory:
 
     def checkpoint_path(self, agent: str) -> Path:
         """An agent's checkpoint file."""
-        return self.path / "checkpoints" / f"{_file_name(agent)}.pt"
+        return checkpoint_path(self.path, agent)
 
     def replay_path(self, agent: str) -> Path:
         """The file of an agent's saved replay."""
@@ -193,6 +143,11 @@ class RunDirectory:
         self.close()
         if error is not None:
             self._made.take_back()
+
+
+def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
+    """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
+    return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
@@ -214,31 +169,6 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     return saved
 
 
-def read_metrics(path: str | Path) -> list[Metric]:
-    """Read a metrics.csv, in the order written.
-
-    A last line without a newline, left by a killed run, is dropped: its number may be cut short.
-
-    Raises:
-        ValueError: the file is not a metrics.csv, or one of its lines is not a metric.
-    """
-    text = Path(path).read_bytes().decode("utf-8", errors="replace")
-    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
-    header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
-    if header != expected:
-        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {came(header)}")
-    rows = csv.reader(lines[1:])
-    try:
-        return [
-            Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
-        ]
-    except (ValueError, csv.Error) as error:
-        line = 1 + rows.line_num
-        raise ValueError(
-            f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
-        ) from None
-
-
 def agent_order(agent: str) -> tuple[int, str]:
     """A sort key that puts agent_2 before agent_10."""
     return len(agent), agent
@@ -254,33 +184,6 @@ def setup_logging(path: str | Path) -> None:
         force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, atomically: even after a crash, a reader sees all of it or the old content.
-
-    Raises OSError: the disk is full or failed; the old content is intact, as the error says.
-    """
-    aside = path.with_name(f".{path.name}.new")  # each file has one writer; it overwrites what a killed one left
-    kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
-    try:
-        with _naming(path, f"{len(data):,} bytes were not written, {kept}"):
-            with open(aside, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds to an error of a write, which names no file, the file's name and what was kept."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -305,13 +208,6 @@ def _no_run(path: str | Path, error: Exception) -> ValueError:
 
 def _as_json(config: Mapping[str, Any]) -> bytes:
     return (json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n").encode()
-
-
-def _cut_off_half_a_line(path: Path) -> None:
-    """Removes an incomplete line after the last whole metric. Raises ValueError: the file is not a metrics.csv."""
-    read_metrics(path)
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(whole) + len(newline))
 
 
 @dataclass
@@ -368,47 +264,16 @@ def _lay_out(root: Path, made: _Made) -> None:
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds a run")
     if any(root.iterdir()):
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
-    folders = [root / name for name in ("checkpoints", "logs", "tensorboard")]
-    folders[0].mkdir()  # if two runs race for the directory, one fails here
-    made.contents += [*folders, root / "metrics.csv", root / "config.json"]
-    for folder in folders[1:]:
-        folder.mkdir()
+    checkpoints, logs = root / "checkpoints", root / "logs"
+    checkpoints.mkdir()  # if two runs race for the directory, one fails here
+    made.contents += [checkpoints, logs, root / "metrics.csv", root / "config.json"]
+    made.contents += [root / "tensorboard", root / "wandb"]  # which their sinks make
+    logs.mkdir()
 
 
 def _file_name(name: str) -> str:
-    """The name itself if it is plain, such as "agent_0"; other characters, such as slashes, are percent-encoded."""
-    return quote(name, safe="")
+    """The name itself if it is plain, such as "agent_0"; others, such as slashes, are percent-encoded.
 
-
-class _EventFile:
-    """TensorBoard's event file, written from this thread.
-
-    tensorboard's EventFileWriter would start a thread for work that takes microseconds here, and torch's
-    SummaryWriter would import torch.
+    Dots are too, so that no checkpoint of a policy "a.best" is taken for the best of a policy "a".
     """
-
-    def __init__(self, directory: Path, elapsed_s: float) -> None:
-        # Imported here, since workers import this module only for Metric and setup_logging.
-        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
-
-        self._event, self._summary = Event, Summary
-        self._began = time.time() - elapsed_s  # the start of the whole run, if it is resumed
-        before = len(list(directory.iterdir()))  # event files before a resume
-        file = open(directory / f"events.out.tfevents.{int(time.time())}.{before}", "xb")  # noqa: SIM115 (`close`)
-        self._records = RecordWriter(file)
-        header = Event(wall_time=self._began, file_version="brain.Event:2")
-        self._records.write(header.SerializeToString())
-
-    def record(self, metric: Metric) -> None:
-        tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=float(metric.value))])
-        event = self._event(wall_time=self._began + metric.time_s, step=int(metric.step), summary=summary)
-        self._records.write(event.SerializeToString())
-
-    def flush(self) -> None:
-        self._records.flush()
-
-    def close(self) -> None:
-        self._records.close()
+    return quote(name, safe="").replace(".", "%2E")

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from ..kernels import columns, jit, sumtree
+from ..kernels.plan import COLUMN
 from ..kernels.random import next_random
 from ..notices import say
 from ..queue import TrajectoryQueue
@@ -50,7 +51,7 @@ def warm_up() -> float:
 
 def _compile_what_the_drop_ins_use() -> None:
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
-    columns.gather(bytes_, np.zeros((1, 4), np.int64), 1, ints, bytes_)
+    columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)
     tree = np.ones(offsets[-1])
     sumtree.repair(tree, offsets, ints.copy(), 2)

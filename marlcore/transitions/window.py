@@ -129,6 +129,7 @@ class Drawing:
     Attributes:
         plan, columns: see kernels/plan.py.
         windows: int64 [3, lanes], the tickets [lo, hi) that each lane holds, and its seam.
+        floor: int64 [lanes], the lowest ticket that may be drawn, even if the lane holds lower ones.
         chosen: int64 [3, batch_size], see kernels/rows.py.
         generator: uint64 [4], the state of every draw's generator.
         event: writers wake the processes that wait for rows on it.
@@ -148,7 +149,9 @@ class Drawing:
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
         self._set(window, spec, geometry)
-        self.read_windows = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
+        self.floor = np.zeros(geometry.lanes, np.int64)
+        self.has_floor = False
+        self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
         self._ok = np.zeros(batch_size, np.uint8)
         lowest = self.chosen[rows.TICKET if self.plan["plain"][0] else rows.LOWEST]
         self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
@@ -192,6 +195,17 @@ class Drawing:
         settings |= {name: address_of(array) for name, array in arrays.items()}
         for name, value in settings.items():
             self.plan[name] = value
+
+    def read_windows(self) -> None:
+        """Fills `windows` with the tickets that may be drawn now."""
+        self._read_held()
+        if self.has_floor:
+            np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
+
+    def set_floor(self, tickets: NDArray[np.int64]) -> None:
+        """Sets `floor`, int64 [lanes]; no ticket above those that the lanes have committed."""
+        self.floor[:] = tickets
+        self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
         """Memory for a batch: that of one of the last few batches which its user has released, if there is one.

@@ -282,6 +282,11 @@ class Subscriber:
         self.version = 0
         self.extras: Mapping[str, Any] = {}
 
+    @property
+    def newest(self) -> int:
+        """The newest published version; 0 before the store's first publish."""
+        return self._store.version
+
     @one_thread
     def pull(self, timeout: float = 1.0) -> bool:
         """Copies the newest weights into the local model, whole or not at all; False if none are newer.

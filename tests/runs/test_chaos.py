@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def batch() -> Any:
             for _ in range(60):
                 before = None
                 while env.agent is not None:
-                    obs, reward, terminated, truncated = env.last()
+                    obs, reward, terminated, truncated, _ = env.last()
                     if env.agent == "agent_0":
                         if before is not None:
                             writer.add(before, 0, reward, terminated, truncated, obs if truncated else None)
@@ -77,13 +78,14 @@ def test_what_a_learner_counted_stays_when_its_successor_begins(batch: Any, tmp_
 
 
 def test_weights_that_are_torn_or_older_than_before_are_faults(tmp_path: Path) -> None:
-    algorithm, network, rng = CheckedAlgorithm(str(tmp_path)), checked._Network(), np.random.default_rng()
+    algorithm, network = CheckedAlgorithm(str(tmp_path)), checked._Network()
+    act = partial(algorithm.act, obs=torch.zeros(2, 4), generator=np.random.default_rng())
     with torch.no_grad():
         network.weights.fill_(5.0)
-        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+        act(network)
         assert read_faults(tmp_path) == []
         network.weights.fill_(4.0)
-        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+        act(network)
         network.weights[77] = 6.0
-        algorithm.act(network, torch.zeros(2, 4), 0.0, rng)
+        act(network)
     assert read_faults(tmp_path) == ["older weights: 4 after 5", "torn weights: from 4 to 6"]

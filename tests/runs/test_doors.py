@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from relay import Relay
 
 import marlcore as mc
@@ -156,13 +157,13 @@ class FailsInWorkers:
         return Corridor()
 
 
-class NoNetwork(mc.DQN):
-    def make_network(self, observation: mc.Field, actions: int, stack: int) -> Any:
+class NoModel(mc.DQN):
+    def make_model(self, spaces: Any) -> Any:
         raise RuntimeError("no such layer")
 
 
 class NoTrainer(mc.DQN):
-    def make_trainer(self, network: Any) -> Any:
+    def make_trainer(self, model: Any) -> Any:
         raise RuntimeError("no such optimizer")
 
 
@@ -173,7 +174,7 @@ def no_server(*args: Any, **options: Any) -> Any:
 STARTS = {
     "no environment": (FailsInWorkers(), "dqn"),
     "no first step": (partial(Corridor, fails_at=1), "dqn"),
-    "no network": (Corridor, NoNetwork()),
+    "no model": (Corridor, NoModel()),
     "no trainer": (Corridor, NoTrainer()),
 }
 
@@ -190,7 +191,7 @@ def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, start: str, mode
 
 
 def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.run.WorkerProcess", no_server)
+    monkeypatch.setattr("marlcore.training.session.WorkerProcess", no_server)
     with pytest.raises(MemoryError):
         train(Corridor, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +204,7 @@ def test_a_start_that_fails_takes_nothing_of_the_users(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for name in ("new", "empty"):
         with pytest.raises(RuntimeError, match="no such layer"):
-            train(Corridor, tmp_path / "runs" / name, NoNetwork())
+            train(Corridor, tmp_path / "runs" / name, NoModel())
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -300,7 +301,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("form", ["gymnasium:{}", "gymnasium:door_games:{}"])
 def test_the_package_that_registers_an_environment_is_imported(package: str, form: str) -> None:
-    assert mc.NamedEnvironment(form.format(package))().actions == {"agent_0": 2}
+    assert mc.NamedEnvironment(form.format(package))().action_space == Discrete(2)
 
 
 def test_a_known_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +325,6 @@ def test_a_missing_dependency_is_named_in_one_line() -> None:
 
 
 def test_a_function_of_a_module_is_an_environments_name() -> None:
-    assert mc.NamedEnvironment("test_doors:Corridor")().actions == {"agent_0": 2}
+    assert mc.NamedEnvironment("test_doors:Corridor")().action_space == Discrete(2)
     with pytest.raises(ValueError, match=r"^environment: expected something that can be imported, got 'nowhere:make'"):
         mc.NamedEnvironment("nowhere:make")()

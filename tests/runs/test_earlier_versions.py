@@ -50,5 +50,5 @@ def test_a_run_of_an_earlier_version_goes_on(files):
         learner=mc.LearnerConfig(warmup=200),
     )
     result = mc.train("gymnasium:CartPole-v1", mc.DQN(hidden=(4,)), config, progress=False, resume=files / "run")
-    assert result.steps == 1500
+    assert 1500 <= result.steps < 1504  # a round of four copies ends the run
     assert result.updates["agent_0"] > 100

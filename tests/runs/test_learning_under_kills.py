@@ -25,9 +25,9 @@ from hunt import HUNT, bar, mean_returns
 import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.processes.forkserver import end_with_parent
+from marlcore.spaces import Spaces
 from marlcore.testing.victim import Victim
 from marlcore.training.config import ActorConfig, LearnerConfig, SupervisionConfig
-from marlcore.training.roles import build_network
 
 EVERY = 1000  # updates between checkpoints; they take seconds
 PAUSE_S = 2.0
@@ -119,14 +119,16 @@ def run(folder: Path, parent: int) -> None:
 
 def returns(states: dict[str, dict[str, Any]]) -> dict[str, float]:
     """By agent, the mean return of the policies that were saved."""
-    env, rng = HUNT(), np.random.default_rng(0)
-    networks = {}
-    for i, (agent, state) in enumerate(states.items()):
-        networks[agent] = build_network(DQN(), env.observations[agent], env.actions[agent], CONFIG, i)
-        networks[agent].load_state_dict(state["network"])
+    env, generator = HUNT(), np.random.default_rng(0)
+    models = {}
+    for agent, state in states.items():
+        models[agent] = DQN().make_model(Spaces(env.observation_spaces[agent], env.action_spaces[agent]))
+        models[agent].load_state_dict(state["network"])
 
     def choose(agent: str, obs: Any) -> int:
-        return int(DQN().act(networks[agent], torch.from_numpy(obs)[None], EPSILON, rng)[0])
+        seen, explore = torch.from_numpy(obs)[None], {"epsilon": EPSILON}
+        chosen = DQN().act(models[agent], seen, explore=explore, state=None, mask=None, generator=generator)
+        return int(chosen.action[0])
 
     return mean_returns(choose)
 

@@ -326,6 +326,10 @@ class Samplers:
         return sum(check.rows for check in self.checks)
 
     @property
+    def lapped(self) -> int:
+        return sum(sampler.stats.lapped for sampler in self.samplers)
+
+    @property
     def found(self) -> Counter[str]:
         return sum((check.found for check in self.checks), Counter())
 
@@ -346,12 +350,14 @@ class Outcome:
 
 
 def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome:
-    """At least so many rows, while so many writers are replaced; or, all of it believed, until there is a fault."""
+    """At least so many rows, and one that was lapped, while so many writers are replaced; or, all of it believed, until
+    there is a fault.
+    """
     with ReplayBuffer.create(spec_of(words), LANES * ROWS, LANES) as replay:
         writers = Writers(start, replay, words, deaths)
         with trusting() if until else nullcontext():
             samplers = Samplers(replay, kinds, batch_size, writers.written)
-        while samplers.rows < rows and not samplers.found[until]:
+        while (samplers.rows < rows or not samplers.lapped) and not samplers.found[until]:
             samplers.sample()
             if writers.kills < deaths and samplers.rows * (deaths + 1) > rows * (writers.kills + 1):
                 writers.replace(writers.kills % LANES)
@@ -360,8 +366,7 @@ def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> 
         for _ in range(10):  # what they left, perhaps inside an add, is whole too
             samplers.sample()
         laps = sum(map(Mapped(replay).committed, range(LANES))) // ROWS
-        lapped = sum(sampler.stats.lapped for sampler in samplers.samplers)
-        return Outcome(samplers.rows, samplers.found, laps, lapped, writers.kills, writers.inside)
+        return Outcome(samplers.rows, samplers.found, laps, samplers.lapped, writers.kills, writers.inside)
 
 
 @pytest.mark.parametrize("words", [12, 48], ids=["in the record", "in columns"])

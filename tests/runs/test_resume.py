@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 
 import marlcore as mc
 from marlcore.memory.survey import sweep
+from marlcore.spaces import Spaces
+from marlcore.training import read_metrics
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 from marlcore.training.describe import describe, described_run
-from marlcore.training.run_directory import RunDirectory, read_config, read_metrics
+from marlcore.training.policies import assign
+from marlcore.training.run_directory import RunDirectory, read_config
 
 RUN = mc.Config(
     total_steps=3000,
     mode="serial",
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-    exploration=ExplorationConfig(epsilon_decay_freq=20),
+    exploration=ExplorationConfig(epsilon="exponential(1, 0.02, rate=0.95, every=20, of=updates)"),
 )
 AGENTS = ("agent_0", "agent_1")
 
@@ -67,11 +71,13 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
         # Adam counts its steps: they go on with the moments
         (count,) = {int(moments["step"]) for moments in new["trainer"]["optimizer"]["state"].values()}
         assert count == new["updates"]
-        assert new["epsilon"] < old["epsilon"] < RUN.exploration.epsilon_start
     later = read_metrics(more.run_dir / "metrics.csv")
     assert later[: len(rows)] == rows
     assert min(m.time_s for m in later[len(rows) :]) > max(m.time_s for m in rows) - 1.0
     assert min(m.step for m in later[len(rows) :]) >= 3000
+    for agent in AGENTS:
+        epsilons = [m.value for m in later if (m.agent, m.name) == (agent, "epsilon")]
+        assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0] < 1.0
 
 
 @pytest.mark.long
@@ -83,7 +89,7 @@ def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) ->
     assert more.steps > first.steps and more.updates == first.updates
     for old, new in zip(before, checkpoints(more.run_dir), strict=True):
         assert all(torch.equal(old["network"][name], tensor) for name, tensor in new["network"].items())
-        assert torch.equal(old["torch"], new["torch"]) and old["epsilon"] == new["epsilon"]
+        assert torch.equal(old["torch"], new["torch"])
         assert torch.equal(old["sampler"]["generator"], new["sampler"]["generator"])
 
 
@@ -219,6 +225,9 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
     assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in gone.stderr
 
 
+POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -230,7 +239,7 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_made_again_is_refused_in_a_line(tmp_path: Path, changes: Any, reason: str) -> None:
-    described = {**describe("treasure_hunt", mc.DQN(), mc.Config()), "env": "treasure_hunt", **changes}
+    described = {**describe("treasure_hunt", POLICIES, mc.Config()), "env": "treasure_hunt", **changes}
     RunDirectory.create(tmp_path / "run", described).close()
     with pytest.raises(ValueError, match=r"^resume: expected a run that its config\.json describes") as caught:
         described_run(tmp_path / "run")
@@ -273,3 +282,16 @@ def test_settings_that_do_not_fit_the_saved_replay_are_refused(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"resume: expected actor\.envs 2, as the run had it, got 3"):
         train(replace(config, actor=ActorConfig(envs=3)), resume=first.run_dir)
     assert (first.run_dir / "metrics.csv").read_text() == metrics
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("saves", [False, True])
+def test_priorities_are_restored_with_their_rows_alone(tmp_path: Path, saves: bool) -> None:
+    """Without its rows, a replay begins anew, and so do the priorities."""
+    replay = ReplayConfig(capacity=2000, prioritized=True, save=saves)
+    config = replace(RUN, mode="serial", run_dir=str(tmp_path / "run"), replay=replay)
+    first = train(config)
+    states = [state["sampler"]["masses"] for state in checkpoints(first.run_dir)]
+    assert all(masses.sum() > 0 for masses in states)
+    more = train(replace(config, total_steps=6000), resume=first.run_dir)
+    assert all(more.updates[agent] > first.updates[agent] for agent in AGENTS)

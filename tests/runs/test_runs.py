@@ -22,8 +22,8 @@ from marlcore.algos import DQN
 from marlcore.envs import TreasureHunt
 from marlcore.processes.telemetry import Metric
 from marlcore.testing.victim import living
-from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
-from marlcore.training.run_directory import read_metrics
+from marlcore.training import read_metrics
+from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 
 SMALL = mc.Config(
     total_steps=6_000,
@@ -68,7 +68,7 @@ def check_run(result: Any, config: mc.Config) -> list[Metric]:
     assert {metric.agent for metric in metrics} == {"", "agent_0", "agent_1"}
     for agent in ("agent_0", "agent_1"):
         state = torch.load(path / "checkpoints" / f"{agent}.pt")
-        assert state["updates"] > 0 and state["version"] > 1 and state.keys() >= {"network", "trainer", "epsilon"}
+        assert state["updates"] > 0 and state["version"] > 1 and state.keys() >= {"network", "trainer", "sampler"}
     assert (path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((path / "tensorboard").iterdir())
     assert result.returns.keys() == {"agent_0", "agent_1"}
@@ -218,7 +218,7 @@ def test_gymnasium_and_pettingzoo_environments_need_no_wrapping(tmp_path: Path) 
 def test_a_deep_q_network_learns_the_hunt_in_serial_mode(tmp_path: Path) -> None:
     learner = LearnerConfig(batch_size=32, warmup=200, device="cpu")
     config = small(tmp_path / "run", mode="serial", total_steps=24_000, learner=learner, updates_per_step=0.25)
-    config = replace(config, exploration=replace(config.exploration, epsilon_decay=0.1, epsilon_decay_freq=50))
+    config = replace(config, exploration=ExplorationConfig("exponential(1, 0.02, rate=0.9, every=50, of=updates)"))
     result = mc.train(HUNT, DQN(), config, progress=False)
     assert all(value > bar() for value in result.returns.values()), result.returns
 
@@ -320,7 +320,10 @@ BAD_INPUT = [
     (["--learner.warmup", "200000"], "learner.warmup: expected at most the 100000 rows that replay.capacity gives"),
     (["--env", "CartPole-v1"], "got 'CartPole-v1'; did you mean gymnasium:CartPole-v1?"),
     (["--env", "json:dumps"], "environment: 'json:dumps': dumps() missing 1 required"),
-    (["--env", "gymnasium:Pendulum-v1"], "DQN and IQN need discrete actions"),
+    (
+        ["--env", "gymnasium:Pendulum-v1"],
+        "IQN: expected a Discrete, MultiDiscrete or MultiBinary action space, got Box(",
+    ),
     (["--total-steps", "-5"], "total_steps: expected an integer of at least 1, got -5"),
     (["--total-steps", "many"], "many"),
     (["--learner.batch-size", "0"], "batch_size: expected an integer of at least 1, got 0"),

@@ -20,7 +20,7 @@ def mean_returns(choose: Callable[[str, Any], int], episodes: int = 200) -> dict
     totals = dict.fromkeys(env.agents, 0.0)
     for _ in range(episodes):
         while (agent := env.agent) is not None:
-            obs, reward, terminated, truncated = env.last()
+            obs, reward, terminated, truncated, _ = env.last()
             totals[agent] += reward
             env.step(None if terminated or truncated else choose(agent, obs))
         env.reset()

@@ -12,6 +12,7 @@ from unittest import mock
 import marlcore.queue.queue
 import marlcore.replay.buffer  # noqa: F401
 from marlcore.memory import NativeLanes
+from marlcore.replay.gates import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:
@@ -47,3 +48,10 @@ def without_gates() -> None:
     """The control of every wait for room: writers that this process opens from now on pass no gate."""
     replace("queue", QueueGate=lambda *arguments: None)
     replace("replay", WriteGate=SimpleNamespace(of=lambda *arguments: None))
+
+
+@contextmanager
+def without_limits() -> Iterator[None]:
+    """Samplers made meanwhile draw as much as they like, whatever the replay's limiter says."""
+    with mock.patch.object(SampleGate, "of", lambda *arguments: None):
+        yield

@@ -27,7 +27,7 @@ BELOW = {
     "testing": ["cli"],
     "compat": ["training"],
 }
-TOP = {"errors", "spec", "checks", "interfaces", "references", "notices", "cgroup"}
+TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

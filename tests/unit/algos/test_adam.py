@@ -7,6 +7,8 @@ import torch
 
 from marlcore.algos.adam import ClippedAdam
 
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
 MAX_NORM = 0.5
 
 

@@ -104,11 +104,12 @@ def test_whoever_looks_cannot_write():
     with Telemetry.create(["actor-0"]) as telemetry:
         handle = telemetry.handle
         about = {"run_dir": "x", "pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(handle)}
-        with Control.create(["actor-0"], **about) as control:
+        with Control.create(["actor-0", "evaluator"], **about) as control:
             looking = Control.watch(control.handle)
             assert not looking._segment.body.flags.writeable
             run = Run(looking)
             assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
+            assert run.figures()["workers"]["evaluator"] == {"state": "starting", "pid": 0, "restarts": 0}
             control.workers["actor-0"].store(READY, 1)
             assert run.figures()["workers"]["actor-0"]["state"] == "down"
             control.stop()

@@ -23,9 +23,9 @@ from marlcore.processes import supervisor as supervision
 from marlcore.processes.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from marlcore.processes.supervisor import Supervisor
 from marlcore.processes.worker import Failure
-from marlcore.training import run as system
+from marlcore.training import read_metrics
+from marlcore.training import session as system
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
-from marlcore.training.run_directory import read_metrics
 
 TIMEOUT = 10.0
 CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)
@@ -300,7 +300,7 @@ RUN = mc.Config(
     total_steps=8_000,
     actor=ActorConfig(envs=2, sync_interval=10),
     learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, checkpoint_interval=50, device="cpu"),
-    exploration=ExplorationConfig(epsilon_decay_freq=20),
+    exploration=ExplorationConfig(epsilon="exponential(1, 0.02, rate=0.95, every=20, of=updates)"),
     supervision=SupervisionConfig(backoff=0.01),
 )
 
@@ -350,8 +350,8 @@ class TrappedDQN(DQN):
 
     traps: Path
 
-    def make_trainer(self, network: torch.nn.Module) -> Any:
-        trainer = TrappedTrainer(self, network)
+    def make_trainer(self, model: torch.nn.Module) -> Any:
+        trainer = TrappedTrainer(self, model)
         trainer.traps = self.traps
         return trainer
 

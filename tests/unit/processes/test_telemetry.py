@@ -14,7 +14,7 @@ from marlcore.memory.native import LINE
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.shared_object import Shared
 from marlcore.processes.control import STEPS, UPDATES, Control
-from marlcore.processes.telemetry import ROWS, Metric, Reporter, Telemetry
+from marlcore.processes.telemetry import AT_ONCE, ROWS, Metric, Reporter, Telemetry
 
 
 @pytest.fixture
@@ -80,11 +80,18 @@ def test_metrics_arrive_in_order_and_once() -> None:
     telemetry.close()
 
 
+def test_values_reported_together_arrive_as_metrics_of_their_own(telemetry: Telemetry, reporter: Reporter) -> None:
+    values = [i / 7 for i in range(2 * AT_ONCE + 1)]
+    reporter.report_each(1.5, 3, "agent_0", "episode_return", values)
+    reporter.report_each(2.5, 4, "agent_0", "episode_return", [])
+    assert telemetry.tail() == [Metric(1.5, 3, "agent_0", "episode_return", value) for value in values]
+
+
 def test_metrics_that_nobody_read_in_time_are_counted_as_lost(telemetry: Telemetry, reporter: Reporter) -> None:
     for i in range(ROWS + 10):
         reporter.report(Metric(0.0, i, "", "x", 0.0))
-    assert [metric.step for metric in telemetry.tail()] == list(range(11, ROWS + 10))
-    assert telemetry.lost == 11  # one more than must be: the row that the worker might be writing now
+    assert [metric.step for metric in telemetry.tail()] == list(range(10 + AT_ONCE, ROWS + 10))
+    assert telemetry.lost == 10 + AT_ONCE  # more than must be: the rows that the worker might be writing now
 
 
 def test_a_worker_dead_while_reporting_hangs_no_parent(telemetry: Telemetry, reporter: Reporter) -> None:
@@ -92,9 +99,9 @@ def test_a_worker_dead_while_reporting_hangs_no_parent(telemetry: Telemetry, rep
         reporter.report(Metric(0.0, i, "", "x", 0.0))
     counters = Mapped(telemetry).counters()
     assert counters[1] == counters[0]
-    counters[1] += 1  # as if it had begun another row
+    counters[1] += AT_ONCE  # as if it had begun further rows
     del counters
-    assert len(telemetry.tail()) == ROWS - 1
+    assert len(telemetry.tail()) == ROWS - AT_ONCE
 
 
 def test_a_worker_has_one_reporter(telemetry: Telemetry, reporter: Reporter) -> None:
@@ -105,8 +112,8 @@ def test_a_worker_has_one_reporter(telemetry: Telemetry, reporter: Reporter) -> 
 
 
 def test_a_name_that_does_not_fit_is_refused(telemetry: Telemetry, reporter: Reporter) -> None:
-    with pytest.raises(ValueError, match="agent: expected at most 32 bytes, got"):
-        reporter.report(Metric(0.0, 0, "x" * 33, "loss", 0.0))
+    with pytest.raises(ValueError, match="agent: expected at most 64 bytes, got"):
+        reporter.report(Metric(0.0, 0, "x" * 65, "loss", 0.0))
     assert telemetry.tail() == []
 
 
@@ -135,9 +142,9 @@ def test_a_tail_sees_every_metric_whole_or_counts_it(telemetry: Telemetry) -> No
 
 def test_damaged_rows_and_counters_end_no_tail(telemetry: Telemetry, reporter: Reporter) -> None:
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
-    mapped, geometry = Mapped(telemetry), LaneGeometry(1, ROWS, (88,))
-    mapped.body[geometry.column_offset(0) + 24 :][:64] = 0xFF  # neither name is text
-    assert telemetry.tail()[0].name == "\ufffd" * 32
+    mapped, geometry = Mapped(telemetry), LaneGeometry(1, ROWS, (152,))
+    mapped.body[geometry.column_offset(0) + 24 :][:128] = 0xFF  # neither name is text
+    assert telemetry.tail()[0].name == "\ufffd" * 64
     reporter.report(Metric(1.0, 1, "agent", "loss", 2.0))
     counters = mapped.counters()
     counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once

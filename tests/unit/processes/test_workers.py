@@ -140,8 +140,8 @@ def test_a_name_is_the_callers_and_only_once(lasting: ForkServer) -> None:
         assert workers.start_named("left", idle, "name").name == "left"
         with pytest.raises(ValueError, match="name: expected one that no other worker has, got 'left'"):
             workers.start_named("left", idle)
-        with pytest.raises(ValueError, match="name: expected 1 to 32 bytes"):
-            workers.start_named("x" * 33, idle)
+        with pytest.raises(ValueError, match="name: expected 1 to 64 bytes"):
+            workers.start_named("x" * 65, idle)
 
 
 def test_random_numbers_differ_between_workers(lasting: ForkServer) -> None:

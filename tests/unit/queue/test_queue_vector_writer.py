@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
 import pytest
 from mapped import Mapped
 
-from marlcore import Field, TrajectoryQueue, TransitionSpec
+from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 from marlcore.queue.cursor import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -24,7 +25,7 @@ def committed(queue):
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest", "drop_oldest"])
 def test_rows_of_a_vector_are_read_lane_by_lane(when_full):
-    with TrajectoryQueue.create(SPEC, 64, lanes=4, when_full=when_full) as queue:
+    with TrajectoryQueue.create(SPEC, 100, lanes=4, when_full=when_full) as queue:
         reader = queue.reader(8, length=2)
         with queue.vector_writer() as vector:
             for step in range(5):
@@ -67,13 +68,15 @@ def test_the_waits_for_all_lanes_share_one_timeout():
     began = []
 
     class Gate:
+        left = 0
+
         def wait(self, transitions, boundaries, timeout, check_open, now):
             began.append((timeout, now))
             return True
 
     gates = QueueGates([Gate(), Gate()])
     for timeout in (5.0, None):
-        assert not gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None).any()
+        assert not np.any(gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None))
     assert began[0] == began[1]
     assert isinstance(began[0][1], float)
     assert began[2:] == [(None, None)] * 2
@@ -106,3 +109,63 @@ def test_values_are_checked_before_rows_are_left_out():
             vector.add(**rows(2) | {"reward": [0.0, np.nan]})
         assert queue.dropped.tolist() == [0, 0]
         assert vector.add(**rows(2)).tolist() == [-1, -1]
+
+
+def test_a_queue_in_which_reader_and_writer_would_wait_for_ever_is_refused():
+    """The adds fill lane 0 with six transitions, where the reader waits for eight."""
+    with TrajectoryQueue.create(SPEC, 24, lanes=4) as queue, queue.vector_writer(timeout=0.0) as vector:
+        queue.reader(8)
+        line = (
+            "lanes: expected a queue of at least 17 rows a lane for its reader's batches and a writer of 4 lanes, got 6"
+        )
+        with pytest.raises(ValueError, match=line):
+            for _ in range(7):
+                vector.add(**rows(1), lanes=[0])
+        assert committed(queue) == [0] * 4
+    with TrajectoryQueue.create(SPEC, 24, lanes=4, when_full="drop_newest") as queue, queue.vector_writer() as vector:
+        queue.reader(8)
+        assert [vector.add(**rows(1), lanes=[0]).item() for _ in range(7)] == [0, 1, 2, 3, 4, 5, -1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reader_and_vector_writers_never_all_wait(seed):
+    """In the smallest queue that all writers take, with adds to any lanes and episodes that end early in lane 0."""
+    dice = random.Random(seed)
+    shares = dice.choice([[4], [2, 2], [3, 1], [1, 1, 1, 1]])
+    options = {"n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 4])}
+    ends = np.array([dice.choice([0.0, 0.5, 1.0]), *[dice.choice([0.0, 0.3])] * 3])
+    batch_size, lane_rows = dice.randrange(2, 9), 3
+    while True:
+        queue = TrajectoryQueue.create(SPEC, 4 * lane_rows, lanes=4)
+        try:
+            reader = queue.reader(batch_size, **options)
+            writers, lanes = [], list(range(4))
+            for share in shares:
+                mine, lanes = lanes[:share], lanes[share:]
+                writers.append((queue.vector_writer(mine, timeout=0.0), mine))
+                writers[-1][0].add(**rows(share))
+            break
+        except ValueError as error:
+            assert "expected a queue of at least" in str(error)
+            queue.close()
+            lane_rows += 1
+    with queue:
+        idle = delivered = 0
+        for _ in range(1500):
+            idle += 1
+            for writer, mine in writers:
+                some = mine if idle > 1 else dice.sample(mine, dice.randrange(1, len(mine) + 1))
+                ended = np.array([dice.random() < ends[lane] for lane in some])
+                finals = {"truncated": ended, "final_obs": np.zeros((len(some), 4))} if ended.any() else {}
+                try:
+                    writer.add(**rows(len(some)), **finals, lanes=some)
+                    idle = 0
+                except TimeoutError:
+                    pass
+            try:
+                delivered += len(reader.read().reward)
+                idle = 0
+            except NotEnoughData:
+                pass
+            assert idle < 3, "the reader may have made room by leaving boundary rows behind"
+        assert delivered > 100

@@ -392,3 +392,24 @@ def test_a_waiting_sampler_wakes_once_all_lanes_have_their_row():
         waiter.join()
         assert len(batches[0]) == 4
         assert wanted[:2].tolist() == [0, 1]
+
+
+def test_any_byte_of_a_bool_but_zero_is_true():
+    """NumPy makes such a bool from a view of bytes."""
+    spec = TransitionSpec(Field((84, 84), "uint8"), Field((), "int64"))
+    odd = np.array([4, 0], np.uint8).view(bool)
+    plain = {"obs": np.zeros((2, 84, 84), np.uint8), "action": np.zeros(2, np.int64), "reward": np.zeros(2)}
+    with ReplayBuffer.create(spec, 24, lanes=3) as replay:
+        with replay.vector_writer([0, 1]) as vector:
+            assert vector.add(**plain, terminated=odd).tolist() == [0, 0]
+            assert vector.add(**plain, truncated=odd, final_obs=plain["obs"]).tolist() == [1, 1]
+            assert vector.add(**plain).tolist() == [3, 2]
+        with replay.writer(2) as writer:
+            writer.add_batch(**plain, terminated=odd)
+            writer.add_batch(**plain, truncated=odd, final_obs=plain["obs"][:1])
+        heads = Mapped(replay)
+        places = [heads.column(0, lane)[:, 4:8].view(np.uint32).ravel() for lane in range(3)]
+        flags = [(place >> 24).tolist() for place in places]
+        assert flags[0][:4] == [1, 2, 4, 0]
+        assert flags[1][:3] == [0, 0, 0]
+        assert flags[2][:5] == [1, 0, 2, 4, 0]

@@ -16,10 +16,12 @@ from marlcore.algos import DQN
 from marlcore.envs import TreasureHunt
 from marlcore.processes.control import BEATS, Control
 from marlcore.processes.telemetry import Telemetry
+from marlcore.spaces import Spaces
 from marlcore.spec import Field
+from marlcore.training.actor_worker import ActorWorker
+from marlcore.training.blueprint import Blueprint, PolicyPlan, build_model
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
 from marlcore.training.names import actor_names
-from marlcore.training.roles import ActorWorker, AgentPlan, Blueprint, build_network, transition_spec
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -33,18 +35,16 @@ class Scene:
 
     def __init__(self) -> None:
         env = HUNT()
-        observation, actions = env.observations[AGENT], env.actions[AGENT]
+        spaces = Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
         names = actor_names(CONFIG)
         self.control, self.telemetry = Control.create(names), Telemetry.create(names)
-        self.spec = transition_spec(observation)
+        self.spec = DQN().transition(spaces)
         self.replay = mc.ReplayBuffer.create(self.spec, CONFIG.replay.capacity, CONFIG.lanes)
-        self.network = build_network(DQN(), observation, actions, CONFIG, 0)
+        self.network = build_model(DQN(), spaces, CONFIG, 0)
         extras: dict[str, tuple[int, ...] | Field] = {"epsilon": (), "updates": ()}
         self.store = mc.ParameterStore.create(self.network, "snapshot", extras)
-        plan = AgentPlan(AGENT, observation, actions, Path(), None, self.replay.handle, self.store.handle)
-        self.blueprint = Blueprint(
-            HUNT, DQN(), CONFIG, (plan,), self.control.handle, self.telemetry.handle, time.monotonic()
-        )
+        plan = PolicyPlan(AGENT, (AGENT,), spaces, DQN(), Path(), None, self.replay.handle, self.store.handle)
+        self.blueprint = Blueprint(HUNT, CONFIG, (plan,), self.control.handle, self.telemetry.handle, time.monotonic())
         self.actors: list[ActorWorker] = []
         self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, self.blueprint)), daemon=True)
 

@@ -10,7 +10,6 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,9 @@ import pytest
 
 from marlcore.errors import ClosedError
 from marlcore.processes.telemetry import Metric
-from marlcore.training.run_directory import RunDirectory, read_metrics, write_atomically
-
-
-def scalars(run_path: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """By tag: the (step, value, wall time) of every event, read by TensorBoard itself."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run_path / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in tags}
+from marlcore.training import read_metrics
+from marlcore.training.files import write_atomically
+from marlcore.training.run_directory import RunDirectory
 
 
 def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
@@ -36,7 +27,7 @@ def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
         assert run.path == tmp_path / "a" / "b"
     assert json.loads((run.path / "config.json").read_text()) == {"seed": 3, "run_dir": str(tmp_path)}
     names = sorted(entry.name for entry in run.path.iterdir())
-    assert names == ["checkpoints", "config.json", "logs", "metrics.csv", "tensorboard"]
+    assert names == ["checkpoints", "config.json", "logs", "metrics.csv"]
 
 
 def test_an_empty_directory_is_accepted(tmp_path):
@@ -137,13 +128,13 @@ def test_metrics_without_room_are_named(tmp_path):
     """Metrics that find no room are named and whole lines kept."""
     run = RunDirectory.create(tmp_path / "run", {})
     for step in range(100):
-        run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
-    run.flush()
+        run.csv.record(Metric(0.0, step, "agent_0", "loss", 0.5))
+    run.csv.flush()
     with short_files(100_000):
-        with pytest.raises(OSError, match=f"(its whole lines are|everything flushed before is) kept: '{run.path}/"):
+        with pytest.raises(OSError, match=f"its whole lines are kept: '{run.path}/"):
             for step in range(100, 10_000):
-                run.record(Metric(0.0, step, "agent_0", "loss", 0.5))
-                run.flush()
+                run.csv.record(Metric(0.0, step, "agent_0", "loss", 0.5))
+                run.csv.flush()
         with contextlib.suppress(OSError):  # it tries once more
             run.close()
     run.close()
@@ -185,15 +176,15 @@ def test_metrics_read_back_exactly(tmp_path):
     ]
     with RunDirectory.create(tmp_path, {}) as run:
         for metric in metrics:
-            run.record(metric)
+            run.csv.record(metric)
     assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
     assert read_metrics(tmp_path / "metrics.csv") == metrics
 
 
 def test_nan_and_numpy_numbers_read_back_as_floats(tmp_path):
     with RunDirectory.create(tmp_path, {}) as run:
-        run.record(Metric(np.float64(1.5), np.int64(4), "a", "loss", np.float32(0.1)))
-        run.record(Metric(2.0, 5, "a", "loss", math.nan))
+        run.csv.record(Metric(np.float64(1.5), np.int64(4), "a", "loss", np.float32(0.1)))
+        run.csv.record(Metric(2.0, 5, "a", "loss", math.nan))
     first, second = read_metrics(tmp_path / "metrics.csv")
     assert first == Metric(1.5, 4, "a", "loss", float(np.float32(0.1)))
     assert math.isnan(second.value)
@@ -285,13 +276,21 @@ def test_a_run_with_a_damaged_file_is_refused(tmp_path, damage):
 
 def test_a_resumed_run_goes_on_behind_its_last_whole_metric(tmp_path):
     with RunDirectory.create(tmp_path / "run", {}) as run:
-        run.record(Metric(1.0, 1, "a", "loss", 2.0))
+        run.csv.record(Metric(1.0, 1, "a", "loss", 2.0))
     with (tmp_path / "run" / "metrics.csv").open("a") as file:
         file.write("2.0,2,a,loss,12")
     with RunDirectory.resume(tmp_path / "run") as run:
-        run.record(Metric(3.0, 3, "a", "loss", 4.0))
+        run.csv.record(Metric(3.0, 3, "a", "loss", 4.0))
     found = read_metrics(tmp_path / "run" / "metrics.csv")
     assert found == [Metric(1.0, 1, "a", "loss", 2.0), Metric(3.0, 3, "a", "loss", 4.0)]
+
+
+def test_a_live_run_is_not_resumed(tmp_path):
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.csv.record(Metric(1.0, 1, "a", "loss", 2.0))
+        with pytest.raises(ValueError, match=r"expected a run that has ended, got '.*/run', which is still running$"):
+            RunDirectory.resume(tmp_path / "run")
+    RunDirectory.resume(tmp_path / "run").close()
 
 
 def test_another_file_is_refused(tmp_path):
@@ -300,33 +299,11 @@ def test_another_file_is_refused(tmp_path):
         read_metrics(tmp_path / "other.csv")
 
 
-def test_tensorboard_reads_the_metrics(tmp_path):
-    with RunDirectory.create(tmp_path, {}) as run:
-        run.record(Metric(1.0, 10, "agent_0", "loss", 0.5))
-        run.record(Metric(3.5, 20, "agent_0", "loss", 0.25))
-        run.record(Metric(4.0, 20, "", "env_steps_per_s", 1000.0))
-    read = scalars(tmp_path)
-    assert {tag: [point[:2] for point in points] for tag, points in read.items()} == {
-        "agent_0/loss": [(10, 0.5), (20, 0.25)],
-        "env_steps_per_s": [(20, 1000.0)],
-    }
-    first, second = read["agent_0/loss"]
-    assert second[2] - first[2] == pytest.approx(2.5, abs=1e-3)
-
-
 def test_flush_makes_metrics_visible_to_readers_of_a_live_run(tmp_path):
     with RunDirectory.create(tmp_path, {}) as run:
-        run.record(Metric(1.0, 10, "a", "loss", 0.5))
-        run.flush()
+        run.csv.record(Metric(1.0, 10, "a", "loss", 0.5))
+        run.csv.flush()
         assert len(read_metrics(tmp_path / "metrics.csv")) == 1
-        assert list(scalars(tmp_path)) == ["a/loss"]
-
-
-def test_no_thread_is_started(tmp_path):
-    before = threading.active_count()
-    with RunDirectory.create(tmp_path, {}) as run:
-        run.record(Metric(1.0, 10, "a", "loss", 0.5))
-        assert threading.active_count() == before
 
 
 def test_a_closed_run_takes_no_metrics_and_may_be_closed_again(tmp_path):
@@ -334,7 +311,7 @@ def test_a_closed_run_takes_no_metrics_and_may_be_closed_again(tmp_path):
     run.close()
     run.close()
     with pytest.raises(ClosedError):
-        run.record(Metric(0.0, 0, "a", "loss", 0.0))
+        run.csv.record(Metric(0.0, 0, "a", "loss", 0.0))
 
 
 def test_any_name_of_a_worker_or_agent_has_its_file(tmp_path):

@@ -1,0 +1,103 @@
+"""DQN as one plain loop, in the manner of CleanRL's dqn.py (Huang et al. 2022, JMLR 23, paper 274).
+
+It steps one CartPole, stores the transition in NumPy arrays without checks, and updates every few steps.
+"""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from ..training_work import Setting, Trained
+
+__all__ = ["PlainDQN", "Ring", "train"]
+
+
+class PlainDQN:
+    """A network, its target and its optimizer."""
+
+    def __init__(self, setting: Setting, inputs: int, actions: int, network: nn.Module | None = None) -> None:
+        self.setting = setting
+        self.network = mlp(inputs, setting.hidden, actions) if network is None else network
+        self.target = deepcopy(self.network)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=setting.learning_rate)
+        self.updates = 0
+
+    def update(self, batch: list[NDArray[np.generic]]) -> None:
+        """One step on (obs, action, reward, next obs, terminated), each [B, ...]."""
+        obs, action, reward, next_obs, terminated = map(torch.from_numpy, batch)
+        with torch.no_grad():
+            future = self.target(next_obs).max(dim=1).values
+            goal = reward + self.setting.gamma * future * (1 - terminated)
+        values = self.network(obs).gather(1, action[:, None]).squeeze(1)
+        loss = functional.mse_loss(values, goal)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self.setting.target_updates == 0:
+            self.target.load_state_dict(self.network.state_dict())
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    """Two hidden layers; inputs of any shape."""
+    layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+class Ring:
+    """The latest transitions, in arrays of one process."""
+
+    def __init__(self, capacity: int, shape: tuple[int, ...]) -> None:
+        self._arrays = [
+            np.zeros((capacity, *shape), np.float32),
+            np.zeros(capacity, np.int64),
+            np.zeros(capacity, np.float32),
+            np.zeros((capacity, *shape), np.float32),
+            np.zeros(capacity, np.float32),
+        ]
+        self._capacity = capacity
+        self.added = 0
+
+    def add(self, *transition: object) -> None:
+        for array, value in zip(self._arrays, transition, strict=True):
+            array[self.added % self._capacity] = value
+        self.added += 1
+
+    def sample(self, generator: np.random.Generator, rows: int) -> list[NDArray[np.generic]]:
+        at = generator.integers(0, min(self.added, self._capacity), rows)
+        return [array[at] for array in self._arrays]
+
+
+def train(setting: Setting, steps: int) -> Trained:
+    """Trains on CartPole."""
+    torch.set_num_threads(1)
+    env = gymnasium.make("CartPole-v1")
+    shape = env.observation_space.shape
+    ring, generator = Ring(setting.capacity, shape), np.random.default_rng(0)
+    dqn = PlainDQN(setting, shape[0], int(env.action_space.n))
+    every = round(1 / setting.updates_per_step)
+    obs, _ = env.reset(seed=0)
+    began = time.perf_counter()
+    for step in range(steps):
+        if step == setting.warmup:
+            began = time.perf_counter()
+        if generator.random() < setting.epsilon:
+            action = env.action_space.sample()
+        else:
+            with torch.no_grad():
+                action = int(dqn.network(torch.from_numpy(obs)[None]).argmax(dim=1).item())
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        ring.add(obs, action, reward, next_obs, terminated)
+        obs = env.reset()[0] if terminated or truncated else next_obs
+        if step >= setting.warmup and step % every == 0:
+            dqn.update(ring.sample(generator, setting.batch))
+    env.close()
+    return Trained((steps - setting.warmup) / (time.perf_counter() - began), steps, dqn.updates)

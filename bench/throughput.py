@@ -1,0 +1,199 @@
+"""Steps a second of whole training runs, beside other libraries: `python -m bench.throughput`.
+
+The sides of a row take turns, round by round, on the same cores, with one torch thread a process. A figure is the
+median over the rounds; a ratio is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import gymnasium
+import torch
+
+from .peers.install import MISSING, appo_rate, installed
+from .report import busy, describe_machine
+from .training_work import Setting, act_alone, in_process, train
+
+__all__ = ["Goal", "Row", "measure", "rows"]
+
+CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
+EPISODES = 1000  # steps of one copy in three episodes of the hunt, whose ends tell the rate
+DQN = Setting()
+SEEDS = Setting(updates_per_step=0.1)
+
+Side = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The rate of `side` must be at least `least` times that of `peer`, or at least `least` steps/s without one."""
+
+    side: str
+    least: float
+    peer: str | None = None
+
+    def found(self, rates: Mapping[str, list[float]]) -> float:
+        if self.peer is None:
+            return median(rates[self.side])
+        return median(ours / theirs for ours, theirs in zip(rates[self.side], rates[self.peer], strict=True))
+
+    def text(self, rates: Mapping[str, list[float]]) -> str:
+        found = self.found(rates)
+        verdict = "reached" if found >= self.least else "missed"
+        if self.peer is None:
+            return f"{self.side}: {found:,.0f} steps/s, at least {self.least:,.0f}: {verdict}"
+        return f"{self.side} / {self.peer}: {found:.2f}, at least {self.least:g}: {verdict}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of work, and how each side does it; a side returns its steps a second."""
+
+    name: str
+    sides: Mapping[str, Side]
+    goals: tuple[Goal, ...] = ()
+
+
+def cartpoles(copies: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
+
+
+def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "async", envs: int = 16) -> float:
+    trained = train(env, setting, steps, mode, envs)
+    trained.check(setting, agents)
+    return trained.rate
+
+
+def peer(module: str, setting: Setting, agents: int, steps: int) -> float:
+    trained = in_process(module, setting, steps)
+    trained.check(setting, agents)
+    return trained.rate
+
+
+def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
+    """Every row by its name; each is made when its turn comes, since one measures first what its sides need.
+
+    Args:
+        scale: of the steps of each run.
+    """
+
+    def steps(full: int, least: int = 4000) -> int:
+        return max(least, round(full * scale))
+
+    def dqn() -> Row:
+        sides = {
+            "marlcore": partial(ours, CARTPOLE, DQN, 1, steps(60_000)),
+            "marlcore, serial": partial(ours, CARTPOLE, DQN, 1, steps(30_000), "serial"),
+            "plain loop": partial(peer, "plain_dqn", DQN, 1, steps(15_000)),
+            "Stable-Baselines3": partial(peer, "sb3_dqn", DQN, 1, steps(10_000)),
+        }
+        goals = Goal("marlcore", 3, "plain loop"), Goal("marlcore", 3, "Stable-Baselines3")
+        return Row("CartPole, DQN, 0.25 updates a step", sides, goals)
+
+    def acting() -> Row:
+        sides = {
+            f"{copies} copies": partial(act_alone, HUNT, steps(count, copies * EPISODES), copies, agents=3)
+            for copies, count in ((4, 120_000), (16, 300_000), (64, 600_000))
+        }
+        for copies, count in ((16, 600_000), (64, 1_200_000)):
+            sides[f"2 x {copies} copies"] = partial(
+                act_alone, HUNT, steps(count, 2 * copies * EPISODES), copies, 2, agents=3
+            )
+        goals = [Goal("64 copies", 150_000)]
+        goals += [Goal(f"2 x {copies} copies", 1.9, f"{copies} copies") for copies in (16, 64)]
+        return Row("treasure_hunt, 3 agents that act alone", sides, tuple(goals))
+
+    def vectorized() -> Row:
+        sides = {f"{n} copies": partial(act_alone, partial(cartpoles, n), steps(1_000_000), n) for n in (64, 256)}
+        return Row("vectorized CartPole, acting alone", sides, (Goal("64 copies", 200_000),))
+
+    def modes() -> Row:
+        setting = balanced(steps(60_000))
+        sides = {mode: partial(ours, CARTPOLE, setting, 1, steps(60_000), mode) for mode in ("async", "serial")}
+        name = f"CartPole, {setting.updates_per_step:.3f} updates a step: actor and learner take equal time"
+        return Row(name, sides, (Goal("async", 1.7, "serial"),))
+
+    def designs() -> Row:
+        sides = {
+            "marlcore": partial(ours, HUNT, SEEDS, 3, steps(120_000, 16 * EPISODES)),
+            "pickles in mp.Queue": partial(peer, "queue_design", SEEDS, 3, steps(30_000)),
+            "shared arrays with mp.Lock": partial(peer, "locked_buffer", SEEDS, 3, steps(30_000)),
+        }
+        goals = tuple(Goal("marlcore", 5, name) for name in list(sides)[1:])
+        return Row("treasure_hunt, 3 learners, 0.1 updates a step", sides, goals)
+
+    def on_policy() -> Row:
+        return Row("CartPole, APPO", {"Sample Factory 2.1.1": appo_rate})
+
+    found = {
+        "dqn": dqn, "acting": acting, "vectorized": vectorized, "modes": modes, "designs": designs,
+    }  # fmt: skip
+    return found | ({"on_policy": on_policy} if installed() else {})
+
+
+def balanced(steps: int) -> Setting:
+    """The setting in which a learner's updates take as long as its actor's steps.
+
+    Two serial runs tell the time of a step and that of an update.
+    """
+    few, many = (replace(DQN, updates_per_step=ratio) for ratio in (0.02, 0.25))
+    fast, slow = (1 / ours(CARTPOLE, setting, 1, steps, "serial") for setting in (few, many))
+    update = (slow - fast) / (many.updates_per_step - few.updates_per_step)
+    return replace(DQN, updates_per_step=(fast - few.updates_per_step * update) / update)
+
+
+def measure(row: Row, rounds: int) -> dict[str, list[float]]:
+    """Each side's rate in each round."""
+    rates: dict[str, list[float]] = {name: [] for name in row.sides}
+    for _ in range(rounds):
+        for name, side in row.sides.items():
+            rates[name].append(side())
+    return rates
+
+
+def main() -> None:
+    every = rows()
+    parser = argparse.ArgumentParser(prog="python -m bench.throughput", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--row", action="append", choices=list(every), help="of these alone")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the steps of each run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
+    options = parser.parse_args()
+    if busy() and not options.anyway:
+        parser.error(f"{busy()}; --anyway measures anyway")
+    torch.set_num_threads(1)
+    logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
+    machine = describe_machine()
+    sys.stdout.write("\n".join(machine.values()) + "\n")
+    if "on_policy" not in every:
+        sys.stdout.write(f"skipped: Sample Factory; {MISSING}\n")
+    figures: dict[str, dict[str, list[float]]] = {}
+    for name, make in rows(options.scale).items():
+        if options.row and name not in options.row:
+            continue
+        row = make()
+        before = os.getloadavg()[0]
+        figures[row.name] = rates = measure(row, options.rounds)
+        sys.stdout.write(f"\n{row.name} (load {before:.1f} before, {os.getloadavg()[0]:.1f} after)\n")
+        for side, found in rates.items():
+            sys.stdout.write(f"  {side:<28} {median(found):>10,.0f} steps/s\n")
+        for goal in row.goals:
+            sys.stdout.write(f"  {goal.text(rates)}\n")
+        sys.stdout.flush()
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "steps_per_s": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Training runs of the throughput benchmark: what all sides have in common, and marlcore's side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Setting", "Trained", "act_alone", "in_process", "train"]
+
+BEGIN = 0.3  # of a run's steps pass before its rate is taken
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every library is told: DQN with two hidden layers, one-step returns, and the Adam optimizer.
+
+    Attributes:
+        tolerance: updates that a learner may be behind `updates_per_step`.
+        target_updates: updates between copies of the network to the target.
+        epsilon: probability of a random action, constant.
+    """
+
+    updates_per_step: float = 0.25
+    batch: int = 64
+    hidden: int = 64
+    learning_rate: float = 2.5e-4
+    gamma: float = 0.99
+    warmup: int = 1000
+    capacity: int = 100_000
+    target_updates: int = 500
+    epsilon: float = 0.05
+    tolerance: int = 32
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run: its steps a second after the warm-up, the steps and the updates of all agents."""
+
+    rate: float
+    steps: int
+    updates: int
+
+    def check(self, setting: Setting, agents: int = 1) -> None:
+        """Raises AssertionError: it made other than the updates that its steps call for."""
+        due = (self.steps - agents * setting.warmup) * setting.updates_per_step
+        assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
+
+
+def in_process(module: str, setting: Setting, steps: int) -> Trained:
+    """A peer's `train` in a fresh interpreter, so that no library meets another one's threads or caches."""
+    command = [sys.executable, "-m", __name__, module, json.dumps(asdict(setting)), str(steps)]
+    return Trained(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
+
+
+def train(env: Any, setting: Setting, steps: int, mode: str = "async", envs: int = 16) -> Trained:
+    """marlcore's training on `env`; a learner process for each agent."""
+    import marlcore as mc
+
+    run, updates = _run(env, _config(mc, setting, steps, mode, envs), setting)
+    return Trained(run, steps, updates)
+
+
+def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1) -> float:
+    """Steps a second of marlcore's actors while their learners wait for a warm-up that the run does not reach."""
+    import marlcore as mc
+    from marlcore.training.config import ActorConfig
+
+    never = steps // agents + 2 * envs * processes
+    capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
+    setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
+    config = _config(mc, setting, steps, "async", envs)
+    config = replace(config, updates_per_step=None, actor=ActorConfig(processes=processes, envs=envs))
+    return _run(env, config, setting)[0]
+
+
+def _config(mc: Any, setting: Setting, steps: int, mode: str, envs: int) -> Any:
+    from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
+
+    return mc.Config(
+        total_steps=steps,
+        mode=mode,
+        updates_per_step=setting.updates_per_step,
+        updates_tolerance=setting.tolerance,
+        actor=ActorConfig(envs=envs),
+        replay=ReplayConfig(capacity=setting.capacity),
+        learner=LearnerConfig(
+            batch_size=setting.batch, n_step=1, gamma=setting.gamma, warmup=setting.warmup, device="cpu"
+        ),
+        exploration=ExplorationConfig(epsilon=setting.epsilon),
+    )
+
+
+def _run(env: Any, config: Any, setting: Setting) -> tuple[float, int]:
+    """(steps a second of the last part of a run, its updates)."""
+    import marlcore as mc
+    from marlcore.algos import DQN
+    from marlcore.training.sinks.csv import read_metrics
+
+    dqn = DQN(
+        learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), double=False, dueling=False,
+        target_update_freq=setting.target_updates, reward_scale=1.0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        result = mc.train(env, dqn, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
+        told = [one for one in read_metrics(result.run_dir / "metrics.csv") if one.name == "episode_length"]
+    late = [one for one in told if one.step >= BEGIN * config.total_steps]
+    first, last = late[0], late[-1]
+    return (last.step - first.step) / (last.time_s - first.time_s), sum(result.updates.values())
+
+
+def main() -> None:
+    module, setting, steps = sys.argv[1:]
+    work: Callable[..., Trained] = import_module(f"bench.peers.{module}").train
+    sys.stdout.write(json.dumps(asdict(work(Setting(**json.loads(setting)), int(steps)))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Fully connected layers, applied without the overhead of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["Dense", "linear"]
+
+
+class Dense(nn.Module):
+    """Fully connected layers with a ReLU after each: [..., inputs] to [..., size].
+
+    It computes what nn.Sequential of nn.Linear and nn.ReLU computes, to the last bit. Calling those modules and
+    looking up their parameters takes longer than a small network's products. So networks here keep their parts in
+    tuples and call each part's `forward`: hooks on a whole network are called, hooks on its parts are not.
+
+    Attributes:
+        size: the units of the last layer, `inputs` without layers.
+    """
+
+    def __init__(self, inputs: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        widths = (inputs, *sizes)
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False))
+        self.size = widths[-1]
+        # Their own dicts, so that a parameter that a module replaces is replaced here too, also in copies.
+        self._tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for tensors in self._tensors:
+            x = linear(tensors, x).relu_()
+        return x
+
+
+def linear(tensors: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
+    """What nn.Linear with these parameters (`layer._parameters`) computes."""
+    return functional.linear(x, tensors["weight"], tensors["bias"])

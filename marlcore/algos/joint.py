@@ -1,0 +1,80 @@
+"""Joint actions: the actions of a space with several components, enumerated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..checks import came
+
+__all__ = ["JointActions"]
+
+MOST = 4096  # joint actions of several components; a network has an output for each
+
+
+class JointActions:
+    """A Discrete, MultiDiscrete or MultiBinary action space as the actions 0 to count - 1.
+
+    The components are the digits of a joint action's number, the last one changes fastest. A component is one value of
+    a MultiDiscrete or MultiBinary; a Discrete is its only component.
+
+    Args:
+        owner: the algorithm's name, for error messages.
+        space: whose actions are counted from 0, as rows hold them.
+
+    Attributes:
+        count: how many there are.
+
+    Raises: ValueError: the space is of another kind, or has more than 4,096 joint actions.
+    """
+
+    def __init__(self, owner: str, space: gymnasium.Space) -> None:
+        if not isinstance(space, (gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)):
+            expected = "a Discrete, MultiDiscrete or MultiBinary action space"
+            raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
+        self._shape: tuple[int, ...] = space.shape
+        self._dtype = np.dtype(space.dtype)
+        if isinstance(space, gym.Discrete):
+            self._sizes = [int(space.n)]
+        elif isinstance(space, gym.MultiDiscrete):
+            self._sizes = [int(size) for size in space.nvec]
+        else:
+            self._sizes = [2] * math.prod(space.shape)
+        self.count = math.prod(self._sizes)
+        if self._shape and self.count > MOST:
+            raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {came(space)}")
+
+    def encode(self, action: torch.Tensor) -> torch.Tensor:
+        """The numbers int64 [B] of actions [B, ...] as rows hold them."""
+        if not self._shape:
+            return action.long()
+        components = action.flatten(1).long().unbind(1)
+        index = components[0]
+        for size, component in zip(self._sizes[1:], components[1:], strict=True):
+            index = index * size + component
+        return index
+
+    def decode(self, index: NDArray[np.int64]) -> NDArray[np.generic]:
+        """The actions [k, ...], in the space's dtype, with these numbers [k]."""
+        if not self._shape:
+            return index.astype(self._dtype, copy=False)
+        components = np.unravel_index(index, self._sizes)
+        return np.stack(components, -1).reshape(-1, *self._shape).astype(self._dtype, copy=False)
+
+    def allowed(self, mask: torch.Tensor) -> torch.Tensor:
+        """Which joint actions are allowed, bool [B, count]: those whose components all are.
+
+        Args:
+            mask: bool [B, the components' sizes in total], the components one after another.
+        """
+        if not self._shape:
+            return mask
+        components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, 1)
+        return reduce(lambda left, right: (left[:, :, None] & right[:, None]).flatten(1), components)

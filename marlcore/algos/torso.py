@@ -1,0 +1,38 @@
+"""The first layers of a network, for any observation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..spaces import Spaces
+from .dense import Dense
+from .encoders import encoder_of
+
+__all__ = ["Torso"]
+
+
+class Torso(nn.Module):
+    """Observations, as `Algorithm.make_model` says, to features [B, size].
+
+    Each part of the observation has its encoder (see encoders.py); fully connected layers of the sizes `hidden` follow
+    on what these return, one after another in the order of `Spaces.parts`. A mask in the observation is no input.
+    """
+
+    def __init__(self, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.names = [part.name for part in spaces.parts] if isinstance(spaces.obs, dict) else None
+        encoders = [encoder_of(part.space, spaces.stack) for part in spaces.parts]
+        self.encoders = nn.ModuleList(encoders)
+        self.dense = Dense(sum(encoder.size for encoder in encoders), hidden)
+        self.size = self.dense.size
+        self._parts = (encoders, self.dense)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        encoders, dense = self._parts
+        if self.names is None:
+            return dense.forward(encoders[0].forward(obs))
+        pairs = zip(encoders, self.names, strict=True)
+        return dense.forward(torch.cat([encoder.forward(obs[name]) for encoder, name in pairs], 1))

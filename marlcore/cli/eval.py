@@ -1,0 +1,71 @@
+"""`marlcore eval`: plays episodes with a run's policies; prints their returns, and films one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from ..training import EvaluatedRun, evaluate
+from .options import parse
+from .video import check_format, film, write_video
+
+__all__ = ["main"]
+
+WIDTH = 200  # of a table outside a terminal
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Play whole episodes with a run's policies, greedily; print returns with confidence intervals.
+
+    The run may still go on: its checkpoints are read.
+    """
+
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    """Directory of the run."""
+    episodes: int = 100
+    """Episodes to play."""
+    which: str = "last"
+    """The checkpoints: last; best, by the run's evaluations; or the step of a kept one."""
+    envs: int = 8
+    """Environment copies that play together."""
+    seed: int = 0
+    """The same seed plays the same episodes."""
+    explore: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Explore as actors do with these weights."""
+    env: str = ""
+    """Another environment than the run's, as in marlcore train."""
+    video: str = ""
+    """A file for one more episode, filmed: .gif or .mp4."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `marlcore eval` with these arguments and prints the table; 0.
+
+    Raises: ValueError, TypeError: bad input, in one line; ImportError: a package for the video is missing.
+    """
+    sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
+    options = parse(EvalOptions, arguments, "eval")
+    env_fn = options.env or None
+    if options.video:
+        check_format(options.video)
+        run = EvaluatedRun(options.run_dir, options.which, env_fn=env_fn)
+        write_video(options.video, *film(run, options.seed))
+    outcome = evaluate(
+        options.run_dir,
+        options.episodes,
+        which=options.which,
+        envs=options.envs,
+        seed=options.seed,
+        explore=options.explore,
+        env_fn=env_fn,
+    )
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
+    if options.video:
+        sys.stdout.write(f"video in {options.video}\n")
+    return 0

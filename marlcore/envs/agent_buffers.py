@@ -1,0 +1,191 @@
+"""Buffers that gather what the copies of an environment tell an agent, one by one, into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import as_field
+from ..errors import EnvironmentFailed
+from ..interfaces import Outcome, Turn
+from ..spaces import ALONE, MASK, Values
+from .agent_view import AgentView, failed, label_of, numbers
+
+__all__ = ["AgentBuffer", "AgentBuffers", "child_seeds"]
+
+
+@dataclass
+class _Told:
+    """The results of a round: one item for each copy, but for `ended` and `infos`, which are of ended episodes."""
+
+    copies: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    infos: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+
+
+class AgentBuffer:
+    """What one agent is told by `copies` copies of an environment.
+
+    In a round, call `tell` and `ask` for copies in ascending order, then `outcome` and `turn`.
+    """
+
+    def __init__(self, view: AgentView, copies: int) -> None:
+        self.view = view
+        self._everywhere = np.arange(copies)
+        self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
+        self._seen = self._arrays(copies)
+        self._final = self._arrays(copies)
+        self.begin()
+
+    def _arrays(self, copies: int) -> dict[str, NDArray[Any]]:
+        obs = self.view.spaces.obs
+        fields = obs if isinstance(obs, dict) else {ALONE: obs}
+        return {name: np.zeros((copies, *field.shape), field.numpy) for name, field in fields.items()}
+
+    def begin(self) -> None:
+        """Begins an episode in every copy."""
+        copies = len(self._everywhere)
+        self._pending = [False] * copies  # an action whose outcome has not come
+        self._begins = [True] * copies
+        self._told = _Told()
+        self._asked: list[int] = []
+
+    def begin_copy(self, copy: int) -> None:
+        """Begins an episode in one copy."""
+        self._pending[copy] = False
+        self._begins[copy] = True
+
+    def acted(self, copies: list[int]) -> None:
+        """Notes that the agent acted in these copies."""
+        for copy in copies:
+            self._pending[copy] = True
+            self._begins[copy] = False
+
+    def tell(self, copy: int, result: tuple[Any, float, bool, bool, Mapping[str, Any]]) -> bool:
+        """Takes the result of a copy, as `Environment.last` returns it; returns whether the agent's episode ended."""
+        observation, reward, terminated, truncated, info = result
+        ended = bool(terminated or truncated)
+        if self._pending[copy]:
+            told = self._told
+            told.copies.append(copy)
+            told.rewards.append(self._number(copy, reward))
+            told.terminated.append(bool(terminated))
+            told.truncated.append(bool(truncated))
+            if ended:
+                told.ended.append(copy)
+                self._put(self._final, copy, observation, info, final=True)
+                if found := numbers(info):
+                    told.infos.append((copy, found))
+        self._pending[copy] = False
+        if ended:
+            self._begins[copy] = True
+        return ended
+
+    def ask(self, copy: int, observation: Any, info: Mapping[str, Any]) -> None:
+        """Takes the observation of a copy in which the agent acts next."""
+        self._put(self._seen, copy, observation, info)
+        self._asked.append(copy)
+
+    def outcome(self) -> Outcome | None:
+        """What was told in this round, checked; None if nothing was. Raises EnvironmentFailed."""
+        told, self._told = self._told, _Told()
+        if not told.copies:
+            return None
+        copies, reward = self._numbers_of(told.copies), np.array(told.rewards)
+        self.view.check_rewards(copies, reward)
+        final_obs = None
+        if told.ended:
+            final_obs = self._rows(self._final, copies)
+            ended = self._numbers_of(told.ended)
+            self.view.check(ended, self._rows(self._final, ended), acting=False)
+        ends = np.array(told.terminated), np.array(told.truncated)
+        return Outcome(self.view.agent, copies, reward, *ends, final_obs, told.infos)
+
+    def turn(self) -> Turn | None:
+        """What was asked in this round, checked; None if nothing was. Raises EnvironmentFailed."""
+        asked, self._asked = self._asked, []
+        if not asked:
+            return None
+        copies = self._numbers_of(asked)
+        obs = self._rows(self._seen, copies)
+        self.view.check(copies, obs, acting=True)
+        return Turn(self.view.agent, copies, obs, np.array([self._begins[copy] for copy in asked]))
+
+    def _number(self, copy: int, reward: Any) -> float:
+        try:
+            return float(reward)
+        except (TypeError, ValueError) as error:
+            raise failed(copy, self.view.agent, f"reward: expected a number, got {reward!r}") from error
+
+    def _numbers_of(self, copies: list[int]) -> NDArray[np.int64]:
+        return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)
+
+    def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:
+        if copies is not self._everywhere:
+            arrays = {name: array[copies] for name, array in arrays.items()}
+        return arrays if isinstance(self.view.spaces.obs, dict) else arrays[ALONE]
+
+    def _put(
+        self,
+        arrays: dict[str, NDArray[Any]],
+        copy: int,
+        observation: Any,
+        info: Mapping[str, Any],
+        *,
+        final: bool = False,
+    ) -> None:
+        try:
+            plain, mask = self.view.split(observation, info)
+            for part, name, field, dtype, shape in self._parts:
+                value = part.of(plain)
+                array = value if value.__class__ is np.ndarray else np.asarray(value)
+                if array.dtype != dtype or array.shape != shape:
+                    array = as_field(label_of(part.keys), field, value)
+                arrays[name][copy] = array
+            if self.view.spaces.masked:
+                arrays[MASK][copy] = self._final_mask(mask) if final else self.view.mask(mask)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._failed(copy, observation, error) from error
+
+    def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
+        """Environments leave out the mask of an agent that acts no more, or allow nothing: then all is allowed."""
+        found = False if mask is None else self.view.mask(mask)
+        return found if np.any(found) else True
+
+    def _failed(self, copy: int, observation: Any, error: Exception) -> EnvironmentFailed:
+        if isinstance(error, (KeyError, IndexError)):
+            keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
+            masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
+            return failed(copy, self.view.agent, f"obs: expected {keys}{masked}, got {observation!r}")
+        return failed(copy, self.view.agent, error)
+
+
+class AgentBuffers(dict[str, AgentBuffer]):
+    """Each agent's buffer."""
+
+    def __init__(self, agents: tuple[str, ...], views: Mapping[str, AgentView], copies: int) -> None:
+        super().__init__({agent: AgentBuffer(views[agent], copies) for agent in agents})
+
+    def __missing__(self, agent: Any) -> AgentBuffer:
+        raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
+
+    def begin_copy(self, copy: int) -> None:
+        for buffer in self.values():
+            buffer.begin_copy(copy)
+
+    def results(self) -> tuple[list[Outcome], list[Turn]]:
+        """What the copies told and asked in this round."""
+        outcomes = [outcome for buffer in self.values() if (outcome := buffer.outcome()) is not None]
+        return outcomes, [turn for buffer in self.values() if (turn := buffer.turn()) is not None]
+
+
+def child_seeds(seed: int, copies: int) -> list[int]:
+    """A seed for each copy: the children of a SeedSequence."""
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]

@@ -1,0 +1,186 @@
+"""What an agent sees: its observation without the action mask, the mask, and checks of both for several copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..checks import came, rows_of
+from ..errors import EnvironmentFailed
+from ..spaces import ALONE, MASK, Spaces, Values
+from ..spec import Field
+
+__all__ = ["AgentView", "failed", "label_of", "may_mask", "numbers"]
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """An agent's spaces, and where its environment puts the mask of allowed actions.
+
+    Attributes:
+        agent: its name.
+        spaces: without the mask.
+        mask_in: where the mask is; None without one.
+        wrapped: the observation is what stands under "observation", beside the mask.
+    """
+
+    agent: str
+    spaces: Spaces
+    mask_in: Literal["observation", "info"] | None
+    wrapped: bool
+
+    @classmethod
+    def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
+        """The view that an agent has of its environment.
+
+        Args:
+            agent: its name.
+            observation, action: its spaces, as the environment has them.
+            masked: its infos hold masks.
+
+        Raises: ValueError, naming the agent and the part: marlcore does not support a space.
+        """
+        inside = _has_choice(action) and _has_mask(observation)
+        wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
+        if wrapped:
+            plain = observation[ALONE]
+        elif inside:
+            plain = gym.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
+        else:
+            plain = observation
+        try:
+            spaces = Spaces(plain, action, masked=inside or masked)
+            _ = spaces.obs  # checks the observation space
+            if inside and observation[MASK].shape != (spaces.choices,):
+                raise ValueError(f"{MASK}: expected {spaces.choices} values, got {observation[MASK]}")
+        except ValueError as error:
+            raise ValueError(f"{agent}: {error}") from None
+        return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
+
+    def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
+        """(observation, mask or None) of a value of the environment's space; or of several, batched by Gymnasium.
+
+        Raises ValueError: a mask comes unexpectedly.
+        """
+        if self.mask_in == "observation":
+            return observation[ALONE] if self.wrapped else observation, observation[MASK]
+        mask = info.get(MASK)
+        if self.mask_in is None and mask is not None and _has_choice(self.spaces.action):
+            raise ValueError(f"{MASK}: expected one in every info or in none, got {came(mask)}")
+        return observation, mask if self.mask_in else None
+
+    def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
+        """A mask as an array [*rows, actions].
+
+        A single mask of a MultiDiscrete may also be what Gymnasium's `sample` takes: a tuple of one mask for each
+        component.
+
+        Raises ValueError: it has another shape or dtype, or is missing.
+        """
+        array = np.concatenate(value, axis=-1) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
+        expected = (*rows, self.spaces.choices)
+        if array.shape != expected or array.dtype.kind not in "biu":
+            raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {came(value)}")
+        return array
+
+    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
+        """Checks the values [k, ...] of these copies.
+
+        Raises EnvironmentFailed, naming the copy and the agent: a float is NaN, a discrete value is out of range or, if
+        the agent is `acting`, its mask allows no action.
+        """
+        arrays = values if isinstance(values, dict) else {ALONE: values}
+        for part in self.spaces.parts:
+            wrong = _wrong(part.space, arrays[part.name])
+            if wrong is not None and wrong.any():
+                row = int(np.flatnonzero(wrong.reshape(len(copies), -1).any(axis=1))[0])
+                found = came(arrays[part.name][row].tolist())
+                raise failed(
+                    copies[row], self.agent, f"{label_of(part.keys)}: expected {came(part.space)}, got {found}"
+                )
+        if acting and self.spaces.masked:
+            self._check_choice(copies, arrays[MASK])
+
+    def _check_choice(self, copies: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
+        if isinstance(self.spaces.action, gym.MultiDiscrete):
+            first = np.concatenate([[0], np.cumsum(self.spaces.action.nvec)[:-1]])
+            can = np.logical_or.reduceat(mask, first, axis=1).all(axis=1)
+        else:
+            can = mask.any(axis=1)
+        if not can.all():
+            row = int(np.flatnonzero(~can)[0])
+            raise failed(copies[row], self.agent, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}")
+
+    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
+        """Raises EnvironmentFailed, naming the copy and the agent: a reward is not finite."""
+        finite = np.isfinite(reward)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise failed(copies[row], self.agent, f"reward: expected a finite number, got {reward[row]}")
+
+    def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
+        """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
+        array = rows_of("action", self.spaces.action_field, action, rows)
+        if not self._shifted:
+            return array.copy()
+        return (array + self.spaces.first_action).astype(array.dtype, copy=False)
+
+    @cached_property
+    def _shifted(self) -> bool:
+        """Whether actions of the space do not all count from 0."""
+        return bool(self.spaces.first_action.any())
+
+
+def label_of(keys: tuple[Any, ...]) -> str:
+    return "obs" + "".join(f"[{key!r}]" for key in keys)
+
+
+def may_mask(observation: gym.Space, action: gym.Space) -> bool:
+    """Whether an agent's infos may hold masks: its action is a choice, and its observation holds no mask."""
+    return _has_choice(action) and not _has_mask(observation)
+
+
+def _has_choice(action: gym.Space) -> bool:
+    return isinstance(action, (gym.Discrete, gym.MultiDiscrete))
+
+
+def _has_mask(space: gym.Space) -> bool:
+    return isinstance(space, gym.Dict) and MASK in space.spaces
+
+
+def _wrong(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Where values [k, ...] cannot be of the space; a Box's bounds are not checked, since many environments err."""
+    if values.dtype.kind == "f":
+        missing: NDArray[np.bool_] = np.isnan(values)
+        return missing
+    if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
+        size = space.n if isinstance(space, gym.Discrete) else space.nvec
+        wrong: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
+        return wrong
+    return None
+
+
+def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
+    """The error of an agent's value in a copy."""
+    return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")
+
+
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
+    found = {name: float(value) for name, value in info.items() if _is_number(name, value)}
+    statistics = info.get("episode")
+    if isinstance(statistics, Mapping):
+        found |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
+    return found
+
+
+def _is_number(name: Any, value: Any) -> bool:
+    if isinstance(value, np.generic):
+        return isinstance(name, str) and value.dtype.kind in "biuf"
+    return isinstance(name, str) and isinstance(value, (int, float))

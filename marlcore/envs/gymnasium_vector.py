@@ -1,0 +1,280 @@
+"""Gymnasium vector environments and EnvPool as VectorEnvironments: arrays all the way, without a loop over copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..checks import rows_of
+from ..errors import EnvironmentFailed
+from ..interfaces import Outcome, Turn
+from ..spaces import ALONE, MASK, Spaces, Values
+from .agent_view import AgentView, label_of, may_mask, numbers
+from .gymnasium import AGENT
+
+__all__ = ["EnvPool", "GymnasiumVector", "is_envpool", "is_gymnasium_vector"]
+
+MODES = ("NextStep", "SameStep", "Disabled")
+NOT_NUMBERS = {"env_id"}  # of EnvPool
+
+
+class GymnasiumVector:
+    """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
+
+    Every autoreset mode works. In NEXT_STEP mode a copy whose episode ended has no turn in the step that resets it. If
+    the infos may hold action masks, the environment is reset once here to see.
+
+    Args:
+        env: a `gymnasium.vector.VectorEnv`, which determines the number of copies.
+
+    Raises:
+        ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.copies: int = int(env.num_envs)
+        self.agents: tuple[str, ...] = (AGENT,)
+        observation, action = self._single_spaces()
+        AgentView.of(AGENT, observation, action)  # refuses spaces before the reset
+        masked = may_mask(observation, action) and MASK in self._call(self._reset, 0)[1]
+        self._view = AgentView.of(AGENT, observation, action, masked)
+        self.spaces: Mapping[str, Spaces] = {AGENT: self._view.spaces}
+        self.episodes = 0
+        self.ended = np.zeros(self.copies, np.int64)
+        self._first: Any = None  # what a reset returned, until it is observed
+        self._all = np.arange(self.copies)
+        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", "NextStep")
+        self._mode: str = getattr(mode, "value", mode)
+        if self._mode not in MODES or (masked and self._mode == "Disabled"):  # a reset tells no other copy's mask
+            raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
+        self._actions = np.stack([_member(self._view)] * self.copies)
+        self._idle = self._actions[0].copy()
+
+    def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
+        return self._env.single_observation_space, self._env.single_action_space
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode in every copy."""
+        self.episodes = 0
+        self.ended[:] = 0
+        self._first = self._call(self._reset, int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        self._acting = self._all
+        self._begins = np.ones(self.copies, bool)
+
+    def _reset(self, seed: int) -> Any:
+        return self._env.reset(seed=seed)
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        """The results of the latest actions, and the turn of the copies that act now."""
+        if self._first is not None:
+            (obs, info), self._first = self._first, None
+            return [], [self._turn(self._values(obs, info))]
+        obs, reward, terminated, truncated, info = self._call(self._step)
+        ended = np.logical_or(terminated, truncated)
+        over = ended.nonzero()[0]
+        self.episodes += len(over)
+        self.ended[over] += 1
+        values = self._values(obs, info)
+        outcome = self._outcome(values, reward, terminated, truncated, info, over)
+        if self._mode == "NextStep":
+            self._begins = np.ones(self.copies, bool)
+            self._begins[self._acting] = False
+            self._acting = (~ended).nonzero()[0] if len(over) else self._all
+            if len(over) == self.copies:  # nobody acts in the step that resets all
+                self._actions[:] = self._idle
+                self._call(self._send)
+                obs, _, _, _, info = self._call(self._step)
+                values, self._begins, self._acting = self._values(obs, info), ended, self._all
+        else:
+            self._begins = ended
+            if self._mode == "Disabled" and len(over):
+                values = self._values(*self._call(self._reset_some, ended))
+        return [outcome], [self._turn(values)]
+
+    def act(self, turn: Turn, action: NDArray[Any]) -> None:
+        """Perform the actions of the turn."""
+        if len(turn.copies) < self.copies:
+            self._actions[:] = self._idle
+        self._actions[turn.copies] = self._view.convert(action, len(turn.copies))
+        self._call(self._send)
+
+    def _send(self) -> None:
+        """The step waits for `observe`, since it may overwrite the turn's observation."""
+
+    def _step(self) -> Any:
+        return self._env.step(self._actions)
+
+    def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
+        return self._env.reset(options={"reset_mask": ended})
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _turn(self, values: Values) -> Turn:
+        copies, begins = self._acting, self._begins
+        if len(copies) < self.copies:
+            values, begins = _rows(values, copies), begins[copies]
+        self._view.check(copies, values, acting=True)
+        return Turn(AGENT, copies, values, begins)
+
+    def _outcome(
+        self,
+        values: Values,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Mapping[str, Any],
+        over: NDArray[np.int64],
+    ) -> Outcome:
+        copies = self._acting
+        rewards = np.asarray(reward)[copies]
+        self._view.check_rewards(copies, rewards)
+        final_obs = None
+        infos: list[tuple[int, Mapping[str, float]]] = []
+        if len(over):
+            last = _final_info(info) if self._mode == "SameStep" else info
+            final_obs = self._final_obs(values, info, last, over)
+            each = ((copy, _numbers(last, copy, self.copies)) for copy in over.tolist()) if last else ()
+            infos = [(copy, found) for copy, found in each if found]
+        ends = np.asarray(terminated, bool)[copies], np.asarray(truncated, bool)[copies]
+        return Outcome(AGENT, copies, rewards, *ends, final_obs, infos)
+
+    def _final_obs(
+        self, values: Values, info: Mapping[str, Any], last: Mapping[str, Any], over: NDArray[np.int64]
+    ) -> Values:
+        """The observations of the acting copies, of which those whose episode is over are at its end."""
+        arrays = {name: array.copy() for name, array in _by_name(values).items()}
+        if self._mode == "SameStep":  # the final observations are in the info, those of all copies are of later ones
+            for copy in over.tolist():
+                mask = last[MASK][copy] if MASK in last else None
+                plain, mask = self._view.split(info["final_obs"][copy], {} if mask is None else {MASK: mask})
+                for part in self._view.spaces.parts:
+                    arrays[part.name][copy] = part.of(plain)
+                if MASK in arrays:
+                    arrays[MASK][copy] = False if mask is None else mask
+        if MASK in arrays:  # no action follows, and many environments allow none
+            arrays[MASK][~arrays[MASK].any(axis=1)] = True
+        found = arrays if isinstance(values, dict) else arrays[ALONE]
+        self._view.check(over, _rows(found, over), acting=False)
+        return found if len(self._acting) == self.copies else _rows(found, self._acting)
+
+    def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
+        """The observations of all copies. Raises EnvironmentFailed: one has another shape or dtype."""
+        arrays = {}
+        try:
+            plain, mask = self._view.split(obs, info)
+            for part in self._view.spaces.parts:
+                arrays[part.name] = rows_of(label_of(part.keys), part.field, part.of(plain), self.copies)
+            if self._view.spaces.masked:
+                arrays[MASK] = self._masks(mask)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
+        return arrays if isinstance(self._view.spaces.obs, dict) else arrays[ALONE]
+
+    def _masks(self, masks: Any) -> NDArray[np.bool_]:
+        """The masks of all copies; a copy whose info held none allows nothing, which `check` refuses if it acts."""
+        shape = self.copies, self._view.spaces.choices
+        if masks is None:
+            return np.zeros(shape, bool)
+        if isinstance(masks, np.ndarray) and masks.dtype == object:  # tuples, one for each component
+            masks = [np.zeros(shape[1], bool) if mask is None else self._view.mask(mask) for mask in masks]
+        return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
+
+    def _call(self, method: Any, *args: Any) -> Any:
+        """Calls the environment. Raises EnvironmentFailed: it raised."""
+        try:
+            return method(*args)
+        except Exception as error:
+            raise EnvironmentFailed(f"environment: {type(error).__name__}: {error}") from error
+
+
+class EnvPool(GymnasiumVector):
+    """EnvPool's Gymnasium interface, whose copies compute while the actor does.
+
+    EnvPool takes its seed only when it is made, so each reset makes the pool again.
+
+    Args:
+        pool: made by `envpool.make(..., env_type="gymnasium")` in synchronous mode: batch_size is num_envs.
+
+    Raises: ValueError: the pool has another form, or marlcore does not support a space.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        config = pool.config
+        for name, expected in {"batch_size": config["num_envs"], "max_num_players": 1}.items():
+            if config.get(name, expected) not in (expected, 0):
+                raise ValueError(f"EnvPool {name}: expected {expected}, got {config[name]}")
+        super().__init__(pool)
+
+    def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
+        return self._env.observation_space, self._env.action_space
+
+    def _reset(self, seed: int) -> Any:
+        pool, spec = self._env, type(self._env.spec)
+        config = {**pool.config, "seed": seed & 0x7FFFFFFF}  # EnvPool's seed is an int32
+        self._env = type(pool)(spec(spec.gen_config(**config)))
+        pool.close()
+        return self._env.reset()
+
+    def _send(self) -> None:
+        self._env.send(self._actions)
+
+    def _step(self) -> Any:
+        return self._env.recv()
+
+
+def is_gymnasium_vector(env: Any) -> bool:
+    """Whether the methods are those of a Gymnasium vector environment."""
+    return hasattr(env, "num_envs") and hasattr(env, "single_action_space")
+
+
+def is_envpool(env: Any) -> bool:
+    """Whether the methods are those of EnvPool."""
+    return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
+
+
+def _member(view: AgentView) -> NDArray[Any]:
+    """An action for copies that take none; some environments check that it is of the space."""
+    zero = np.zeros(view.spaces.action_field.shape, view.spaces.action_field.numpy)
+    space = view.spaces.action
+    fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else zero + view.spaces.first_action
+    return fixed.astype(zero.dtype)
+
+
+def _rows(values: Values, copies: NDArray[np.int64]) -> Values:
+    if isinstance(values, dict):
+        return {name: array[copies] for name, array in values.items()}
+    return values[copies]
+
+
+def _by_name(values: Values) -> dict[str, NDArray[Any]]:
+    return values if isinstance(values, dict) else {ALONE: values}
+
+
+def _final_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The infos at the episodes' ends in SAME_STEP mode; Gymnasium's statistics stand beside them, not inside."""
+    statistics = {name: info[name] for name in ("episode", "_episode") if name in info}
+    return {**statistics, **info.get("final_info", {})}
+
+
+def _numbers(info: Mapping[str, Any], copy: int, copies: int) -> dict[str, float]:
+    """The numbers of a copy in an info of arrays, whose "_name" says where "name" is present."""
+    one = {
+        name: values[copy]
+        for name, values in info.items()
+        if isinstance(values, np.ndarray)
+        and values.shape == (copies,)
+        and not name.startswith("_")
+        and name not in NOT_NUMBERS
+        and (f"_{name}" not in info or info[f"_{name}"][copy])
+    }
+    statistics = info.get("episode")
+    if isinstance(statistics, Mapping) and ("_episode" not in info or info["_episode"][copy]):
+        one["episode"] = _numbers(statistics, copy, copies)
+    return numbers(one)

@@ -1,0 +1,177 @@
+"""An agent's spaces, as Gymnasium defines them, and the arrays that hold their values in rows and networks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from .checks import check_whole
+from .spec import Field
+
+__all__ = ["ALONE", "MASK", "Part", "Spaces", "Values", "fields_of", "parts_of"]
+
+MASK = "action_mask"  # PettingZoo's name
+ALONE = "observation"  # PettingZoo's name of an observation beside its mask
+
+Values = NDArray[Any] | dict[str, NDArray[Any]]  # a field's values, or those of several fields by name
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a space: the space itself, or a space inside a Dict or Tuple.
+
+    Attributes:
+        name: of its field; the keys that lead to it, joined by "__".
+        keys: lead from the whole space to the part; empty for the space itself.
+        space: a Box, Discrete, MultiBinary or MultiDiscrete.
+    """
+
+    name: str
+    keys: tuple[Any, ...]
+    space: gym.Space
+
+    @cached_property
+    def field(self) -> Field:
+        """The shape and dtype of a value; a Discrete's is one int64."""
+        return Field(self.space.shape, np.dtype(self.space.dtype).name)
+
+    def of(self, value: Any) -> Any:
+        """The part of a value of the whole space."""
+        for key in self.keys:
+            value = value[key]
+        return value
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What an agent observes and does.
+
+    Attributes:
+        observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested; without
+            the action mask.
+        action: a Box, Discrete, MultiBinary or MultiDiscrete. Rows hold actions of a Discrete or MultiDiscrete
+            counted from 0, whatever the space's start.
+        masked: each observation comes with a mask of the allowed actions, bool [actions]: the n of a Discrete, or the
+            sum of a MultiDiscrete's nvec, its components one after another.
+        stack: observations in a network's input; 1 leaves out the axis.
+
+    Raises: ValueError: a space is of another kind, and the message names the agent's part; or the stack is empty.
+    """
+
+    observation: gym.Space
+    action: gym.Space
+    masked: bool = False
+    stack: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("stack", self.stack)
+        if isinstance(self.action, (gym.Dict, gym.Tuple)):
+            raise ValueError(f"action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got {self.action}")
+        parts_of("action space", self.action)
+        if self.masked and not isinstance(self.action, (gym.Discrete, gym.MultiDiscrete)):
+            raise ValueError(f"action mask: expected none for the action space {self.action}")
+        if self.masked and any(part.name == MASK for part in self.parts):
+            raise ValueError(f"observation space: {MASK!r} is the name of the mask, got {self.observation}")
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays of an observation, without the mask."""
+        return parts_of("observation space", self.observation)
+
+    @cached_property
+    def obs(self) -> Field | dict[str, Field]:
+        """An observation's field in a row; several by name if the space has several parts, or there is a mask."""
+        if not self.masked:
+            return fields_of("observation space", self.observation)
+        return {part.name: part.field for part in self.parts} | {MASK: Field((self.choices,), "bool")}
+
+    @cached_property
+    def action_field(self) -> Field:
+        """An action's field in a row."""
+        return parts_of("action space", self.action)[0].field
+
+    @cached_property
+    def choices(self) -> int:
+        """The length of an action mask."""
+        return int(self.action.n) if isinstance(self.action, gym.Discrete) else int(np.sum(self.action.nvec))
+
+    @cached_property
+    def first_action(self) -> NDArray[np.int64]:
+        """The environment's action for the action 0 of a row: a Discrete's or MultiDiscrete's start, otherwise 0."""
+        return np.asarray(getattr(self.action, "start", 0), np.int64)
+
+    def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
+        return action + self.first_action if self.first_action.any() else action
+
+    def values(self, observation: Any, mask: Any = None) -> Values:
+        """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.
+
+        Raises: ValueError: a part is missing.
+        """
+        try:
+            found = {part.name: np.asarray(part.of(observation)) for part in self.parts}
+        except (KeyError, IndexError, TypeError):
+            expected = ", ".join(repr(part.keys) for part in self.parts)
+            raise ValueError(f"obs: expected a value with the keys {expected}, got {observation!r}") from None
+        if self.masked:
+            if mask is None:
+                raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")
+            found[MASK] = np.asarray(mask)
+        return found if isinstance(self.obs, dict) else found[ALONE]
+
+
+def fields_of(label: str, space: gym.Space) -> Field | dict[str, Field]:
+    """A space's field, or a field by name for each part of a Dict or Tuple.
+
+    Raises: ValueError, naming `label`: a space is of another kind.
+    """
+    parts = parts_of(label, space)
+    if isinstance(space, (gym.Dict, gym.Tuple)):
+        return {part.name: part.field for part in parts}
+    return parts[0].field
+
+
+def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
+    """A space's parts, in the order of its keys.
+
+    Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
+    """
+    parts = tuple(_parts(label, space, ()))
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{label}: expected keys whose names differ, got {sorted(names)}")
+    if not parts:
+        raise ValueError(f"{label}: expected at least one part, got {space}")
+    return parts
+
+
+def _parts(label: str, space: Any, keys: tuple[Any, ...]) -> list[Part]:
+    if isinstance(space, (gym.Dict, gym.Tuple)):
+        inside = space.spaces.items() if isinstance(space.spaces, Mapping) else enumerate(space.spaces)
+        return [part for key, one in inside for part in _parts(f"{label}[{key!r}]", one, (*keys, key))]
+    if not isinstance(space, (gym.Box, gym.Discrete, gym.MultiBinary, gym.MultiDiscrete)):
+        expected = "a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple of these"
+        raise ValueError(f"{label}: expected {expected}, got {space!r}")
+    if isinstance(space, gym.MultiDiscrete) and space.nvec.ndim != 1:
+        raise ValueError(f"{label}: expected a MultiDiscrete with one axis, got {space!r}")
+    try:
+        part = Part(_name(keys), keys, space)
+        part.field  # noqa: B018 it checks the shape
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from None
+    return [part]
+
+
+def _name(keys: tuple[Any, ...]) -> str:
+    if not keys:
+        return ALONE
+    name = re.sub(r"\W", "_", "__".join(str(key) for key in keys))
+    return name if name.isidentifier() else f"part_{name}"

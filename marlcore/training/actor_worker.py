@@ -1,0 +1,121 @@
+"""An actor in its worker: it builds the environment, the policies and the writers, and counts the steps."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..envs import vectorize
+from ..errors import ClosedError
+from ..memory import interrupt_waits_with
+from ..processes import EPISODES, READY, STEPS
+from ..replay import ReplayBuffer
+from ..weights import ParameterStore
+from .actor import Actor, Seat
+from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from .config import Config
+from .learner import choose_device
+from .names import actor_names
+from .policy import Player, PublishedPolicy
+from .prioritizing import PrioritizingSeat
+from .worker import WAIT_S, Worker
+
+__all__ = ["ActorWorker", "run_actor"]
+
+
+class ActorWorker(Worker):
+    """An actor process's work; a restarted actor takes the steps that are left."""
+
+    def __init__(self, index: int, blueprint: Blueprint) -> None:
+        super().__init__(actor_names(blueprint.config)[index], blueprint)
+        self._blueprint = blueprint
+        self._index = index
+        self._share = actor_share(blueprint.config, index)
+        self._steps = self.counters.load(STEPS)
+        with ExitStack() as unless_built:
+            unless_built.callback(self.close)
+            self._actor = self._build()
+            unless_built.pop_all()
+
+    def _build(self) -> Actor:
+        blueprint, config = self._blueprint, self._blueprint.config
+        env = self.hold(vectorize(blueprint.env_fn, config.actor.envs))
+        share = slice(self._index * env.copies, (self._index + 1) * env.copies)
+        exponents = np.array(config.exploration.exponents(config.actor.processes * env.copies))[share]
+        policies, seats = {}, {}
+        for i, plan in enumerate(blueprint.policies):
+            policy = policies[plan.name] = self._policy(i, plan, exponents)
+            replay = self.hold(ReplayBuffer.attach(plan.replay))
+            for agent in plan.agents:
+                lanes = plan.lanes_of(agent, self._index, config.actor.envs, config.actor.processes)[: env.copies]
+                writer = self.hold(replay.vector_writer(lanes))
+                player = Player(policy, plan.spaces, env.copies, config.replay.pad)
+                seats[agent] = (
+                    self._seat(plan, agent, player, writer, replay.spec, np.array(lanes), self.report_each),
+                    policy,
+                )
+        env.reset(run_seed(config, "env", self._index, self._steps))
+        return Actor(env, policies, seats, config.actor.sync_interval, config.actor.max_policy_lag)
+
+    def _seat(self, plan: PolicyPlan, *options: Any) -> Seat:
+        if "priority" not in plan.algorithm.transition(plan.spaces).extras:
+            return Seat(*options)
+        discount = self._blueprint.config.learner_of(plan.name).gamma
+        return PrioritizingSeat(plan.algorithm.first_priority, discount, *options)
+
+    def _policy(self, index: int, plan: PolicyPlan, exponents: NDArray[np.float64]) -> PublishedPolicy:
+        config = self._blueprint.config
+        device = choose_device(config.actor.device)
+        model = build_model(plan, config, index).acting.to(device)
+        store = self.hold(ParameterStore.attach(plan.weights))
+        subscriber = store.subscriber(model)
+        use = self._index * len(self._blueprint.policies) + index
+        generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
+        policy = PublishedPolicy(plan.algorithm, model, generator, device, subscriber, exponents)
+        # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
+        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and policy.pull()):
+            self.beat()
+        return policy
+
+    @property
+    def done(self) -> bool:
+        return self._steps >= self._share
+
+    def step(self) -> int:
+        """Makes one round; returns the steps taken."""
+        taken = self._actor.step()
+        self._steps += taken
+        self.counters.store(STEPS, self._steps)
+        if self._actor.episodes:
+            self.counters.store(EPISODES, self._actor.episodes)
+        self.beat()
+        return taken
+
+
+def actor_share(config: Config, index: int) -> int:
+    """One actor's share of the run's steps."""
+    whole, rest = divmod(config.total_steps, config.actor.processes)
+    return whole + (index < rest)
+
+
+def run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:
+    """Runs an actor in its own process; see `run_worker`."""
+    torch.manual_seed(run_seed(blueprint.config, "torch-actor", index, attempt - 1))
+    worker = ActorWorker(index, blueprint)
+    try:
+        interrupt_waits_with(worker.show_patience)
+        if not worker.control.stopping and not worker.done:
+            worker.step()  # what raises here will raise again: see the supervisor
+        worker.counters.store(READY, attempt)
+        while not worker.control.stopping and not worker.done:
+            worker.step()
+    except ClosedError:
+        if not worker.control.stopping:  # otherwise it was waiting for a learner
+            raise
+    finally:
+        interrupt_waits_with(None)
+        worker.close()

@@ -1,0 +1,79 @@
+"""Checkpoints: reading one, and those that evaluations keep of a policy, the best one and the last few."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .files import write_atomically
+from .run_directory import checkpoint_path
+
+__all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint"]
+
+
+class KeptCheckpoints:
+    """A policy's checkpoints by evaluation; one that continues another's directory continues its best.
+
+    Args:
+        run_dir: of the run.
+        policy: its name.
+        keep: how many of the last ones are kept.
+
+    Attributes:
+        best: the highest return so far; -inf before the first. last: the step of the newest one; 0 without any.
+    """
+
+    def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
+        """Raises ValueError: the best checkpoint is damaged."""
+        self._run_dir = run_dir
+        self._policy = policy
+        self._keep = keep
+        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))
+        self.last = max(kept_steps(run_dir, policy), default=0)
+
+    def add(self, weights: Mapping[str, torch.Tensor], version: int, updates: int, step: int, mean: float) -> None:
+        """Saves weights among the last ones, and as the best if their mean return exceeds all earlier ones.
+
+        Args:
+            weights: of the acting part.
+            version, updates, step: of the weights.
+            mean: return, over the policy's agents.
+        """
+        data = io.BytesIO()
+        counts = {"version": version, "updates": updates, "step": step}
+        torch.save({"acting": dict(weights), **counts, "return": mean}, data)
+        if self._keep:
+            write_atomically(self._path(str(step)), data.getvalue())
+            for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
+                self._path(str(old)).unlink(missing_ok=True)
+        if mean > self.best:
+            write_atomically(self._path("best"), data.getvalue())
+            self.best = mean
+        self.last = step
+
+    def _path(self, which: str) -> Path:
+        return checkpoint_path(self._run_dir, self._policy, which)
+
+
+def kept_steps(run_dir: Path, policy: str) -> list[int]:
+    """The steps of a policy's kept checkpoints, ascending."""
+    last = checkpoint_path(run_dir, policy)
+    between = [path.name[len(last.stem) + 1 : -len(".pt")] for path in last.parent.glob(f"{last.stem}.*.pt")]
+    return sorted(int(step) for step in between if step.isdecimal())
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint; empty if there is none yet. Raises ValueError: the file is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch may raise anything for a file that it did not write
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error
+    return state

@@ -1,0 +1,114 @@
+"""Whole episodes in several copies of an environment, of which a fixed number counts in each copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..interfaces import Outcome, Turn, VectorEnvironment
+from .evaluation import Evaluation
+from .policy import Player
+
+__all__ = ["Episodes", "play"]
+
+
+def play(
+    env: VectorEnvironment,
+    players: Mapping[str, Player],
+    episodes: int,
+    seed: int,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> Evaluation | None:
+    """Plays episodes from fresh starts; the same seed plays the same ones. Torch's generator is unchanged.
+
+    Args:
+        env: the copies.
+        players: by agent, new ones.
+        episodes: how many.
+        seed: of the environment and of torch.
+        may_go_on: asked before each round.
+
+    Returns: the outcome, or None if it may not go on.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        env.reset(seed)
+        played = Episodes(env, players, episodes)
+        while not played.done:
+            if not may_go_on():
+                return None
+            played.step()
+    return played.outcome()
+
+
+class Episodes:
+    """Plays episodes and notes their returns.
+
+    The number that counts in each copy is fixed beforehand. If instead the first ones to end counted, short episodes
+    would be favoured.
+
+    Args:
+        env: the copies, whose first episodes have begun.
+        players: by agent.
+        episodes: how many count, over all copies.
+    """
+
+    def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
+        self._env = env
+        self._players = players
+        self._left = np.full(env.copies, episodes // env.copies)  # episodes of each copy that still count
+        self._left[: episodes % env.copies] += 1
+        self._place = np.cumsum(self._left) - self._left  # of each copy's present episode in the results
+        self._ended = env.ended.copy()
+        self._returns = {agent: np.zeros(episodes) for agent in env.agents}
+        self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
+        self._infos: dict[str, dict[str, list[float]]] = {agent: {} for agent in env.agents}
+
+    @property
+    def done(self) -> bool:
+        """Whether all episodes that count have ended."""
+        return not self._left.any()
+
+    def step(self) -> None:
+        """Takes the actions that are due now, unless the last episode has ended."""
+        outcomes, turns = self._env.observe()
+        for outcome in outcomes:  # before the ends: no agent has acted in the next episode yet
+            self._add(outcome)
+        self._note_ends()
+        if self.done:
+            return
+        for turn in turns:
+            self._env.act(turn, self._choose(turn))
+
+    def _choose(self, turn: Turn) -> NDArray[Any]:
+        at = slice(None) if len(turn.copies) == self._env.copies else turn.copies
+        return self._players[turn.agent].choose(turn.obs, at, turn.begins).action
+
+    def _add(self, outcome: Outcome) -> None:
+        counts = self._left[outcome.copies] > 0
+        at = self._place[outcome.copies[counts]]
+        self._returns[outcome.agent][at] += outcome.reward[counts]
+        self._lengths[outcome.agent][at] += 1
+        infos = self._infos[outcome.agent]
+        for copy, numbers in outcome.infos:
+            if self._left[copy]:
+                for name, value in numbers.items():
+                    infos.setdefault(name, []).append(float(value))
+
+    def _note_ends(self) -> None:
+        ended = (self._env.ended > self._ended) & (self._left > 0)
+        self._left[ended] -= 1
+        self._place[ended] += 1
+        self._ended[:] = self._env.ended
+
+    def outcome(self) -> Evaluation:
+        """The outcome so far."""
+        infos = {
+            agent: {name: sum(values) / len(values) for name, values in found.items()}
+            for agent, found in self._infos.items()
+        }
+        return Evaluation(self._returns, self._lengths, infos)

@@ -1,0 +1,237 @@
+"""Learners in their worker: each builds its model, sampler and trainer, continues its predecessor, and saves."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..interfaces import ReplaySource
+from ..processes import DONE, READY, UPDATES
+from ..replay import Prefetch, ReplayBuffer, Sampler, Stateful
+from ..weights import ParameterStore
+from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from .checkpoints import load_checkpoint
+from .files import write_atomically
+from .learner import Beginning, Learner, Publications, choose_device
+from .names import learner_names
+from .policy import PolicyModel
+from .worker import WAIT_S, Worker
+
+__all__ = ["LearnerWorker", "run_learner"]
+
+SHARED_WAIT_S = 0.005  # for one of several policies without data in a learner process
+log = logging.getLogger(__name__)
+
+
+class PolicyLearner:
+    """A policy's learner in its worker; a restarted one continues from its predecessor's state.
+
+    From shared memory it takes the last published weights and the count of updates; from the last checkpoint it takes
+    the rest of the trainer's state, or everything if shared memory holds no weights.
+
+    Attributes:
+        name: of the policy.
+    """
+
+    def __init__(self, index: int, blueprint: Blueprint, worker: Worker) -> None:
+        plan, config = blueprint.policies[index], blueprint.config
+        settings = config.learner_of(plan.name)
+        self.name = plan.name
+        self._worker = worker
+        self._log_interval = settings.log_interval
+        self._counters = worker.control.tallies[plan.name]
+        device = choose_device(settings.device, index, settings.device_per_agent)
+        model = build_model(plan, config, index).to(device)
+        replay = worker.hold(ReplayBuffer.attach(plan.replay))
+        store = worker.hold(ParameterStore.attach(plan.weights))
+        state = load_checkpoint(plan.checkpoint)
+        updates = _restore(model, store, state)
+        source = plan.algorithm.source(ReplaySource(settings.n_step, config.replay.priorities))
+        self._sampler = replay.sampler(
+            settings.batch_size,
+            stack=config.replay.stack,
+            n_step=source.n_step,
+            gamma=settings.gamma,
+            seed=run_seed(config, "sampler", index, updates),
+            pad=config.replay.pad,
+            min_size=settings.warmup,
+            prioritized=source.prioritized,
+            sequence=source.sequence,
+        )
+        publisher = worker.hold(store.publisher(model.acting))
+        published = _addresses(model)
+        trainer = plan.algorithm.make_trainer(model.whole)  # after the publisher moved the weights into its row
+        if _addresses(model) != published:
+            raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+        if settings.compile != "off":
+            model.whole.compile(mode=settings.compile)  # after the trainer copied it for its target
+        if state:
+            trainer.load_state_dict(state["trainer"])
+        if state:
+            self._restore_draws(plan, state, again=updates != state["updates"])
+        batches: Sampler | Prefetch[Any] = self._sampler
+        if settings.prefetch and config.mode == "async":
+            batches = worker.hold(Prefetch(self._sampler, settings.prefetch, device))
+        self._batches, self._limited = batches, config.updates_per_step is not None and batches is not self._sampler
+        self._learner = Learner(
+            batches,
+            trainer,
+            Publications(publisher, config.schedules, lambda: worker.control.steps),
+            settings,
+            device,
+            prioritized=source.prioritized is not None,
+            norm=model.norm,
+            report=partial(worker.report, plan.name),
+            save=partial(_save, plan, model, replay, batches),
+            clears=config.replay.clear_at_stage,
+            beginning=Beginning(updates, int(state.get("stage", 0))),
+        )
+        self._counters.store(UPDATES, updates)
+
+    def _restore_draws(self, plan: PolicyPlan, state: Mapping[str, Any], again: bool) -> None:
+        """Continues the draws of a checkpoint; priorities only if the replay has their rows.
+
+        Args:
+            again: updates were made since the checkpoint, whose random numbers must not be repeated.
+        """
+        drawn, fresh = {name: one.numpy() for name, one in state["sampler"].items()}, self._sampler.state_dict()
+        if not plan.replay_was_saved and state.get("replay") != plan.replay.nonce:
+            drawn = fresh | {name: drawn[name] for name in ("generator", "batches") if name in drawn}
+        if again:
+            drawn["generator"] = fresh["generator"]
+        else:
+            torch.set_rng_state(state["torch"])
+        self._sampler.load_state_dict(drawn)
+
+    @property
+    def updates(self) -> int:
+        """Made so far, by all its processes."""
+        return self._learner.updates
+
+    @property
+    def due(self) -> bool:
+        """Whether an update is due by `updates_per_step`, or drawn ahead; never when the run is free."""
+        return self._sampler.due or (self._limited and self._batches.can_sample())
+
+    def step(self, wait_s: float) -> bool:
+        """Makes one update, if there is data within `wait_s` seconds."""
+        updated = self._learner.step(wait_s)
+        if updated:
+            self._counters.store(UPDATES, self._learner.updates)
+            if self._learner.updates % self._log_interval == 0:
+                self._report_stats()
+        return updated
+
+    def finish(self) -> None:
+        """Publishes the last weights, and saves them in a checkpoint."""
+        self._learner.publish()
+        self._learner.save()
+
+    def _report_stats(self) -> None:
+        stats = self._sampler.stats
+        for name, value in {"lapped": stats.lapped, "redrawn": stats.redrawn, "waited_s": stats.waited}.items():
+            self._worker.report(self.name, name, float(value))
+
+
+class LearnerWorker(Worker):
+    """A learner process's work: it trains its policies in turn."""
+
+    def __init__(self, name: str, blueprint: Blueprint) -> None:
+        super().__init__(name, blueprint)
+        mine = learner_names(blueprint.config, [plan.name for plan in blueprint.policies])[name]
+        with ExitStack() as unless_built:
+            unless_built.callback(self.close)
+            indices = [i for i, plan in enumerate(blueprint.policies) if plan.name in mine]
+            self._learners = [PolicyLearner(i, blueprint, self) for i in indices]
+            self._turn = 0
+            self._count()
+            unless_built.pop_all()
+
+    def step(self) -> None:
+        """Makes an update of each policy that has data; waits a while if none has."""
+        wait_s = WAIT_S if len(self._learners) == 1 else 0.0
+        if not sum(learner.step(wait_s) for learner in self._learners) and not wait_s:
+            self._turn = (self._turn + 1) % len(self._learners)
+            self._learners[self._turn].step(SHARED_WAIT_S)
+        self._count()
+        self.beat()
+
+    def catch_up(self) -> None:
+        """Makes the due updates."""
+        for learner in self._learners:
+            while learner.due and learner.step(0.0):
+                self._count()
+                self.beat()
+
+    def finish(self) -> None:
+        """Publishes and saves the last weights of each policy."""
+        for learner in self._learners:
+            learner.finish()
+        self.counters.store(DONE, 1)
+
+    def _count(self) -> None:
+        self.counters.store(UPDATES, sum(learner.updates for learner in self._learners))
+
+
+def _addresses(model: PolicyModel) -> dict[str, int]:
+    """Where the published tensors lie."""
+    return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
+
+
+def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
+    """Gives a model its predecessor's weights: those of the checkpoint, and what was published since.
+
+    Returns: their updates.
+    """
+    if state:
+        model.restore(state)
+    updates = int(state["updates"]) if state else 0
+    if store.version:
+        newest = copy.deepcopy(model.acting)  # since the store may hold older weights than the checkpoint
+        subscriber = store.subscriber(newest)
+        try:
+            subscriber.pull()
+        except TimeoutError:  # the store's only slot is torn: its publisher died while writing it
+            log.warning("the published weights are torn: continuing from the checkpoint")
+        else:
+            published = int(subscriber.extras["updates"])
+            if published >= updates:
+                model.acting.load_state_dict(newest.state_dict())
+                return published
+    return updates
+
+
+def _save(
+    plan: PolicyPlan, model: PolicyModel, replay: ReplayBuffer, sampler: Stateful, state: Mapping[str, Any]
+) -> None:
+    """Saves the replay, then the checkpoint: a replay newer than its checkpoint does no harm."""
+    if plan.saved_replay is not None:
+        replay.save(plan.saved_replay)
+    data = io.BytesIO()
+    drawing = {name: torch.from_numpy(array) for name, array in sampler.state_dict().items()}
+    random = {"torch": torch.get_rng_state(), "sampler": drawing, "replay": plan.replay.nonce}
+    torch.save({**state, **model.saved(), **random}, data)
+    write_atomically(plan.checkpoint, data.getvalue())
+
+
+def run_learner(name: str, blueprint: Blueprint, attempt: int) -> None:
+    """Runs a learner in its own process; see `run_worker`."""
+    learners = list(learner_names(blueprint.config, [plan.name for plan in blueprint.policies]))
+    torch.manual_seed(run_seed(blueprint.config, "torch-learner", learners.index(name), attempt - 1))
+    worker = LearnerWorker(name, blueprint)
+    try:
+        worker.counters.store(READY, attempt)
+        while not worker.control.stopping:
+            worker.step()
+        if worker.control.finishing:
+            worker.catch_up()
+        worker.finish()
+    finally:
+        worker.close()

@@ -1,0 +1,208 @@
+"""Trained policies for use outside a run: from its directory, or from the shared memory of one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+import torch
+
+from ..checks import as_field
+from ..envs.agent_view import AgentView
+from ..interfaces import Algorithm
+from ..spaces import ALONE, MASK, Spaces, Values
+from ..weights import ParameterStore
+from .blueprint import Blueprint, build_model
+from .checkpoints import kept_steps, load_checkpoint
+from .config import Config
+from .files import write_atomically
+from .policies import AssignedPolicy
+from .policy import ActingModel, Player, Policy, exploration_of
+from .run_directory import checkpoint_path
+
+__all__ = ["LoadedPolicy", "SavedRun", "load_policy", "published_policy", "save_policies"]
+
+FIRST_WEIGHTS_S = 60.0
+FILE = "checkpoints/run.pickle"
+
+
+class LoadedPolicy:
+    """A policy that acts in one environment, as its actors did; it is greedy. Made by `load_policy` or `Run.policy`.
+
+    Attributes:
+        spaces: its agents' spaces.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: ActingModel,
+        spaces: Spaces,
+        pad: Literal["repeat", "zero"],
+        numbers: Mapping[str, float],
+    ) -> None:
+        """Args:
+        numbers: of exploration, as they were for these weights.
+        """
+        self.spaces = spaces
+        self._algorithm = algorithm
+        self._model = model
+        self._pad: Literal["repeat", "zero"] = pad
+        self._numbers = numbers
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins an episode: clears the stack of observations and the recurrent state."""
+        self._player = self.player(1)
+        self._begins = np.ones(1, np.bool_)
+
+    def act(self, obs: Any, mask: Any = None) -> Any:
+        """The action for an observation, as the environment's `step` takes it.
+
+        Args:
+            obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
+                if the environment puts it there.
+            mask: of the allowed actions, if the environment gives it elsewhere.
+
+        Raises: ValueError, TypeError: the observation is not of the space.
+        """
+        chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
+        self._begins = np.zeros(1, np.bool_)
+        action = self.spaces.shifted(chosen.action)[0]
+        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> Player:
+        """The policy in several copies of the environment.
+
+        Args:
+            seed: of the algorithm's draws.
+            explore: as actors do with these weights; otherwise greedily.
+        """
+        numbers = self._numbers if explore else None
+        generator = np.random.default_rng(seed)
+        policy = Policy(self._algorithm, self._model, generator, torch.device("cpu"), numbers)
+        return Player(policy, self.spaces, copies, self._pad)
+
+    def __repr__(self) -> str:
+        return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
+
+
+def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
+    """An environment's observation with a first axis of 1, checked."""
+    if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
+        obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
+    if mask is not None and spaces.masked:
+        mask = AgentView("", spaces, "info", False).mask(mask).astype(bool)
+    values = spaces.values(obs, mask)
+    if isinstance(values, dict):
+        assert isinstance(spaces.obs, Mapping)
+        return {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
+    assert not isinstance(spaces.obs, Mapping)
+    return as_field("obs", spaces.obs, values)[None]
+
+
+class SavedRun:
+    """What a run's directory says of its environment and policies.
+
+    Attributes:
+        policies: the run's. config: its settings.
+
+    Raises: ValueError: there is no run, or another version wrote it.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir)
+        try:
+            saved = cloudpickle.loads((self.path / FILE).read_bytes())
+            self._env_fn: bytes | None = saved["env_fn"]
+            self.policies: tuple[AssignedPolicy, ...] = saved["policies"]
+            self.config: Config = saved["config"]
+        except Exception as error:  # unpickling may raise anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(
+                f"run_dir: expected a run's directory with {FILE}, got {str(run_dir)!r} ({reason})"
+            ) from None
+
+    @property
+    def env_fn(self) -> Callable[[], Any]:
+        """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
+        if self._env_fn is None:
+            reason = "it could not be pickled"
+        else:
+            try:
+                found: Callable[[], Any] = cloudpickle.loads(self._env_fn)
+                return found
+            except Exception as error:  # unpickling may raise anything
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn=")
+
+    def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
+        """See `load_policy`."""
+        assigned = _named(name, self.policies)
+        path = checkpoint_path(self.path, assigned.name, str(which))
+        state = load_checkpoint(path)
+        if not state:
+            kept = ", ".join(map(str, kept_steps(self.path, assigned.name))) or "none"
+            raise ValueError(f"which: expected a checkpoint at {path}, which does not exist; steps kept: {kept}")
+        model = build_model(assigned, self.config, self.policies.index(assigned))
+        model.restore(state)
+        counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}
+        schedules = self.config.schedules
+        numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
+        return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
+
+
+def load_policy(run_dir: str | Path, name: str, which: str | int = "last") -> LoadedPolicy:
+    """A policy from a run's checkpoint.
+
+    It unpickles the run's environment function and algorithm, so load only runs that you trust.
+
+    Args:
+        run_dir: of the run, which may still go on.
+        name: of the policy, or of one of its agents.
+        which: "last"; "best", by the run's evaluations; or a step count of a kept checkpoint.
+
+    Raises: ValueError: there is no such run, policy or checkpoint.
+    """
+    return SavedRun(run_dir).policy(name, which)
+
+
+def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
+    """A policy with the newest weights of a run that goes on; waits for its first ones.
+
+    Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
+    """
+    plan = _named(name, blueprint.policies)
+    model = build_model(plan, blueprint.config, blueprint.policies.index(plan))
+    with ParameterStore.attach(plan.weights) as store:
+        subscriber = store.subscriber(model.acting)
+        if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
+            raise TimeoutError(f"policy: {plan.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
+        numbers = exploration_of(subscriber.extras)
+    return LoadedPolicy(plan.algorithm, model.acting, plan.spaces, blueprint.config.replay.pad, numbers)
+
+
+def save_policies(
+    run_dir: Path, env_fn: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config
+) -> None:
+    """Saves what `SavedRun` reads; without the environment function if cloudpickle cannot pickle it."""
+    try:
+        pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
+    except Exception:  # pickling may raise anything; in serial mode nothing else needs it
+        pickled = None
+    write_atomically(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+
+
+def _named(name: str, policies: Any) -> Any:
+    """The policy of that name, or of the agent of that name."""
+    for policy in policies:
+        if name == policy.name:
+            return policy
+    for policy in policies:
+        if name in policy.agents:
+            return policy
+    known = sorted({one for policy in policies for one in (policy.name, *policy.agents)})
+    raise ValueError(f"policy: expected one of {known}, got {name!r}")

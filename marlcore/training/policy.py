@@ -1,0 +1,272 @@
+"""A policy that acts: an algorithm and its model, with the stacks and recurrent states of several copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..checks import rows_of
+from ..interfaces import Action, Algorithm
+from ..spaces import MASK, Spaces, Values
+from ..spec import Field
+from .normalizer import Normalizer
+
+__all__ = [
+    "ActingModel",
+    "Player",
+    "Policy",
+    "PolicyModel",
+    "PublishedPolicy",
+    "Subscriber",
+    "exploration_of",
+]
+
+FIRST_PULL_S = 0.1
+COUNTS = ("updates", "step")  # published with the weights, beside the numbers of exploration
+
+
+class ActingModel(torch.nn.Module):
+    """What actors need of a policy, and its learner publishes: the model's acting part, and the normalization."""
+
+    def __init__(self, model: torch.nn.Module, norm: Normalizer | None) -> None:
+        super().__init__()
+        self.model = model
+        self.norm = norm
+
+
+class PolicyModel:
+    """A policy's model: as a whole for the learner, and the part that acts.
+
+    Attributes:
+        whole: as the algorithm made it.
+        norm: of its observations; None leaves them.
+        acting: `whole.acting` if it has that attribute, otherwise the whole; with the normalization.
+    """
+
+    def __init__(self, whole: torch.nn.Module, norm: Normalizer | None) -> None:
+        self.whole = whole
+        self.norm = norm
+        self.acting = ActingModel(getattr(whole, "acting", whole), norm)
+
+    def to(self, device: torch.device) -> PolicyModel:
+        """Moves the tensors to a device; returns the model."""
+        self.whole.to(device)
+        self.acting.to(device)
+        return self
+
+    def saved(self) -> dict[str, Any]:
+        """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
+        return {"network": _copied(self.whole), "norm": None if self.norm is None else _copied(self.norm)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
+        if "acting" in state:
+            self.acting.load_state_dict(state["acting"])
+            return
+        self.whole.load_state_dict(state["network"])
+        if self.norm is not None and state.get("norm") is not None:
+            self.norm.load_state_dict(state["norm"])
+
+
+def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class Policy:
+    """An algorithm with the acting part of a model.
+
+    Args:
+        algorithm: chooses actions.
+        model: on `device`.
+        generator: for the algorithm's draws.
+        device: of the model.
+        explore: the numbers of exploration; None acts greedily.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: ActingModel,
+        generator: np.random.Generator,
+        device: torch.device,
+        explore: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._algorithm = algorithm
+        self._model = model.model
+        self._norm = model.norm
+        self._generator = generator
+        self._device = device
+        self._explore = explore
+
+    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+        """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
+        tensors: Any
+        if isinstance(obs, dict):
+            tensors = {name: self._tensor(array) for name, array in obs.items()}
+            mask = tensors.get(MASK)
+        else:
+            tensors, mask = self._tensor(obs), None
+        if mask is not None and mask.ndim == 3:
+            mask = mask[:, -1]  # of the newest observation of a stack
+        if self._norm is not None:
+            tensors = self._norm(tensors)
+        return self._algorithm.act(
+            self._model, tensors, explore=self._exploration(at), state=state, mask=mask, generator=self._generator
+        )
+
+    def _exploration(self, at: Any) -> Mapping[str, Any] | None:
+        return self._explore
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class Subscriber(Protocol):
+    """A source of a policy's newest weights; see weights/store.py."""
+
+    version: int
+    extras: Mapping[str, Any]
+
+    def pull(self, timeout: float = 1.0) -> bool: ...
+
+    @property
+    def newest(self) -> int: ...
+
+
+class PublishedPolicy(Policy):
+    """A policy kept up to date with its learner's publications, which explores as they say.
+
+    Args:
+        subscriber: of the policy's weights.
+        exponents: float64 [copies], of epsilon in each copy of the environment.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: ActingModel,
+        generator: np.random.Generator,
+        device: torch.device,
+        subscriber: Subscriber,
+        exponents: NDArray[np.float64],
+    ) -> None:
+        super().__init__(algorithm, model, generator, device, {})
+        self._subscriber = subscriber
+        self._exponents = None if (exponents == 1.0).all() else exponents
+
+    @property
+    def version(self) -> int:
+        """The version of the acting weights, 0 before the first pull."""
+        return self._subscriber.version
+
+    @property
+    def lag(self) -> int:
+        """Versions published since the acting weights."""
+        return self._subscriber.newest - self._subscriber.version
+
+    def pull(self) -> bool:
+        """Takes newer weights, if any; it waits for them only while it has none."""
+        try:
+            pulled = self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
+        except TimeoutError:
+            return False  # their learner is overwriting them, or died doing so: the next pull gets them
+        if pulled:
+            explore = exploration_of(self._subscriber.extras)
+            if self._exponents is not None:
+                explore["epsilon"] = explore["epsilon"] ** self._exponents
+            self._explore = explore
+        return pulled
+
+    def _exploration(self, at: Any) -> Mapping[str, Any] | None:
+        if self._exponents is None or self._explore is None:
+            return self._explore
+        return {**self._explore, "epsilon": self._explore["epsilon"][at]}
+
+
+def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of exploration among what was published with the weights."""
+    return {name: value for name, value in extras.items() if name not in COUNTS}
+
+
+class Player:
+    """A policy in several copies of the environment: it remembers each copy's stack and recurrent state.
+
+    Args:
+        policy: chooses the actions.
+        spaces: the agent's.
+        copies: of the environment.
+        pad: the padding of stacks; the same as in training.
+    """
+
+    def __init__(self, policy: Policy, spaces: Spaces, copies: int, pad: Literal["repeat", "zero"]) -> None:
+        self.policy = policy
+        self._copies = copies
+        self._action = spaces.action_field
+        self._stack = _Stack(spaces.obs, copies, spaces.stack, pad) if spaces.stack > 1 else None
+        self._state: dict[str, torch.Tensor] | None = None
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """Chooses actions for the k observations of the copies `at`, of which some begin an episode.
+
+        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype.
+        """
+        if self._stack is not None:
+            obs = self._stack.push(obs, at, begins)
+        state = None
+        if self._state is not None:
+            state = {name: rows[at] for name, rows in self._state.items()}
+            if begins.any():
+                fresh = torch.from_numpy(begins)
+                state = {name: torch.where(_wide(fresh, rows), 0.0, rows) for name, rows in state.items()}
+        chosen = self.policy.act(obs, at, state)
+        action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
+        if chosen.state is not None:
+            self._keep(chosen.state, at)
+        return chosen if action is chosen.action else chosen._replace(action=action)
+
+    def _keep(self, state: Mapping[str, torch.Tensor], at: Any) -> None:
+        if self._state is None:
+            self._state = {name: rows.new_zeros((self._copies, *rows.shape[1:])) for name, rows in state.items()}
+        for name, rows in self._state.items():
+            rows[at] = state[name]
+
+
+def _wide(flags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Flags [k] in a shape that broadcasts over rows [k, ...], on their device."""
+    return flags.to(rows.device).reshape(-1, *([1] * (rows.ndim - 1)))
+
+
+class _Stack:
+    """The last observations of each copy, oldest first, in the form [copies, stack, ...] of a model's input."""
+
+    def __init__(
+        self, obs: Field | Mapping[str, Field], copies: int, stack: int, pad: Literal["repeat", "zero"]
+    ) -> None:
+        self._frames: Values = (
+            np.zeros((copies, stack, *obs.shape), obs.dtype)
+            if isinstance(obs, Field)
+            else {name: np.zeros((copies, stack, *one.shape), one.dtype) for name, one in obs.items()}
+        )
+        self._pad = pad
+
+    def push(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Values:
+        """The stacks [k, stack, ...] that end with these observations [k, ...]."""
+        if isinstance(self._frames, dict):
+            assert isinstance(obs, dict)
+            return {name: self._pushed(frames, obs[name], at, begins) for name, frames in self._frames.items()}
+        assert not isinstance(obs, dict)
+        return self._pushed(self._frames, obs, at, begins)
+
+    def _pushed(self, frames: NDArray[Any], obs: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        stacks: NDArray[Any] = frames[at]
+        stacks[:, :-1] = stacks[:, 1:]
+        stacks[:, -1] = obs
+        if begins.any():
+            stacks[begins, :-1] = obs[begins, None] if self._pad == "repeat" else 0
+        if not isinstance(at, slice):
+            frames[at] = stacks
+        return stacks

@@ -1,0 +1,50 @@
+"""One run a seed, and their curves together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .config import Config
+from .curves import draw_runs
+from .run import Algorithms, Result, train
+from .run_directory import read_config
+from .sinks import read_metrics
+
+__all__ = ["train_seeds"]
+
+
+def train_seeds(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithms,
+    config: Config,
+    seeds: Sequence[int],
+    *,
+    progress: bool = True,
+) -> list[Result]:
+    """Trains once with each seed, one run after another, each with the whole machine.
+
+    The runs' directories are config.run_dir/seed-SEED, by default in runs/<date and time>-seeds; beside them,
+    curves.png shows the mean of the runs, and a band from the lowest to the highest.
+
+    Raises: as `train`; ValueError also if a seed comes twice.
+    """
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
+    folder = Path(config.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
+    results = []
+    for seed in seeds:
+        one = dataclasses.replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
+        results.append(train(env_fn, algorithm, one, progress=progress))
+        runs = [read_metrics(result.run_dir / "metrics.csv") for result in results]
+        title = f"{_title(results[0].run_dir)}, seeds {', '.join(map(str, seeds[: len(runs)]))}"
+        draw_runs(runs, folder / "curves.png", title)
+    return results
+
+
+def _title(run_dir: Path) -> str:
+    described = read_config(run_dir)
+    return f"{described['env']}, {described['algorithm']}"

@@ -1,0 +1,24 @@
+"""Where a run's metrics go: one stream, several sinks, a file each.
+
+The parent writes metrics.csv itself, since that file is the run's own record. Every other sink works behind a queue, in
+a thread of its own: it slows nobody, and what it loses is counted. Sinks never read shared memory.
+"""
+
+from .background import Background
+from .csv import CsvSink, read_metrics
+from .fan_out import Sinks, open_sinks
+from .sink import CallbackSink, Sink
+from .tensorboard import TensorBoardSink
+from .wandb import WandbSink
+
+__all__ = [
+    "Background",
+    "CallbackSink",
+    "CsvSink",
+    "Sink",
+    "Sinks",
+    "TensorBoardSink",
+    "WandbSink",
+    "open_sinks",
+    "read_metrics",
+]

@@ -1,0 +1,157 @@
+"""Self-play in Connect Four: no masked action is ever taken, and no target looks at one.
+
+The long form, `python tests/long.py masks [MOVES]`, plays that many moves with two policies, then with one that both
+players share; then as many, up to 20,000, with an algorithm that ignores masks, which both counts must notice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import marlcore as mc
+from marlcore.algos.dqn import DQNTrainer
+from marlcore.envs import NamedEnvironment
+from marlcore.training import read_metrics
+
+CONFIG = mc.Config(
+    actor=mc.ActorConfig(envs=8, sync_interval=10),
+    learner=mc.LearnerConfig(batch_size=64, warmup=200, n_step=2, log_interval=10, device="cpu"),
+    exploration=mc.ExplorationConfig(epsilon=0.2),
+    updates_per_step=0.05,
+)
+SHARED = {"player_0": "player", "player_1": "player"}
+
+
+class Referee:
+    """Connect Four that counts moves, and those that its mask forbids; the game ends it at such a move."""
+
+    def __init__(self, folder: Path) -> None:
+        self._env = NamedEnvironment("pettingzoo:classic.connect_four_v3")()
+        self._path = folder / f"{os.getpid()}-{id(self)}.json"
+        self._counts: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: int | None) -> None:
+        if action is not None:
+            mask = self._env.observe(self._env.agent_selection)["action_mask"]
+            self._counts["moves"] += 1
+            self._counts["illegal"] += not mask[action]
+        self._env.step(action)
+
+    def close(self) -> None:
+        self._path.write_text(json.dumps(self._counts))
+        self._env.close()
+
+
+class Watched(mc.DQN):
+    """DQN whose trainer reports, for each batch, the targets that no allowed action explains."""
+
+    def make_trainer(self, model: Any) -> WatchedTrainer:
+        return WatchedTrainer(self, model)
+
+
+class WatchedTrainer(DQNTrainer):
+    def update(self, batch: Any) -> mc.Update:
+        update = super().update(batch)
+        return replace(update, metrics={**update.metrics, "illegal_targets": self.illegal})
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        targets = super().targets(batch)
+        values = self.target(batch.next_obs)
+        explained = (self.dqn.reward_scale * batch.reward + batch.discount * values.T).T
+        allowed = batch.next_obs["action_mask"] & ((explained - targets[:, None]).abs() < 1e-6)
+        self.illegal = ((batch.discount > 0) & ~allowed.any(1)).sum().float()
+        return targets
+
+
+class Blind(Watched):
+    """Ignores masks: the control."""
+
+    def make_model(self, spaces: mc.Spaces) -> Any:
+        model = super().make_model(spaces)
+        model._masked = False
+        return model
+
+    def act(self, model: Any, obs: Any, *, mask: Any, **others: Any) -> mc.Action:
+        return super().act(model, obs, mask=None, **others)
+
+
+@dataclass(frozen=True)
+class Counts:
+    moves: int
+    illegal_moves: int
+    targets: int
+    illegal_targets: float
+
+
+def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
+    """A run's counts."""
+    moves = folder / "moves"
+    moves.mkdir()
+    config = replace(CONFIG, run_dir=str(folder / "run"), **changes)
+    result = mc.train(partial(Referee, moves), algorithm, config, progress=False)
+    counts = sum((Counter(json.loads(path.read_text())) for path in moves.iterdir()), Counter())
+    reported = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "illegal_targets"]
+    assert reported, "nothing was learned"
+    interval, batch = config.learner.log_interval, config.learner.batch_size
+    return Counts(counts["moves"], counts["illegal"], len(reported) * interval * batch, sum(reported) * interval)
+
+
+@pytest.mark.parametrize(
+    ("policies", "mode"),
+    [
+        pytest.param(SHARED, "serial", id="one shared policy-serial"),
+        pytest.param(None, "serial", id="two policies-serial", marks=pytest.mark.long),
+        pytest.param(SHARED, "async", id="one shared policy-async", marks=pytest.mark.long),
+        pytest.param(None, "async", id="two policies-async", marks=pytest.mark.long),
+    ],
+)
+def test_no_masked_action_is_taken_or_looked_at(tmp_path: Path, policies: Any, mode: str) -> None:
+    pytest.importorskip("pygame", reason="Connect Four needs it")
+    counts = play(tmp_path, Watched(), mode=mode, policies=policies, total_steps=5_000)
+    assert 5_000 <= counts.moves < 5_000 + CONFIG.actor.envs
+    assert counts.targets > 5_000
+    assert (counts.illegal_moves, counts.illegal_targets) == (0, 0)
+
+
+def test_an_algorithm_that_ignores_masks_is_caught(tmp_path: Path) -> None:
+    """The control of both counts."""
+    pytest.importorskip("pygame", reason="Connect Four needs it")
+    counts = play(tmp_path, Blind(), mode="serial", total_steps=5_000)
+    assert counts.illegal_moves > 20 and counts.illegal_targets > 20, counts
+
+
+def report(label: str, work: Callable[[Path], Counts]) -> Counts:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        counts = work(Path(folder))
+    sys.stdout.write(f"{label}: {counts}, {time.monotonic() - began:.0f} s\n")
+    sys.stdout.flush()
+    return counts
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    runs = [
+        report("two policies", partial(play, algorithm=Watched(), total_steps=steps)),
+        report("one shared policy", partial(play, algorithm=Watched(), policies=SHARED, total_steps=steps)),
+    ]
+    control = report("control", partial(play, algorithm=Blind(), total_steps=min(steps, 20_000)))
+    whole = all((counts.illegal_moves, counts.illegal_targets) == (0, 0) for counts in runs)
+    sys.exit(0 if whole and control.illegal_moves and control.illegal_targets else 1)

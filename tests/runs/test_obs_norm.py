@@ -1,0 +1,168 @@
+"""Normalized observations: learner and actors use the statistics that were published, and no restart loses them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crowd import Crowd
+from seams import without_limits
+
+import marlcore as mc
+from marlcore.training.learner import Learner
+
+CONFIG = mc.Config(
+    total_steps=3_000,
+    actor=mc.ActorConfig(envs=2, sync_interval=3),
+    learner=mc.LearnerConfig(batch_size=32, warmup=100, n_step=1, gamma=0.0, publish_interval=5, device="cpu"),
+    replay=mc.ReplayConfig(save=True),
+    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.0, 2_000)),
+    updates_per_step=0.5,
+    supervision=mc.SupervisionConfig(backoff=0.01),
+)
+
+
+class FarAway(Crowd):
+    """One agent, whose number is small beside where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _look(self) -> dict[str, Any]:
+        seen = super()._look()
+        return {agent: 1e4 + 100 * number for agent, number in seen.items()}
+
+
+@dataclass(frozen=True)
+class Noting(mc.DQN):
+    """DQN whose learner's process notes each publication, and whose rows hold what the model saw.
+
+    Attributes:
+        notes: the file; lines of JSON.
+        dies_at: updates at which the first such process dies.
+    """
+
+    notes: str = ""
+    dies_at: int = 0
+
+    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+        return replace(super().transition(spaces), extras={"seen": mc.Field((1,))})
+
+    def act(self, model: Any, obs: Any, **others: Any) -> mc.Action:
+        return super().act(model, obs, **others)._replace(extras={"seen": obs.numpy().copy()})
+
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        publish = getattr(Learner.publish, "noted", Learner.publish)
+        update = trainer.update
+
+        def noting(learner: Learner) -> None:
+            publish(learner)
+            norm = learner._norm
+            numbers = (
+                {} if norm is None else {name: one.reshape(-1).tolist() for name, one in norm.state_dict().items()}
+            )
+            note = {"pid": os.getpid(), "updates": learner.updates, "version": learner._publications.version, **numbers}
+            with open(self.notes, "a") as file:
+                file.write(json.dumps(note) + "\n")
+            first = json.loads(Path(self.notes).read_text().partition("\n")[0])["pid"]
+            if self.dies_at and learner.updates == self.dies_at and os.getpid() == first:
+                os._exit(9)
+
+        def watched(batch: Any) -> mc.Update:
+            self.check(batch)
+            return update(batch)
+
+        noting.noted = publish  # type: ignore[attr-defined]
+        Learner.publish = noting  # type: ignore[method-assign]
+        trainer.update = watched
+        return trainer
+
+    def check(self, batch: Any) -> None:
+        for values in (batch.obs, batch.next_obs):
+            assert values.dtype == torch.float32 and float(values.abs().max()) <= 10.0, "not normalized"
+
+
+@pytest.fixture(autouse=True)
+def publish_as_before() -> Any:
+    before = Learner.publish
+    yield
+    Learner.publish = before  # type: ignore[method-assign]
+
+
+def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, resume: Path | None = None, **changes: Any) -> Any:
+    """A run, and what its learner noted."""
+    algorithm = Noting(notes=str(tmp_path / "notes"), dies_at=dies_at, learning_rate=2e-3, hidden=(32, 32))
+    learner = replace(CONFIG.learner, obs_norm=obs_norm)
+    config = replace(CONFIG, run_dir=str(tmp_path / "run"), learner=learner, **changes)
+    result = mc.train(FarAway, algorithm, config, progress=False, resume=resume)
+    return result, [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("obs_norm", ["running", pytest.param("frozen", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm: str, mode: str) -> None:
+    result, notes = train(tmp_path, obs_norm, mode=mode, total_steps=1_500)
+    counts = [note["count"][0] for note in notes]
+    assert counts == sorted(counts) and counts[0] == 0
+    final = 100 if obs_norm == "frozen" else result.updates["agent_0"]
+    assert counts[-1] == CONFIG.learner.batch_size * final
+    by_version = {note["version"]: note for note in notes}
+    checked = defaultdict(int)
+    with mc.ReplayBuffer.load(result.run_dir / "checkpoints" / "agent_0.replay") as replay, without_limits():
+        sampler = replay.sampler(512, n_step=1, seed=0)
+        for _ in range(10):
+            batch = sampler.sample()
+            for obs, seen, version in zip(batch.obs, batch.extras["seen"], batch.policy_version, strict=True):
+                note = by_version[int(version)]
+                expected = obs
+                if note["count"][0]:
+                    scale = np.sqrt(np.array(note["variance_observation"]) + 1e-8)
+                    expected = np.clip((obs - np.array(note["mean_observation"])) / scale, -10, 10)
+                np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
+                checked[int(version)] += 1
+    assert len(checked) > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("obs_norm", ["off", "running", "frozen"])
+def test_far_observations_are_learned_only_with_normalization(tmp_path: Path, obs_norm: str) -> None:
+    learner = replace(CONFIG.learner, obs_norm=obs_norm)
+    config = replace(CONFIG, mode="serial", run_dir=str(tmp_path / "run"), learner=learner)
+    result = mc.train(FarAway, mc.DQN(learning_rate=2e-3, hidden=(32, 32)), config, progress=False)
+    learned = result.returns["agent_0"] > 17  # 20 is perfect, 10 is chance
+    assert learned == (obs_norm != "off"), result.returns
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("obs_norm", ["running", "frozen"])
+def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path, obs_norm: str) -> None:
+    result, notes = train(tmp_path, obs_norm, dies_at=150)
+    assert result.restarts["learner-agent_0"] == 1
+    last = max(i for i, note in enumerate(notes) if note["pid"] == notes[0]["pid"])
+    before, after = notes[last], notes[last + 1]
+    assert before["updates"] == after["updates"] == 150 and after["version"] == before["version"] + 1
+    for name in ("count", "mean_observation", "variance_observation"):
+        assert after[name] == before[name] != [0.0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("obs_norm", ["running", "frozen"])
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_a_resumed_run_keeps_the_statistics(tmp_path: Path, obs_norm: str, mode: str) -> None:
+    first, notes = train(tmp_path, obs_norm, mode=mode)
+    saved = torch.load(first.run_dir / "checkpoints" / "agent_0.pt")["norm"]
+    assert float(saved["count"]) == notes[-1]["count"][0] > 0
+    result, more = train(tmp_path, obs_norm, mode=mode, resume=first.run_dir, total_steps=4_000)
+    after = more[len(notes)]
+    for name in ("count", "mean_observation", "variance_observation"):
+        assert after[name] == notes[-1][name]
+    assert (more[-1]["count"] > after["count"]) == (obs_norm == "running")
+    assert mc.load_policy(result.run_dir, "agent_0").act(np.full(1, 10_050, np.float32)) in (0, 1)

@@ -1,0 +1,176 @@
+"""Runs on real environments of every kind of space; their replays hold what the environments told, bit for bit.
+
+The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of docs/training.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from odd_spaces import Counting
+from recorded import RandomActing, check_rows, read_records, read_replay, recorded
+from relay import Relay
+
+import marlcore as mc
+from marlcore.envs import NamedEnvironment
+from marlcore.training.loaded import SavedRun
+
+STEPS = 1_500
+COPIES = 2
+CONFIG = mc.Config(
+    actor=mc.ActorConfig(envs=COPIES, sync_interval=5),
+    learner=mc.LearnerConfig(batch_size=16, warmup=30, n_step=1, log_interval=20, device="cpu"),
+    updates_per_step=0.05,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment, what it needs, and what learns there; "random" acts at random and takes any action space."""
+
+    env: str
+    algorithm: str = "dqn"
+    options: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    steps: int = STEPS
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.env, *(f"{name}={value}" for name, value in self.options.items())])
+
+    def make(self, folder: Path) -> Any:
+        return recorded(self._bare(), folder)
+
+    def _bare(self) -> Any:
+        kind, _, rest = self.env.partition(":")
+        if kind == "vector":
+            return gymnasium.make_vec(rest, num_envs=COPIES, **self.options)
+        if kind == "counting":
+            spaces = {
+                "discrete": None,
+                "multi_discrete": gymnasium.spaces.MultiDiscrete([3, 2], start=[1, 0]),
+                "multi_binary": gymnasium.spaces.MultiBinary(3),
+                "box": gymnasium.spaces.Box(-1, 1, (2,)),
+            }
+            return Counting(spaces[rest], **self.options)
+        return Relay() if kind == "relay" else NamedEnvironment(self.env, self.options)()
+
+
+MUJOCO, BOX2D, GAMES = ("mujoco", "imageio"), ("Box2D",), ("pygame", "pymunk")
+CASES = [
+    Case("gymnasium:CartPole-v1"),
+    Case("gymnasium:Acrobot-v1", "iqn", {"max_episode_steps": 80}),
+    Case("gymnasium:MountainCar-v0", options={"max_episode_steps": 60}),
+    Case("gymnasium:Pendulum-v1", "random", {"max_episode_steps": 50}),
+    Case("gymnasium:FrozenLake-v1"),
+    Case("gymnasium:Taxi-v4", "iqn", {"max_episode_steps": 60}),
+    Case("gymnasium:CliffWalking-v1", options={"max_episode_steps": 60}),
+    Case("gymnasium:Blackjack-v1", options={"natural": True}),
+    Case("gymnasium:LunarLander-v3", needs=BOX2D),
+    Case("gymnasium:BipedalWalker-v3", "random", {"max_episode_steps": 80}, BOX2D),
+    Case("gymnasium:HalfCheetah-v5", "random", {"max_episode_steps": 80}, MUJOCO),
+    Case("gymnasium:Humanoid-v5", "random", needs=MUJOCO),
+    Case("atari:Pong", needs=("ale_py", "cv2"), steps=600),
+    Case("pettingzoo:mpe2.simple_spread_v3", options={"max_cycles": 15}, needs=("mpe2",)),
+    Case("pettingzoo-parallel:mpe2.simple_spread_v3", options={"max_cycles": 15}, needs=("mpe2",)),
+    Case("pettingzoo:mpe2.simple_spread_v3", "random", {"continuous_actions": True, "max_cycles": 15}, ("mpe2",)),
+    Case("pettingzoo-parallel:mpe2.simple_speaker_listener_v4", "iqn", {"max_cycles": 15}, ("mpe2",)),
+    Case("pettingzoo-parallel:mpe2.simple_world_comm_v3", options={"max_cycles": 15}, needs=("mpe2",)),
+    Case("pettingzoo:classic.connect_four_v3", needs=("pygame",)),
+    Case("pettingzoo:classic.tictactoe_v3", "iqn", needs=("pygame",)),
+    Case("pettingzoo:classic.rps_v2", options={"max_cycles": 20}, needs=("pygame",)),
+    Case("pettingzoo-parallel:sisl.pursuit_v5", options={"max_cycles": 15}, needs=GAMES),
+    Case("pettingzoo-parallel:sisl.multiwalker_v9", "random", {"max_cycles": 30}, (*GAMES, "Box2D")),
+    Case(
+        "pettingzoo-parallel:butterfly.cooperative_pong_v6", options={"max_cycles": 20, "render_mode": "rgb_array"},
+        needs=GAMES, steps=120,
+    ),
+    Case("pettingzoo:butterfly.knights_archers_zombies_v11", options={"max_cycles": 40}, needs=GAMES),
+    Case("vector:CartPole-v1"),
+    Case("vector:Pendulum-v1", "random", {"max_episode_steps": 50}),
+    Case("counting:discrete", options={"mask_in": "info"}),
+    Case("counting:discrete", "iqn", {"mask_in": "observation"}),
+    Case("counting:multi_discrete"),
+    Case("counting:multi_binary"),
+    Case("counting:box", "random"),
+    Case("relay:"),
+]  # fmt: skip
+QUICK = {
+    ("gymnasium:FrozenLake-v1", "serial"),
+    ("counting:discrete mask_in=info", "serial"),
+    ("pettingzoo:classic.tictactoe_v3", "serial"),
+}
+
+
+def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
+    """Trains on an environment; returns a row of the table."""
+    records = folder / "records"
+    records.mkdir()
+    replay = mc.ReplayConfig(capacity=COPIES * case.steps, save=True)  # no row of an agent is overwritten
+    config = replace(CONFIG, run_dir=str(folder / "run"), total_steps=case.steps, replay=replay, **changes)
+    algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
+    result = mc.train(partial(case.make, records), algorithm, config, progress=False)
+    told, compared, masks = read_records(records), 0, 0
+    for policy in SavedRun(result.run_dir).policies:
+        lanes = read_replay(result.run_dir / "checkpoints" / f"{policy.name}.replay", policy.spaces)
+        assert result.updates[policy.name] > 0 or case.steps < STEPS
+        for number, agent in enumerate(policy.agents):
+            for copy in range(COPIES):
+                compared += check_rows(lanes[number * COPIES + copy], told[copy, agent])
+        masks += policy.spaces.masked
+    assert result.steps - compared <= 2 * len(told)
+    spaces = [policy.spaces for policy in SavedRun(result.run_dir).policies]
+    return {
+        "environment": case.name,
+        "agents": len(told) // COPIES,
+        "observation": " / ".join(dict.fromkeys(_kind(one.observation) for one in spaces)),
+        "action": " / ".join(dict.fromkeys(_kind(one.action) for one in spaces)),
+        "mask": "yes" if masks else "",
+        "algorithm": case.algorithm,
+        "transitions compared": f"{compared:,}",
+    }
+
+
+def _kind(space: gymnasium.Space) -> str:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return f"Dict of {len(space.spaces)}"
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return f"Tuple of {len(space.spaces)}"
+    shape = "x".join(map(str, space.shape))
+    return f"{type(space).__name__} {shape}".rstrip() + (" uint8" if str(space.dtype) == "uint8" else "")
+
+
+def both_modes() -> list[Any]:
+    """Every case in both modes; those that are quick are no long tests."""
+    return [
+        pytest.param(case, mode, id=f"{case.name}-{mode}", marks=() if (case.name, mode) in QUICK else pytest.mark.long)
+        for case in CASES
+        for mode in ("serial", "async")
+    ]
+
+
+@pytest.mark.parametrize(("case", "mode"), both_modes())
+def test_the_replay_holds_what_the_environment_told(tmp_path: Path, case: Case, mode: str) -> None:
+    for package in case.needs:
+        pytest.importorskip(package, reason=f"needs {package}")
+    train_and_check(case, tmp_path, mode=mode)
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    heads: list[str] = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            row = train_and_check(replace(case, steps=steps or case.steps), Path(folder), mode="serial")
+        if not heads:
+            heads = list(row)
+            sys.stdout.write(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n")
+        sys.stdout.write(f"| {' | '.join(map(str, row.values()))} |\n")
+        sys.stdout.flush()

@@ -1,0 +1,48 @@
+"""A cheap environment of many agents, acting at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Crowd:
+    """A PettingZoo Parallel environment: each agent sees a number and is paid for naming its sign; 20 rounds."""
+
+    metadata: dict[str, Any] = {"name": "crowd_v0"}  # noqa: RUF012 - PettingZoo's own form
+    render_mode = None
+
+    def __init__(self, agents: int = 100) -> None:
+        self.possible_agents = [f"agent_{i}" for i in range(agents)]
+        self._see, self._do = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self._see
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self._do
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self._rng = np.random.default_rng(seed) if seed is not None or not hasattr(self, "_rng") else self._rng
+        self.agents, self._round = list(self.possible_agents), 0
+        return self._look(), {}
+
+    def _look(self) -> dict[str, Any]:
+        self._numbers = self._rng.uniform(-1, 1, (len(self.possible_agents), 1)).astype(np.float32)
+        return dict(zip(self.possible_agents, self._numbers, strict=True))
+
+    def step(self, actions: dict[str, int]) -> Any:
+        signs = (self._numbers[:, 0] > 0).tolist()
+        rewards = {
+            agent: float(actions[agent] == sign) for agent, sign in zip(self.possible_agents, signs, strict=True)
+        }
+        self._round += 1
+        over = dict.fromkeys(self.possible_agents, self._round == 20)
+        if self._round == 20:
+            self.agents = []
+        return self._look(), rewards, dict.fromkeys(self.possible_agents, False), over, {}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,63 @@
+"""What tests of learning algorithms share: spaces, batches of random transitions, trainers whose target differs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+
+from marlcore.interfaces import Algorithm
+from marlcore.spaces import MASK, Spaces
+
+
+def box_spaces(shape: tuple[int, ...] = (3,), actions: int = 2, dtype: Any = np.float32, **options: Any) -> Spaces:
+    """An observation of one Box, with a Discrete of `actions`."""
+    return Spaces(gym.Box(0, 100, shape, dtype), gym.Discrete(actions), **options)
+
+
+def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
+    """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
+    lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
+    fields = spaces.obs if isinstance(spaces.obs, dict) else {"": spaces.obs}
+    found = {}
+    for name, field in fields.items():
+        shape = (*lead, *field.shape)
+        array = rng.random(shape) < 0.6 if name == MASK else rng.normal(size=shape)
+        found[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
+    return found if isinstance(spaces.obs, dict) else found[""]
+
+
+def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
+    """Random actions as rows hold them."""
+    space = spaces.action
+    high = {gym.Discrete: "n", gym.MultiDiscrete: "nvec"}.get(type(space))
+    limit = getattr(space, high) if high else 2
+    return torch.from_numpy(rng.integers(limit, size=(rows, *space.shape)).astype(space.dtype))
+
+
+def made_batch(spaces: Spaces | None = None, rows: int = 6, seed: int = 0, **replaced: Any) -> SimpleNamespace:
+    """A batch of random transitions, as `Batch.torch` returns one."""
+    spaces = spaces or box_spaces()
+    rng = np.random.default_rng(seed)
+    fields = {
+        "obs": made_obs(spaces, rows, rng),
+        "next_obs": made_obs(spaces, rows, rng),
+        "action": made_action(spaces, rows, rng),
+        "reward": torch.from_numpy(rng.normal(scale=10, size=rows).astype(np.float32)),
+        "discount": torch.from_numpy(rng.choice([0.0, 0.9, 0.99], size=rows).astype(np.float32)),
+        "weight": torch.from_numpy(rng.uniform(0.1, 1, size=rows).astype(np.float32)),
+    }
+    return SimpleNamespace(**{**fields, **replaced})
+
+
+def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, Any]:
+    """A model, and a trainer whose target differs from it."""
+    model = hyper.make_model(spaces or box_spaces())
+    trainer: Any = hyper.make_trainer(model)
+    with torch.no_grad():
+        for one in trainer.target.parameters():
+            one.add_(torch.randn_like(one))
+    return model, trainer

@@ -1,0 +1,138 @@
+"""What reaches a network's fully connected layers, against a plain NumPy encoding, for each kind of observation."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from numpy.lib.stride_tricks import sliding_window_view
+from updates import box_spaces
+
+from marlcore.algos import DQN
+from marlcore.spaces import Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+STACKS = pytest.mark.parametrize("stack", [1, 3])
+ROWS = 5
+
+
+def plain(space, value):
+    """One value of a space as numbers."""
+    if isinstance(space, gym.Dict):
+        return np.concatenate([plain(one, value[key]) for key, one in space.spaces.items()])
+    if isinstance(space, gym.Tuple):
+        return np.concatenate([plain(one, value[at]) for at, one in enumerate(space.spaces)])
+    if isinstance(space, gym.Discrete):
+        return np.eye(space.n)[value - space.start]
+    if isinstance(space, gym.MultiDiscrete):
+        return np.concatenate([np.eye(n)[one] for n, one in zip(space.nvec, value - space.start, strict=True)])
+    return np.asarray(value, np.float64).ravel()
+
+
+def inputs_of(spaces, samples, masks=None):
+    """Samples [B][stack] of the observation space as a network's input, and its encoding."""
+    hidden = DQN(hidden=(8,))  # without layers of its own, the torso returns the encoding
+    frames = [[spaces.values(one, masks) for one in row] for row in samples]
+    if isinstance(spaces.obs, dict):
+        joined = {name: np.array([[one[name] for one in row] for row in frames]) for name in spaces.obs}
+    else:
+        joined = {"": np.array(frames)}
+    tensors = {name: torch.from_numpy(one if spaces.stack > 1 else one[:, 0]) for name, one in joined.items()}
+    given = tensors if isinstance(spaces.obs, dict) else tensors[""]
+    return hidden.make_model(spaces).torso(given)
+
+
+def samples_of(space, stack):
+    space.seed(0)
+    return [[space.sample() for _ in range(stack)] for _ in range(ROWS)]
+
+
+@STACKS
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.Box(-5, 5, (4,), np.float32),
+        gym.Box(-5, 5, (2, 3), np.float64),
+        gym.Box(0, 255, (5, 7, 7), np.uint8),
+        gym.Box(-5, 5, (), np.float32),
+        gym.Box(0, 1, (3,), np.bool_),
+        gym.Discrete(5),
+        gym.Discrete(5, start=-3),
+        gym.MultiDiscrete([3, 1, 4]),
+        gym.MultiDiscrete([3, 2], start=[-1, 7]),
+        gym.MultiBinary(4),
+        gym.MultiBinary((2, 3)),
+    ],
+    ids=str,
+)
+def test_a_space_is_encoded_as_numbers(space, stack):
+    """Boxes and MultiBinaries as they are, Discretes and MultiDiscretes one-hot; frames one after another."""
+    samples = samples_of(space, stack)
+    found = inputs_of(Spaces(space, gym.Discrete(2), stack=stack), samples)
+    expected = [np.concatenate([plain(space, one) for one in row]) for row in samples]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    assert found.dtype == torch.float32
+
+
+PARTS = gym.Dict(
+    speed=gym.Box(-5, 5, (2,), np.float32),
+    inside=gym.Dict(key=gym.Discrete(3, start=1), flags=gym.MultiBinary(2)),
+    pair=gym.Tuple((gym.MultiDiscrete([2, 3]), gym.Box(0, 9, (2, 2), np.int64))),
+)
+
+
+@STACKS
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("space", [PARTS, gym.Tuple((gym.Discrete(4),)), gym.Box(-5, 5, (4,), np.float32)], ids=str)
+def test_parts_are_encoded_one_after_another(space, masked, stack):
+    """The parts of a Dict or Tuple follow one another, each with all its frames; a mask is no input."""
+    spaces = Spaces(space, gym.Discrete(2), masked=masked, stack=stack)
+    samples = samples_of(space, stack)
+    found = inputs_of(spaces, samples, np.array([True, False]) if masked else None)
+    expected = [
+        np.concatenate([plain(part.space, part.of(one)) for part in spaces.parts for one in row]) for row in samples
+    ]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    if stack == 1:
+        np.testing.assert_allclose(found.numpy(), [plain(space, row[0]) for row in samples], rtol=1e-6)
+
+
+def convolved(x, layer, stride):
+    """The valid cross-correlation of x [C, H, W] with a layer's kernels, then ReLU."""
+    kernel, bias = layer.weight.detach().numpy().astype(np.float64), layer.bias.detach().numpy()
+    windows = sliding_window_view(x, kernel.shape[-2:], (1, 2))[:, ::stride, ::stride]
+    return np.maximum(np.einsum("chwij,ocij->ohw", windows, kernel) + bias[:, None, None], 0)
+
+
+@STACKS
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("shape", [(32, 40), (3, 36, 40), (36, 40, 3)])
+def test_images_pass_two_convolutions(shape, dtype, stack):
+    """Images pass two convolutions, uint8 divided by 255, a stack's frames as channels."""
+    spaces = box_spaces(shape, dtype=dtype, stack=stack)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 100, (2, stack, *shape)).astype(dtype)
+    model = DQN(hidden=(8,)).make_model(spaces)
+    found = model.torso(torch.from_numpy(frames if stack > 1 else frames[:, 0])).detach().numpy()
+    if shape == (36, 40, 3):
+        frames = np.moveaxis(frames, -1, 2)
+    scaled = frames / 255 if dtype == np.uint8 else frames
+    first, second = (layer for layer in model.torso.modules() if isinstance(layer, torch.nn.Conv2d))
+    for row, image in zip(found, scaled.reshape(2, -1, *frames.shape[-2:]), strict=True):
+        expected = convolved(convolved(image, first, 4), second, 2)
+        np.testing.assert_allclose(row, expected.ravel(), rtol=1e-4, atol=1e-4)
+
+
+def test_an_image_and_numbers_are_encoded_side_by_side():
+    space = gym.Dict(camera=gym.Box(0, 255, (36, 36, 3), np.uint8), zoom=gym.Box(0, 1, (2,), np.float32))
+    spaces = Spaces(space, gym.Discrete(3), masked=True)
+    samples = samples_of(space, 1)
+    features = inputs_of(spaces, samples, np.ones(3, bool)).detach().numpy()
+    assert [part.name for part in spaces.parts] == ["camera", "zoom"]
+    assert features.shape == (ROWS, 32 * 3 * 3 + 2)
+    np.testing.assert_array_equal(features[:, -2:], [one["zoom"] for (one,) in samples])
+
+
+def test_a_stack_has_at_least_one_frame():
+    with pytest.raises(ValueError, match=r"^stack: expected an integer of at least 1, got 0$"):
+        box_spaces(stack=0)

@@ -1,0 +1,230 @@
+"""The algorithms' losses, targets and priorities against plain NumPy, with and without masks."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updates import box_spaces, made_batch, made_trainer
+
+from marlcore.algos import DQN, IQN
+from marlcore.algos.iqn import quantile_huber_loss
+from marlcore.spaces import MASK, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+BOTH = pytest.mark.parametrize("algorithm", [DQN, IQN])
+WIDE = gym.Box(-10, 10, (3,), np.float32)
+
+
+@st.composite
+def all_spaces(draw):
+    """Spaces of each kind of action, masked where there may be a mask, with and without a stack."""
+    kind = draw(st.sampled_from(["discrete", "multi", "binary"]))
+    if kind == "discrete":
+        action = gym.Discrete(draw(st.integers(1, 6)), start=draw(st.integers(-2, 2)))
+    elif kind == "multi":
+        action = gym.MultiDiscrete(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    else:
+        action = gym.MultiBinary(draw(st.sampled_from([1, 3, (2, 2)])))
+    masked = kind != "binary" and draw(st.booleans())
+    return Spaces(WIDE, action, masked=masked, stack=draw(st.sampled_from([1, 3])))
+
+
+def choices(spaces):
+    """Each joint action as a tuple of its components, in the order of the network's outputs."""
+    space = spaces.action
+    sizes = getattr(space, "nvec", None)
+    if sizes is None:
+        sizes = [space.n] if isinstance(space, gym.Discrete) else [2] * int(np.prod(space.shape))
+    return list(product(*(range(size) for size in sizes))), [int(size) for size in sizes]
+
+
+def plain_allowed(spaces, obs):
+    """bool [B, joint actions], from the last frame's mask; a row that allows nothing counts as one that allows all."""
+    joint, sizes = choices(spaces)
+    if not spaces.masked:
+        return None
+    masks = obs[MASK].numpy() if spaces.stack == 1 else obs[MASK].numpy()[:, -1]
+    starts = np.cumsum([0, *sizes[:-1]])
+    return np.array([[all(mask[at + one] for at, one in zip(starts, a, strict=True)) for a in joint] for mask in masks])
+
+
+def plain_best(values, allowed):
+    """Each row's best allowed action, by comparing one after another; -1 if none is allowed."""
+    found = []
+    for row, line in enumerate(values):
+        among = [a for a in range(len(line)) if allowed is None or allowed[row][a]]
+        found.append(max(among, key=lambda a: line[a]) if among else -1)
+    return np.array(found)
+
+
+def taken_index(spaces, batch):
+    joint, _ = choices(spaces)
+    return np.array([joint.index(tuple(np.ravel(action).tolist())) for action in batch.action.numpy()])
+
+
+def huber(error, delta=1.0):
+    small = np.abs(error) <= delta
+    return np.where(small, 0.5 * error**2, delta * (np.abs(error) - 0.5 * delta))
+
+
+def plain_quantile_loss(predicted, target, taus, kappa):
+    loss = np.zeros(len(predicted))
+    for row in range(len(predicted)):
+        for i, tau in enumerate(taus[row]):
+            for sample in target[row]:
+                error = sample - predicted[row, i]
+                loss[row] += abs(tau - (error < 0)) * huber(error, kappa) / kappa / len(target[row])
+    return loss
+
+
+def ended_where_nothing_is_allowed(spaces, batch):
+    """The batch, its episodes terminated where the next observation's mask allows nothing."""
+    allowed = plain_allowed(spaces, batch.next_obs)
+    if allowed is not None:
+        batch.discount[torch.from_numpy(~allowed.any(1))] = 0
+    return batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(spaces=all_spaces(), double=st.booleans(), seed=st.integers(0, 2**16))
+def test_dqn_loss_is_the_weighted_huber_loss(spaces, double, seed):
+    """DQN's loss is the weighted Huber loss of the error towards the best allowed action; |error| is the priority."""
+    torch.manual_seed(seed)
+    network, trainer = made_trainer(DQN(double=double, hidden=(8, 8)), spaces)
+    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=16, seed=seed))
+    with torch.no_grad():
+        now, chooser = network(batch.obs).numpy(), network(batch.next_obs).numpy()
+        value = trainer.target(batch.next_obs).numpy()
+    rows = np.arange(16)
+    action = plain_best(chooser if double else value, plain_allowed(spaces, batch.next_obs))
+    target = 0.1 * batch.reward.numpy() + batch.discount.numpy() * value[rows, action]
+    taken = now[rows, taken_index(spaces, batch)]
+
+    update = trainer.update(batch)
+
+    expected = np.mean(batch.weight.numpy() * huber(target - taken))
+    assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert update.metrics["q_mean"].item() == pytest.approx(taken.mean() / 0.1, rel=1e-4, abs=1e-5)
+    np.testing.assert_allclose(update.priority.numpy(), np.abs(target - taken), rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(spaces=all_spaces(), double=st.booleans(), seed=st.integers(0, 2**16))
+def test_iqn_loss_is_the_weighted_quantile_huber_loss(spaces, double, seed):
+    """IQN's loss is the weighted quantile Huber loss towards the best allowed action; a row's loss is its priority."""
+    torch.manual_seed(seed)
+    hyper = IQN(double=double, hidden=(8, 8), n_tau=3, n_tau_prime=5)
+    network, trainer = made_trainer(hyper, spaces)
+    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=12, seed=seed))
+    generator = torch.Generator()
+    generator.set_state(trainer.generator.get_state())
+    taus, taus_prime = (torch.rand(12, n, generator=generator) for n in (3, 5))
+    with torch.no_grad():
+        now = network.quantiles(batch.obs, taus).numpy()
+        future = trainer.target.quantiles(batch.next_obs, taus_prime).numpy()
+        online, slow = network(batch.next_obs).numpy(), trainer.target(batch.next_obs).numpy()
+    rows = np.arange(12)
+    action = plain_best(online if double else slow, plain_allowed(spaces, batch.next_obs))
+    target = 0.1 * batch.reward.numpy()[:, None] + batch.discount.numpy()[:, None] * future[rows, :, action]
+    taken = now[rows, :, taken_index(spaces, batch)]
+    errors = plain_quantile_loss(taken, target, taus.numpy(), hyper.kappa)
+
+    update = trainer.update(batch)
+
+    expected = np.mean(batch.weight.numpy() * errors)
+    assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert update.metrics["q_mean"].item() == pytest.approx(taken.mean() / 0.1, rel=1e-4, abs=1e-5)
+    np.testing.assert_allclose(update.priority.numpy(), errors, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kappa", [0.5, 1.0])
+def test_quantile_huber_loss_is_what_the_paper_writes(kappa):
+    rng = np.random.default_rng(1)
+    predicted, target, taus = rng.normal(size=(5, 3)), rng.normal(size=(5, 4)), rng.uniform(size=(5, 3))
+    loss = quantile_huber_loss(*map(torch.from_numpy, (predicted, target, taus)), kappa)
+    np.testing.assert_allclose(loss.numpy(), plain_quantile_loss(predicted, target, taus, kappa), rtol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("double", [True, False])
+def test_a_terminal_mask_that_allows_nothing_is_harmless(algorithm, double):
+    """A terminal observation's mask that allows nothing gives the reward alone as the target, no NaN."""
+    spaces = Spaces(WIDE, gym.Discrete(3), masked=True)
+    _, trainer = made_trainer(algorithm(double=double), spaces)
+    batch = made_batch(spaces, discount=torch.zeros(6))
+    batch.next_obs[MASK][:] = False
+    targets = trainer.targets(batch)
+    torch.testing.assert_close(targets, (0.1 * batch.reward).view(6, *[1] * (targets.ndim - 1)).expand_as(targets))
+    update = trainer.update(batch)
+    assert all(torch.isfinite(one).all() for one in [*update.metrics.values(), update.priority])
+
+
+@BOTH
+def test_an_update_returns_detached_scalars_and_priorities(algorithm):
+    _, trainer = made_trainer(algorithm())
+    update = trainer.update(made_batch())
+    assert set(update.metrics) == {"loss", "q_mean", "grad_norm"}
+    assert all(one.shape == () and not one.requires_grad for one in update.metrics.values())
+    assert update.priority.shape == (6,) and update.priority.dtype == torch.float32
+    assert not update.priority.requires_grad
+
+
+@BOTH
+def test_a_discount_of_zero_ignores_the_next_observation(algorithm):
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        _, trainer = made_trainer(algorithm())
+        other = made_batch(seed=seed).next_obs
+        losses.append(trainer.update(made_batch(next_obs=other, discount=torch.zeros(6))).metrics["loss"].item())
+    assert losses[0] == losses[1]
+
+
+@BOTH
+def test_a_row_of_weight_zero_teaches_nothing(algorithm):
+    network, trainer = made_trainer(algorithm())
+    before = [one.detach().clone() for one in network.parameters()]
+    assert trainer.update(made_batch(weight=torch.zeros(6))).metrics["grad_norm"].item() == 0
+    assert all(map(torch.equal, before, network.parameters()))
+
+
+@BOTH
+def test_the_chooser_and_the_target_disagree_in_these_batches(algorithm):
+    """With `double` and without it, targets differ; else the tests of losses could not tell them apart."""
+    targets = []
+    for double in (True, False):
+        torch.manual_seed(0)
+        spaces = box_spaces(actions=4)
+        _, trainer = made_trainer(algorithm(double=double, hidden=(8, 8)), spaces)
+        targets.append(trainer.targets(made_batch(spaces, rows=32)))
+    assert (targets[0] != targets[1]).any()
+
+
+@pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("algorithm", [DQN, IQN])
+def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
+    """Where quantiles do not depend on the fraction, the two are equal up to the fractions that the trainer draws."""
+    hyper = IQN(n_tau=400, kappa=kappa) if algorithm is IQN else DQN()
+    network, trainer = made_trainer(hyper, box_spaces())
+    if algorithm is IQN:
+        with torch.no_grad():
+            for name, parameter in [
+                *network.embedding.named_parameters(),
+                *trainer.target.embedding.named_parameters(),
+            ]:
+                parameter.fill_(float(name.endswith("bias")))
+    trainer.target.load_state_dict(network.state_dict())
+    batch = made_batch(rows=64, discount=torch.full((64,), 0.9))
+    with torch.no_grad():
+        now, after = network(batch.obs).numpy(), network(batch.next_obs).numpy()
+    before = {"taken": now[np.arange(64), batch.action.numpy()]}
+    first = hyper.first_priority(before, batch.reward.numpy(), 0.9, {"best": after.max(1)})
+    assert first.dtype == np.float32
+    np.testing.assert_allclose(first, trainer.update(batch).priority.numpy(), rtol=0.2, atol=1e-6)
+    unknown = hyper.first_priority({"taken": np.full(1, np.nan)}, np.ones(1), 0.9, {"best": np.ones(1)})
+    assert np.isnan(unknown).all()

@@ -1,0 +1,94 @@
+"""An episode is filmed whole, or one line says why it cannot be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from PIL import Image
+
+from marlcore.cli.video import check_format, film, write_video
+from marlcore.interfaces import Action
+from marlcore.spaces import Spaces
+from marlcore.training.loaded import LoadedPolicy
+from marlcore.training.policy import ActingModel
+
+
+class Counter(gymnasium.Env):
+    """Four steps; its picture shows how many were taken."""
+
+    observation_space = gym.Box(0.0, 10.0, (1,))
+    action_space = gym.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None, shows: Callable[[int], Any] | None = None) -> None:
+        self.render_mode = render_mode
+        self._shows = shows or (lambda at: np.full((5, 7, 3), 10 * at, np.uint8))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.at += 1
+        return np.zeros(1, np.float32), 1.0, self.at == 4, False, {}
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        return self._shows(self.at)
+
+
+class Still:
+    def act(self, model: Any, obs: torch.Tensor, **_: Any) -> Action:
+        return Action(np.zeros(len(obs), np.int64))
+
+
+def run_of(env_fn: Callable[[], Any]) -> Any:
+    spaces = Spaces(Counter.observation_space, Counter.action_space)
+    policy = LoadedPolicy(Still(), ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
+    return SimpleNamespace(env_fn=env_fn, policy=lambda agent: policy)
+
+
+def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path: Path) -> None:
+    frames, frames_per_s = film(run_of(Counter), seed=0)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 10, 20, 30, 40] and frames_per_s == 15
+    write_video(str(tmp_path / "a.gif"), frames, 20.0)
+    with Image.open(tmp_path / "a.gif") as video:
+        assert video.n_frames == 5 and video.size == (7, 5) and video.info["duration"] == 50
+
+
+def raises(at: int) -> Any:
+    raise RuntimeError("no display\nat all")
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "says"),
+    [
+        (lambda: Counter(), "video: expected an environment function that takes render_mode, got <function"),
+        (partial(Counter, shows=lambda at: None), "video: expected an environment that renders with render_mode="),
+        (partial(Counter, shows=lambda at: np.zeros((5, 7))), r".*\(ValueError: expected frames \[height, width, 3\]"),
+        (partial(Counter, shows=raises), r"video: .* \(RuntimeError: no display\)$"),
+        (lambda **options: Counter(**options, colour=1), r"video: .* \(TypeError: .*'colour'"),
+    ],
+)
+def test_an_environment_that_does_not_render_is_named_in_one_line(env_fn: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}") as error:
+        film(run_of(env_fn), seed=0)
+    assert "\n" not in str(error.value)
+
+
+def test_a_format_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_format("a.GIF")
+    with pytest.raises(ValueError, match=r"^video: expected a file named \.gif or \.mp4, got 'a\.avi'$"):
+        check_format("a.avi")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"^video: MP4 needs imageio, try: pip install 'imageio\[ffmpeg\]'"):
+        check_format("a.mp4")

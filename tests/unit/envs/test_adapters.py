@@ -1,0 +1,178 @@
+"""One copy of an environment: every adapter keeps the order of turns, rewards and ends, whatever agents come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import gymnasium
+import mpe2.simple_spread_v3
+import numpy as np
+import pytest
+from pettingzoo.utils import parallel_to_aec
+from relay import Relay
+from turns import assert_same, play, record
+
+from marlcore.envs import adapt, make
+from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
+from marlcore.interfaces import Environment
+
+ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
+    "treasure_hunt": lambda: make("treasure_hunt", horizon=20),
+    "crowded_treasure_hunt": lambda: make(
+        "treasure_hunt", agents=6, size=4, view=3, gems=3, food=3, bones=3, horizon=15
+    ),
+    "cart_pole": lambda: make("gymnasium:CartPole-v1"),
+    "cart_pole_cut_short": lambda: make("gymnasium:CartPole-v1", max_episode_steps=6),
+    "spread_aec": lambda: make("pettingzoo:mpe2.simple_spread_v3", max_cycles=6),
+    "spread_parallel": lambda: make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=6),
+    "relay_aec": lambda: AECEnvironment(parallel_to_aec(Relay())),
+    "relay_parallel": lambda: ParallelEnvironment(Relay()),
+}
+
+
+@pytest.fixture(params=ENVIRONMENTS)
+def factory(request: pytest.FixtureRequest) -> Callable[[], Environment]:
+    return ENVIRONMENTS[request.param]
+
+
+def test_every_environment_keeps_to_the_protocol(factory: Callable[[], Environment]) -> None:
+    env = factory()
+    assert env.agent is None, "nobody's turn before the first reset"
+    assert set(env.observation_spaces) == set(env.action_spaces) == set(env.agents)
+    actions = np.random.default_rng(0)
+    for episode in range(25):
+        left: set[str] = set()
+        started: set[str] = set()
+        for turn in play(env, episode or None, actions):
+            assert env.observation_spaces[turn.agent].contains(turn.obs)
+            assert turn.agent not in left, "an agent takes no turn after its last one"
+            assert turn.agent in started or turn.reward == 0.0, "no reward before the first action"
+            started.add(turn.agent)
+            if turn.action is None:
+                left.add(turn.agent)
+        assert left == started, "everybody who began has a last turn"
+    env.close()
+
+
+def test_a_seed_makes_all_episodes_reproducible(
+    factory: Callable[[], Environment],
+) -> None:
+    ours, theirs = factory(), factory()
+    record(theirs, episodes=2, seed=3)  # another past
+    assert_same(record(ours, episodes=4), record(theirs, episodes=4))
+
+
+def test_only_living_agents_are_due_an_action(
+    factory: Callable[[], Environment],
+) -> None:
+    env = factory()
+    for turn in play(env, 0, np.random.default_rng(0)):
+        wrong, expected = (0, "None") if turn.action is None else (None, "an action")
+        with pytest.raises(ValueError, match=f"^step: expected {expected}.*, got .*{wrong}$"):
+            env.step(wrong)
+        assert env.agent == turn.agent
+    with pytest.raises(ValueError, match=r"^step: expected a reset.*, got action 0$"):
+        env.step(0)
+    env.close()
+
+
+# Gymnasium
+
+
+def test_cart_pole_is_what_gymnasium_itself_gives() -> None:
+    turns = record(make("gymnasium:CartPole-v1"), episodes=1)
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=7)
+    np.testing.assert_array_equal(turns[0].obs, obs)
+    for before, after in pairwise(turns):
+        obs, reward, terminated, truncated, _ = env.step(before.action)
+        np.testing.assert_array_equal(after.obs, obs)
+        assert after[2:5] == (reward, terminated, truncated)
+
+
+def test_a_fallen_pole_terminates_and_a_time_limit_truncates() -> None:
+    fallen = record(make("gymnasium:CartPole-v1"), episodes=1)
+    assert fallen[-1][3:] == (True, False, None)
+    assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, "the final observation is the fallen one"
+    cut = record(make("gymnasium:CartPole-v1", max_episode_steps=5), episodes=1)
+    assert cut[-1][3:] == (False, True, None)
+    assert len(cut) == 6
+
+
+# PettingZoo
+
+
+def test_spread_is_the_same_through_both_interfaces() -> None:
+    aec = record(make("pettingzoo:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
+    parallel = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
+    assert len(aec) == 3 * 3 * 11
+    assert_same(aec, parallel)
+
+
+def test_spread_is_what_pettingzoo_itself_gives() -> None:
+    turns = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=1)
+    env = mpe2.simple_spread_v3.parallel_env(max_cycles=10)
+    seen, _ = env.reset(seed=7)
+    rewards = dict.fromkeys(seen, 0.0)
+    for start in range(0, len(turns), 3):
+        round_ = turns[start : start + 3]
+        for turn in round_:
+            np.testing.assert_array_equal(turn.obs, seen[turn.agent])
+            assert turn.reward == rewards[turn.agent]
+            assert turn.truncated == (start == 30)
+        if env.agents:
+            seen, rewards, *_ = env.step({turn.agent: turn.action for turn in round_})
+
+
+class Duck:
+    """An object with a Parallel environment's methods, but not of PettingZoo's class."""
+
+    def __init__(self) -> None:
+        self._env = Relay()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_env"], name)
+
+
+def test_an_object_with_the_methods_is_enough() -> None:
+    env = adapt(Duck())
+    assert isinstance(env, ParallelEnvironment)
+    assert_same(record(env, episodes=2), record(ParallelEnvironment(Relay()), episodes=2))
+
+
+def test_both_interfaces_show_agents_that_come_and_go() -> None:
+    assert_same(
+        record(ParallelEnvironment(Relay()), episodes=3),
+        record(AECEnvironment(parallel_to_aec(Relay())), episodes=3),
+    )
+
+
+def test_a_dead_agents_last_turn_has_its_last_reward() -> None:
+    """An agent that dies first takes its last turn with its last reward."""
+    turns = record(ParallelEnvironment(Relay()), episodes=1)
+    order = [turn.agent + ("!" if turn.action is None else "") for turn in turns]
+    assert order == ["a", "b"] * 2 + ["a", "b", "c"] + ["a!", "b", "c"] + ["b", "c"] + ["b!", "c!"]
+    for agent in "abc":
+        mine = [turn for turn in turns if turn.agent == agent]
+        assert [turn.reward for turn in mine[1:]] == [turn.action for turn in mine[:-1]]
+        assert (mine[-1].terminated, mine[-1].truncated) == (agent == "a", agent != "a")
+        assert mine[-1].obs[0] == (3 if agent == "a" else 5), "the final observation, not a later one"
+
+
+class Lingering(Relay):
+    """Relay, but those who were truncated stay on the list of agents."""
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, Any, Any, Any, Any]:
+        result = super().step(actions)
+        self.agents = self.agents or list(actions)
+        return result
+
+
+def test_an_ended_agent_still_listed_has_one_last_turn() -> None:
+    """An agent that stays on the list after its end still has one last turn."""
+    assert_same(
+        record(ParallelEnvironment(Lingering()), episodes=2),
+        record(ParallelEnvironment(Relay()), episodes=2),
+    )

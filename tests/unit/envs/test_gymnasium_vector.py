@@ -1,0 +1,348 @@
+"""Vector environments of Gymnasium and EnvPool: what they give is what actors get, in every autoreset mode."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from odd_spaces import Counting
+from random_play import assert_same, play, single
+
+from marlcore.envs import NamedEnvironment, vectorize
+from marlcore.envs.gymnasium_vector import EnvPool, GymnasiumVector
+from marlcore.errors import EnvironmentFailed
+from marlcore.testing import check_env
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+MAKERS: dict[str, Any] = {
+    "CartPole": lambda: gymnasium.make("CartPole-v1"),
+    "Pendulum": lambda: gymnasium.make("Pendulum-v1", max_episode_steps=9),
+    "Blackjack": lambda: gymnasium.make("Blackjack-v1"),
+    "dict": lambda: Counting(),
+    "masked dict": lambda: Counting(mask_in="observation"),
+    "masked info": lambda: Counting(mask_in="info"),
+    "multi-discrete": lambda: Counting(action=gym.MultiDiscrete([3, 2], start=[4, -1])),
+}
+
+
+def seeds_of(seed: int, copies: int) -> list[int]:
+    """Gymnasium's own seeds of the copies for the seed that a vector environment gets."""
+    first = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return [first + i for i in range(copies)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_copy_is_what_the_single_environment_gives(name: str, mode: AutoresetMode) -> None:
+    maker = MAKERS[name]
+    if (name, mode) == ("masked info", AutoresetMode.DISABLED):
+        with pytest.raises(ValueError, match=r"^autoreset_mode of .*: expected NextStep or SameStep, got Disabled$"):
+            vectorize(lambda: SyncVectorEnv([maker] * 3, autoreset_mode=mode), 1)
+        return
+    env = vectorize(lambda: SyncVectorEnv([maker] * 3, autoreset_mode=mode), 1)
+    assert isinstance(env, GymnasiumVector)
+    assert env.copies == 3
+    masked = env.spaces["agent_0"].masked
+    assert masked == name.startswith("masked")
+    events, actions = play(env, 120)
+    for copy, seed in enumerate(seeds_of(5, 3)):
+        raw = maker()
+        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=masked))
+        raw.close()
+    ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
+    assert len(ends) == env.episodes > 0
+    env.close()
+
+
+def test_the_vector_form_of_cart_pole_is_taken_by_name() -> None:
+    env = vectorize(NamedEnvironment("gymnasium:CartPole-v1"), 5)
+    assert isinstance(env, GymnasiumVector)
+    assert env.copies == 5
+    events, actions = play(env, 150)
+    raw = gymnasium.make_vec("CartPole-v1", num_envs=5)
+    obs, _ = raw.reset(seed=seeds_of(5, 1)[0])
+    ended = np.zeros(5, bool)
+    mine = {copy: deque(events[copy, "agent_0"]) for copy in range(5)}
+    reset_before = np.ones(5, bool)
+    while True:
+        for copy in np.flatnonzero(~ended):
+            _, seen, begins = mine[copy].popleft()
+            np.testing.assert_array_equal(seen[0], obs[copy])
+            assert begins == reset_before[copy]
+        if not all(actions[copy, "agent_0"] for copy in np.flatnonzero(~ended)):
+            break
+        chosen = [0 if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(5)]
+        reset_before = ended
+        obs, reward, terminated, truncated, _ = raw.step(np.array(chosen))
+        for copy in np.flatnonzero(~reset_before):
+            _, earned, *ends, final = mine[copy].popleft()
+            assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
+            assert final is None or (final[0] == obs[copy]).all()
+        ended = terminated | truncated
+    assert not any(mine.values())
+    assert env.episodes > 5
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_when_all_episodes_end_at_once_all_begin_again(mode: AutoresetMode) -> None:
+    env = GymnasiumVector(SyncVectorEnv([MAKERS["Pendulum"]] * 2, autoreset_mode=mode))
+    env.reset(0)
+    for number in range(40):
+        outcomes, [turn] = env.observe()
+        assert turn.copies.tolist() == [0, 1]
+        assert turn.begins.all() == (number % 9 == 0)
+        assert bool(outcomes and outcomes[0].truncated.all()) == (number > 0 and number % 9 == 0)
+        env.act(turn, np.zeros((2, 1), np.float32))
+    assert env.episodes == 2 * (40 // 9)
+
+
+class Leaving(Counting):
+    """Episodes of four steps; the info after one of the steps holds no mask."""
+
+    def __init__(self, without: int | None = None, action: gym.Space | None = None) -> None:
+        super().__init__(action, mask_in="info")
+        self.without = without
+
+    def look(self) -> tuple[Any, Any]:
+        self.length = 4
+        obs, info = super().look()
+        if self.steps == self.without:
+            del info["action_mask"]
+        return obs, info
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("action", [None, gym.MultiDiscrete([3, 2])])
+def test_masks_may_be_left_out_where_nobody_acts(mode: AutoresetMode, copies: int, action: gym.Space | None) -> None:
+    """All copies' episodes end together, so that no info of that step holds a mask."""
+
+    def make(without: int) -> Any:
+        return SyncVectorEnv([lambda: Leaving(without, action)] * copies, autoreset_mode=mode)
+
+    events, actions = play(GymnasiumVector(make(4)), 40)
+    for copy, seed in enumerate(seeds_of(5, copies)):
+        raw = Leaving(action=action)
+        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=True))
+    with pytest.raises(
+        EnvironmentFailed, match=r"^environment copy 0, agent_0: action_mask: expected an allowed action"
+    ):
+        play(GymnasiumVector(make(3)), 40)
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode) -> None:
+    env = GymnasiumVector(RecordEpisodeStatistics(SyncVectorEnv([Counting] * 2, autoreset_mode=mode)))
+    env.reset(0)
+    told = {}
+    for _ in range(30):
+        outcomes, [turn] = env.observe()
+        told |= dict(outcomes[0].infos) if outcomes else {}
+        env.act(turn, np.zeros(len(turn.copies), np.int64))
+    assert told.keys() == {0, 1}
+    for numbers in told.values():
+        assert numbers["steps"] >= 1.0
+        assert numbers["episode_l"] == numbers["steps"]
+
+
+class Watched(SyncVectorEnv):
+    """Keeps the actions of copies that it resets; says in each info which copies got a bonus: the first one."""
+
+    def __init__(self) -> None:
+        super().__init__([lambda: Counting(action=gym.Discrete(5, start=3))] * 2)
+        self.idle: list[int] = []
+
+    def step(self, actions: Any) -> Any:
+        self.idle += actions[self._autoreset_envs].tolist()
+        *result, info = super().step(actions)
+        return *result, info | {"bonus": np.ones(2), "_bonus": np.array([True, False])}
+
+
+def test_copies_that_are_reset_get_the_first_action() -> None:
+    watched = Watched()
+    env = GymnasiumVector(watched)
+    env.reset(0)
+    told: dict[int, set[str]] = {}
+    for _ in range(60):
+        outcomes, [turn] = env.observe()
+        told |= {copy: set(numbers) for outcome in outcomes for copy, numbers in outcome.infos}
+        env.act(turn, np.full(len(turn.copies), 4))
+    assert len(watched.idle) >= 10
+    assert set(watched.idle) == {3}
+    assert told == {0: {"steps", "bonus"}, 1: {"steps"}}, "only the first copy got a bonus"
+
+
+def test_processes_of_gymnasium() -> None:
+    maker = MAKERS["CartPole"]
+    env = vectorize(lambda: AsyncVectorEnv([maker] * 2, shared_memory=False), 1)
+    events, actions = play(env, 40)
+    env.close()
+    for copy, seed in enumerate(seeds_of(5, 2)):
+        raw = maker()
+        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=False))
+        raw.close()
+
+
+class Wrong(SyncVectorEnv):
+    """Copy 1 returns something wrong from its second step on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__([MAKERS["CartPole"]] * 3)
+        self.what, self.steps = what, 0
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        self.steps += 1
+        if self.steps >= 2:
+            if self.what == "nan":
+                obs[1, 2] = np.nan
+            elif self.what == "reward":
+                reward[1] = np.inf
+            elif self.what == "shape":
+                obs = obs[:, :3]
+            else:
+                raise RuntimeError("the pole broke")
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("nan", r"^environment copy 1, agent_0: obs: expected Box.*, got \[.*nan.*\]$"),
+        ("reward", "^environment copy 1, agent_0: reward: expected a finite number, got inf$"),
+        ("shape", r"^environment, agent_0: ValueError: obs: expected float32 \(3, 4\), got shape \(3, 3\)$"),
+        ("raise", "^environment: RuntimeError: the pole broke$"),
+    ],
+)
+def test_a_wrong_value_is_named(what: str, line: str) -> None:
+    env = GymnasiumVector(Wrong(what))
+    env.reset(0)
+    with pytest.raises(EnvironmentFailed, match=line):
+        for _ in range(4):
+            _, [turn] = env.observe()
+            env.act(turn, np.zeros(3, np.int64))
+
+
+class PoolSpec:
+    """What EnvPool's spec offers."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    @staticmethod
+    def gen_config(**config: Any) -> dict[str, Any]:
+        return config
+
+
+class Pool:
+    """EnvPool's Gymnasium interface, for machines without it: single spaces, a seed at its making, send and recv."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec, self.config = spec, spec.config
+        self.inside = SyncVectorEnv([MAKERS["CartPole"]] * self.config["num_envs"])
+        self.num_envs = self.config["num_envs"]
+        self.observation_space, self.action_space = self.inside.single_observation_space, gym.Discrete(2)
+        self.sent: Any = None
+
+    def reset(self) -> Any:
+        obs, _ = self.inside.reset(seed=self.config["seed"])
+        return obs, {"env_id": np.arange(self.num_envs)}
+
+    def send(self, actions: Any) -> None:
+        assert self.sent is None, "each send has its recv"
+        self.sent = actions.copy()
+
+    def recv(self) -> Any:
+        sent, self.sent = self.sent, None
+        *result, _ = self.inside.step(sent)
+        return *result, {"env_id": np.arange(self.num_envs), "elapsed_step": np.full(self.num_envs, 9, np.int32)}
+
+    def close(self) -> None:
+        self.inside.close()
+
+
+def test_a_stand_in_for_envpool() -> None:
+    env = vectorize(lambda: Pool(PoolSpec({"num_envs": 3, "batch_size": 3, "seed": 1})), 8)
+    assert isinstance(env, EnvPool)
+    events, actions = play(env, 120)
+    first = seeds_of(5, 1)[0] & 0x7FFFFFFF
+    for copy in range(3):
+        raw = MAKERS["CartPole"]()
+        assert_same(events[copy, "agent_0"], single(raw, first + copy, actions[copy, "agent_0"], masked=False))
+        raw.close()
+    env.reset(0)
+    told: dict[int, Any] = {}
+    while not told:
+        outcomes, [turn] = env.observe()
+        told |= dict(outcomes[0].infos) if outcomes else {}
+        env.act(turn, np.zeros(len(turn.copies), np.int64))
+    assert set(map(tuple, told.values())) == {("elapsed_step",)}
+    check_env(lambda: Pool(PoolSpec({"num_envs": 2, "batch_size": 2, "seed": 1})), steps=100)
+
+
+class TestEnvPool:
+    """The real one."""
+
+    @pytest.fixture(autouse=True)
+    def _there(self) -> None:
+        pytest.importorskip("envpool", reason="needs envpool")
+
+    @staticmethod
+    def pool(id: str, **options: Any) -> Any:
+        import envpool
+
+        return envpool.make(id, env_type="gymnasium", num_threads=1, **options)
+
+    @pytest.mark.filterwarnings("ignore:.*precision lowered")
+    @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Catch-v0", "Blackjack-v1"])
+    def test_each_copy_acts_on_what_the_pool_returned(self, id: str) -> None:
+        """Beside a plain loop over a pool with the same seed."""
+        env = vectorize(lambda: self.pool(id, num_envs=3, seed=1), 7)
+        assert isinstance(env, EnvPool)
+        assert env.copies == 3
+        events, actions = play(env, 80)
+        raw = self.pool(id, num_envs=3, seed=seeds_of(5, 1)[0] & 0x7FFFFFFF)
+        obs, _ = raw.reset()
+        resetting = np.zeros(3, bool)
+        ended = np.zeros(3, bool)
+        mine = {copy: deque(events[copy, "agent_0"]) for copy in range(3)}
+        while any(mine.values()):
+            for copy in np.flatnonzero(~ended):
+                assert_same([(mine[copy].popleft()[1],)], [(list(self.leaves(env, obs, copy)),)])
+            if not all(actions[copy, "agent_0"] for copy in np.flatnonzero(~ended)):
+                break
+            idle = np.zeros_like(raw.action_space.sample())
+            chosen = [idle if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(3)]
+            resetting = ended
+            obs, reward, terminated, truncated, _ = raw.step(np.array(chosen, raw.action_space.dtype))
+            for copy in np.flatnonzero(~resetting):
+                _, earned, *ends, _ = mine[copy].popleft()
+                assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
+            ended = (terminated | truncated) & ~resetting
+        assert not any(mine.values())
+        env.close()
+        raw.close()
+
+    @staticmethod
+    def leaves(env: EnvPool, obs: Any, copy: int) -> Any:
+        for part in env.spaces["agent_0"].parts:
+            yield np.asarray(part.of(obs))[copy].astype(part.space.dtype)
+
+    @pytest.mark.filterwarnings("ignore:.*precision lowered")
+    def test_the_seed_decides(self) -> None:
+        env = EnvPool(self.pool("CartPole-v1", num_envs=2, seed=1))
+        first, second, third = (play(env, 20, seed)[0] for seed in (3, 4, 3))
+        check_env(env, steps=100)
+        assert_same(first[0, "agent_0"], third[0, "agent_0"])
+        assert (first[0, "agent_0"][0][1][0] != second[0, "agent_0"][0][1][0]).any()
+
+    @pytest.mark.filterwarnings("ignore:.*precision lowered")
+    def test_an_asynchronous_pool_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"^EnvPool batch_size: expected 4, got 2$"):
+            EnvPool(self.pool("CartPole-v1", num_envs=4, batch_size=2, seed=1))

@@ -1,0 +1,124 @@
+"""Real environments: through `vectorize`, each copy is bit for bit what the raw environment gives for its seed."""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from typing import Any
+
+import gymnasium
+import pytest
+from random_play import aec, assert_same, child_seeds, parallel, play, single
+
+from marlcore.envs import NamedEnvironment, vectorize
+
+COPIES = 3
+
+GYMNASIUM: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {},
+    "Acrobot-v1": {"max_episode_steps": 50},
+    "MountainCar-v0": {"max_episode_steps": 40},
+    "MountainCarContinuous-v0": {"max_episode_steps": 40},
+    "Pendulum-v1": {"max_episode_steps": 30},
+    "LunarLander-v3": {},
+    "LunarLander-v3 continuous": {"continuous": True},
+    "BipedalWalker-v3": {"max_episode_steps": 60},
+    "FrozenLake-v1": {},
+    "CliffWalking-v1": {"max_episode_steps": 50},
+    "Taxi-v4": {"max_episode_steps": 40},
+    "Taxi-v4 rainy": {"is_rainy": True, "max_episode_steps": 40},
+    "Blackjack-v1": {"natural": True},
+    "HalfCheetah-v5": {"max_episode_steps": 40},
+    "Hopper-v5": {},
+    "InvertedPendulum-v5": {},
+    "Humanoid-v5": {},
+}
+NEEDS = {
+    "HalfCheetah-v5": ("mujoco", "imageio"),
+    "Hopper-v5": ("mujoco", "imageio"),
+    "InvertedPendulum-v5": ("mujoco", "imageio"),
+    "Humanoid-v5": ("mujoco", "imageio"),
+    "LunarLander-v3": ("Box2D",),
+    "BipedalWalker-v3": ("Box2D",),
+}
+
+
+def need(*packages: str) -> None:
+    for package in packages:
+        pytest.importorskip(package, reason=f"needs {package}")
+
+
+@pytest.mark.parametrize("name", GYMNASIUM)
+def test_gymnasium(name: str) -> None:
+    id, options = name.partition(" ")[0], GYMNASIUM[name]
+    need(*NEEDS.get(id, ()))
+
+    def make() -> Any:
+        return gymnasium.make(id, **options)
+
+    env = vectorize(make, COPIES)
+    masked = env.spaces["agent_0"].masked
+    assert masked == id.startswith("Taxi")
+    events, actions = play(env, 300)
+    env.close()
+    for copy, seed in enumerate(child_seeds(5, COPIES)):
+        raw = make()
+        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=masked))
+        raw.close()
+    ended = [event for mine in events.values() for event in mine if event[0] == "outcome" and (event[2] or event[3])]
+    assert len(ended) == env.episodes > 0
+
+
+AEC: dict[str, dict[str, Any]] = {
+    "mpe2.simple_v3": {"max_cycles": 12},
+    "mpe2.simple_spread_v3": {"max_cycles": 12},
+    "mpe2.simple_spread_v3 continuous": {"max_cycles": 12, "continuous_actions": True},
+    "mpe2.simple_adversary_v3": {"max_cycles": 12},
+    "mpe2.simple_tag_v3": {"max_cycles": 12},
+    "mpe2.simple_speaker_listener_v4": {"max_cycles": 12},
+    "mpe2.simple_world_comm_v3": {"max_cycles": 12},
+    "pettingzoo.classic.connect_four_v3": {},
+    "pettingzoo.classic.tictactoe_v3": {},
+    "pettingzoo.classic.rps_v2": {"max_cycles": 12},
+    "pettingzoo.sisl.pursuit_v5": {"max_cycles": 12},
+    "pettingzoo.sisl.multiwalker_v9": {"max_cycles": 20},
+    "pettingzoo.butterfly.cooperative_pong_v6": {"max_cycles": 12, "render_mode": "rgb_array"},
+    "pettingzoo.butterfly.knights_archers_zombies_v11": {"max_cycles": 12},
+}
+NEEDS_AEC = {
+    "pettingzoo.butterfly.cooperative_pong_v6": ("pygame", "pymunk"),
+    "pettingzoo.butterfly.knights_archers_zombies_v11": ("pygame", "pymunk"),
+    "pettingzoo.sisl.multiwalker_v9": ("pygame", "Box2D", "pymunk"),
+    "pettingzoo.sisl.pursuit_v5": ("pygame", "pymunk"),
+    "pettingzoo.classic.rps_v2": ("pygame",),
+    "pettingzoo.classic.connect_four_v3": ("pygame",),
+    "pettingzoo.classic.tictactoe_v3": ("pygame",),
+}
+
+
+FORMS = [(name, form) for name in AEC for form in ("aec", "parallel") if "classic" not in name or form == "aec"]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_pettingzoo(name: str, form: str) -> None:
+    module, options = name.partition(" ")[0], AEC[name]
+    need(*NEEDS_AEC.get(module, ()))
+    kind, function, reference = {
+        "aec": ("pettingzoo", "env", aec),
+        "parallel": ("pettingzoo-parallel", "parallel_env", parallel),
+    }[form]
+    env_fn = NamedEnvironment(f"{kind}:{module}", options)
+    env = vectorize(env_fn, 2)
+    masked = {agent: env.spaces[agent].masked for agent in env.agents}
+    assert any(masked.values()) == (module.endswith(("connect_four_v3", "tictactoe_v3")))
+    events, actions = play(env, 150)
+    env.close()
+    for copy, seed in enumerate(child_seeds(5, 2)):
+        raw = getattr(importlib.import_module(module), function)(**options)
+        mine = defaultdict(list, {agent: found for (number, agent), found in events.items() if number == copy})
+        theirs = reference(raw, seed, defaultdict(list, {a: q for (n, a), q in actions.items() if n == copy}), masked)
+        assert mine.keys() <= theirs.keys()
+        for agent in mine:
+            assert_same(mine[agent], theirs[agent])
+        raw.close()
+    assert env.episodes > 0

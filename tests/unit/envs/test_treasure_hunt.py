@@ -1,0 +1,243 @@
+"""The treasure hunt: its rules beside a plain oracle, and its vector form beside plain copies."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from random_play import assert_same as assert_same_events
+from random_play import play as play_vector
+from turns import assert_same, play, record
+
+from marlcore.envs import TreasureHunt, make, vectorize
+from marlcore.envs.copies import Copies
+from marlcore.envs.splitmix import key_of, unit
+from marlcore.envs.treasure_hunt_vector import TreasureHunts
+
+
+def board(env: TreasureHunt, size: int) -> tuple[NDArray[Any], tuple[int, int]]:
+    """The planes of agents, gems, food and bones inside the walls, and where the agent is that acts.
+
+    For environments whose `view` is their `size`, so that each observation shows everything.
+    """
+    walls, *planes = env.last()[0]
+    inside = np.argwhere(walls == 0)
+    (top, left), (bottom, right) = inside.min(axis=0), inside.max(axis=0)
+    assert bottom - top == right - left == size - 1
+    assert (walls[top : bottom + 1, left : right + 1] == 0).all()
+    return np.array(planes)[:, top : bottom + 1, left : right + 1], (size - top, size - left)
+
+
+def moved(planes: NDArray[Any], place: tuple[int, int], action: int) -> tuple[NDArray[Any], tuple[int, int], float]:
+    """What the rules make of a board: the plain oracle."""
+    dy, dx = [(-1, 0), (1, 0), (0, -1), (0, 1)][action]
+    y, x = place[0] + dy, place[1] + dx
+    size = planes.shape[1]
+    if not (0 <= y < size and 0 <= x < size) or planes[0, y, x]:
+        return planes, place, 0.0
+    earned = float(planes[1:, y, x] @ [10.0, 5.0, -10.0])
+    planes = planes.copy()
+    planes[0, place[0], place[1]] = 0
+    planes[:, y, x] = (1, 0, 0, 0)
+    return planes, (y, x), earned
+
+
+@pytest.mark.parametrize(("agents", "size", "items"), [(1, 5, 3), (3, 5, 4), (3, 2, 0), (8, 4, 2)])
+def test_agents_act_one_after_another(agents: int, size: int, items: int) -> None:
+    """Agents act one after another on the board the previous one left.
+
+    Also: walls and agents block the way, and the reward comes at the agent's own next turn.
+    """
+    env = TreasureHunt(
+        agents=agents, size=size, view=size, horizon=40, gems=items, food=items, bones=items, respawn=0.0
+    )
+    rng = np.random.default_rng(1)
+    blocked = 0
+    for _ in range(5):
+        env.reset(int(rng.integers(1000)))
+        expected_planes = board(env, size)[0]
+        assert [int(plane.sum()) for plane in expected_planes] == [agents, items, items, items]
+        places: dict[str, tuple[int, int]] = {}
+        earned = dict.fromkeys(env.agents, 0.0)
+        while (agent := env.agent) is not None:
+            planes, place = board(env, size)
+            np.testing.assert_array_equal(planes, expected_planes)
+            assert places.setdefault(agent, place) == place
+            _, reward, _, truncated, _ = env.last()
+            assert reward == earned[agent]
+            if truncated:
+                env.step(None)
+                continue
+            action = int(rng.integers(4))
+            expected_planes, places[agent], earned[agent] = moved(planes, place, action)
+            blocked += places[agent] == place
+            env.step(action)
+    assert blocked > 0
+
+
+def test_entities_come_back_before_any_agent_acts() -> None:
+    """Entities come back at the start of a turn before any agent acts."""
+    env = TreasureHunt(agents=2, size=3, view=3, horizon=30, gems=4, food=0, bones=0, respawn=1.0)
+    rng = np.random.default_rng(2)
+    total = 0
+    for seed in range(10):
+        env.reset(seed)
+        taken = 0  # gems since the turn began
+        while env.agent is not None:
+            truncated = env.last()[3]
+            planes, place = board(env, 3)
+            if env.agent == "agent_0" and not truncated:
+                taken = 0
+            assert planes[1].sum() == 4 - taken
+            action = None if truncated else int(rng.integers(4))
+            if action is not None and moved(planes, place, action)[2]:
+                taken += 1
+                total += 1
+            env.step(action)
+    assert total > 100
+
+
+def test_what_was_picked_up_stays_away_when_nothing_comes_back() -> None:
+    env = TreasureHunt(agents=1, size=3, view=3, horizon=500, gems=2, food=2, bones=2, respawn=0.0)
+    rewards = [turn.reward for turn in record(env, episodes=1)]
+    assert sorted(reward for reward in rewards if reward) == [-10.0, -10.0, 5.0, 5.0, 10.0, 10.0]
+
+
+def test_the_time_limit_truncates_after_the_last_action() -> None:
+    """The time limit truncates every agent after its own last action."""
+    turns = record(TreasureHunt(agents=3, horizon=12), episodes=1)
+    assert [turn.agent for turn in turns] == ["agent_0", "agent_1", "agent_2"] * 13
+    assert [turn.truncated for turn in turns] == [False] * 36 + [True] * 3
+    assert not any(turn.terminated for turn in turns)
+
+
+def test_observations_are_ones_and_zeros() -> None:
+    """An observation shows walls and the agent itself in ones and zeros."""
+    env = TreasureHunt(view=2)
+    assert env.observation_spaces["agent_0"].shape == (5, 5, 5)
+    for turn in record(env, episodes=3):
+        assert set(np.unique(turn.obs)) <= {0.0, 1.0}
+        assert (turn.obs.sum(axis=0) <= 1).all(), "a cell holds one thing"
+        assert turn.obs[1, 2, 2] == 1.0
+
+
+def forage(obs: NDArray[Any], rng: np.random.Generator) -> int:
+    """Step towards what is worth most for its distance, around bones: scores spread from cell to cell."""
+    _, _, gems, food, _ = obs
+    free = (obs[[0, 1, 4]].sum(axis=0) == 0).astype(float)
+    worth = 10 * gems + 5 * food
+    score = np.pad(worth + 1e-3 * rng.random(worth.shape), 1)
+    for _ in range(worth.size // 2):
+        around = [score[:-2, 1:-1], score[2:, 1:-1], score[1:-1, :-2], score[1:-1, 2:]]
+        score[1:-1, 1:-1] = free * np.maximum(score[1:-1, 1:-1], 0.6 * np.max(around, axis=0))
+    y = x = len(worth) // 2 + 1
+    return int(np.argmax([score[y - 1, x], score[y + 1, x], score[y, x - 1], score[y, x + 1]]))
+
+
+def test_foraging_earns_far_more_than_chance() -> None:
+    def mean_return(policy: Callable[[NDArray[Any], np.random.Generator], int], episodes: int) -> float:
+        env, rng, earned = TreasureHunt(), np.random.default_rng(0), 0.0
+        for seed in range(episodes):
+            env.reset(seed)
+            while env.agent is not None:
+                obs, reward, _, truncated, _ = env.last()
+                earned += reward
+                env.step(None if truncated else policy(obs, rng))
+        return earned / episodes / len(env.agents)
+
+    chance = mean_return(lambda obs, rng: int(rng.integers(4)), episodes=60)
+    assert -12.0 < chance < 2.0
+    assert mean_return(forage, episodes=3) > 80.0
+
+
+def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does() -> None:
+    ours = TreasureHunt(horizon=20)
+    record(ours, episodes=1)
+    theirs = pickle.loads(pickle.dumps(ours))
+    mine, copied = (list(play(env, None, np.random.default_rng(0))) for env in (ours, theirs))
+    assert_same(mine, copied)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"agents": 0}, "TreasureHunt agents: expected at least 1, got 0"),
+        ({"horizon": 0}, "TreasureHunt horizon: expected at least 1, got 0"),
+        ({"bones": -1}, "TreasureHunt bones: expected at least 0, got -1"),
+        ({"respawn": 1.5}, "TreasureHunt respawn: expected a probability, got 1.5"),
+        ({"size": 3}, "TreasureHunt size: expected more than 19 cells, got 3x3"),
+    ],
+)
+def test_treasure_hunt_says_which_option_is_wrong(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make("treasure_hunt", **options)
+    assert str(error.value) == line
+
+
+OPTIONS = [
+    {},
+    {"agents": 1, "horizon": 7},
+    {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9},
+    {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0},
+    {"agents": 2, "gems": 0, "food": 0, "bones": 0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("copies", [1, 5])
+def test_the_vector_form_is_what_plain_copies_give(options: dict[str, Any], copies: int) -> None:
+    ours = vectorize(lambda: TreasureHunt(**options), copies)
+    theirs = Copies([TreasureHunt(**options) for _ in range(copies)])
+    assert isinstance(ours, TreasureHunts)
+    assert ours.agents == theirs.agents
+    assert ours.spaces == theirs.spaces
+    for seed in (1, 2):
+        mine, its = play_vector(ours, 500, seed)[0], play_vector(theirs, 500, seed)[0]
+        assert mine.keys() == its.keys()
+        for key in its:
+            assert_same_events(mine[key], its[key])
+        assert ours.episodes == theirs.episodes > 0
+
+
+def test_what_was_observed_stays_until_the_next() -> None:
+    env = TreasureHunt(agents=1, size=3, gems=7, food=0, bones=0, respawn=1.0, horizon=50).vectorized(3)
+    rng = np.random.default_rng(0)
+    env.reset(0)
+    for _ in range(40):
+        outcomes, [turn] = env.observe()
+        before = [turn.obs.copy(), *(outcome.reward.copy() for outcome in outcomes)]
+        env.act(turn, rng.integers(4, size=3))
+        for kept, now in zip(before, [turn.obs, *(outcome.reward for outcome in outcomes)], strict=True):
+            np.testing.assert_array_equal(now, kept)
+
+
+@pytest.mark.parametrize("action", [np.zeros(2, np.int64), np.array([0, 4, 0]), np.array([-1, 0, 0]), np.zeros(3)])
+def test_the_vector_form_refuses_other_actions(action: NDArray[Any]) -> None:
+    env = TreasureHunt().vectorized(3)
+    env.reset(0)
+    _, [turn] = env.observe()
+    with pytest.raises(ValueError, match=r"^action: expected 3 integers from 0 to 3, got array\("):
+        env.act(turn, action)
+
+
+def test_draws_are_splitmix64() -> None:
+    """Beside the first numbers of the reference implementation for the seed 1234567."""
+    reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    drawn = [unit(1234567, 1 + i) for i in range(4)]
+    assert drawn == [(number >> 11) * 2.0**-53 for number in reference]
+    both = unit(np.full(4, 1234567, np.uint64), np.arange(1, 5, dtype=np.uint64))
+    assert both.tolist() == drawn
+
+
+def test_draws_are_uniform_and_seeds_apart() -> None:
+    keys = np.array([key_of(seed) for seed in range(200)], np.uint64)
+    draws = np.array([unit(keys, np.full(200, count, np.uint64)) for count in range(200)])
+    assert len(np.unique(draws)) == draws.size
+    counts = np.histogram(draws, bins=20, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 45  # chi-squared, 19 degrees of freedom: p < 0.001
+    correlation = np.corrcoef(draws.T)
+    assert np.abs(correlation - np.eye(200)).max() < 0.36

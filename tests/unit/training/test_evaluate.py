@@ -1,0 +1,358 @@
+"""Evaluations play exactly the episodes that they should, and keep the best weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+
+from marlcore.interfaces import Action, Outcome, Turn
+from marlcore.spaces import Spaces
+from marlcore.training.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
+from marlcore.training.config import EvaluationConfig
+from marlcore.training.episodes import Episodes, play
+from marlcore.training.evaluation import Evaluation, t_975
+from marlcore.training.evaluator import Candidate, Evaluator
+from marlcore.training.policy import ActingModel, Player, Policy
+from marlcore.training.run_directory import checkpoint_path
+
+SPACES = Spaces(gym.Box(-1e6, 1e6, (1,)), gym.Discrete(2))
+
+
+class Walks:
+    """Copies whose episodes last `lengths` steps. "walker" earns its copy's number plus its action at each step;
+    "guest" acts in the first step only, and earns 10.
+    """
+
+    agents = ("walker", "guest")
+    spaces = dict.fromkeys(agents, SPACES)
+
+    def __init__(self, *lengths: int) -> None:
+        self.copies = len(lengths)
+        self._lengths = np.array(lengths)
+        self.seeds: list[int] = []
+
+    def reset(self, seed: int) -> None:
+        self.seeds.append(seed)
+        self._at = np.zeros(self.copies, np.int64)
+        self.ended = np.zeros(self.copies, np.int64)
+        self._told: list[Outcome] = []
+
+    @property
+    def episodes(self) -> int:
+        return int(self.ended.sum())
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        over = self._at == self._lengths
+        self.ended += over
+        self._at[over] = 0
+        outcomes, self._told = self._told, []
+        turns = [self._turn("walker", np.arange(self.copies))]
+        if (begins := np.flatnonzero(self._at == 0)).size:
+            turns.append(self._turn("guest", begins))
+        return outcomes, turns
+
+    def _turn(self, agent: str, copies: np.ndarray) -> Turn:
+        return Turn(agent, copies, np.ones((len(copies), 1), np.float32), self._at[copies] == 0)
+
+    def act(self, turn: Turn, action: np.ndarray) -> None:
+        copies, alive = turn.copies, np.zeros(len(turn.copies), bool)
+        if turn.agent == "guest":
+            self._told.append(Outcome("guest", copies, np.full(len(copies), 10.0), ~alive, alive, turn.obs))
+            return
+        self._at += 1
+        over = self._at == self._lengths
+        infos = [(int(copy), {"copy": float(copy)}) for copy in np.flatnonzero(over)]
+        self._told.append(Outcome("walker", copies, copies + 1.0 * action, over, alive, turn.obs, infos))
+
+    def close(self) -> None:
+        pass
+
+
+class Constant:
+    """Chooses the action that its model's only weight says."""
+
+    def act(self, model: torch.nn.Module, obs: Any, *, generator: np.random.Generator, **_: Any) -> Action:
+        return Action(np.full(len(obs), int(model.weight.item()), np.int64))
+
+
+def model(action: int = 0) -> ActingModel:
+    made = torch.nn.Linear(1, 1, bias=False)
+    made.weight.data.fill_(action)
+    return ActingModel(made, None)
+
+
+def players(env: Walks, action: int = 0) -> dict[str, Player]:
+    policy = Policy(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
+    return {agent: Player(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+
+
+@pytest.mark.parametrize(("episodes", "counted"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])])
+def test_the_first_episodes_of_each_copy_count(episodes: int, counted: list[int]) -> None:
+    """Copies of short episodes end many more, of which no more count."""
+    lengths = (2, 5, 11)
+    outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
+    assert outcome is not None and outcome.episodes == episodes
+    of_copies = [copy for copy in range(3) for _ in range(counted[copy])]
+    assert outcome.returns["walker"].tolist() == [copy * lengths[copy] for copy in of_copies]
+    assert outcome.lengths["walker"].tolist() == [lengths[copy] for copy in of_copies]
+    assert outcome.returns["guest"].tolist() == [10.0] * episodes
+    assert outcome.lengths["guest"].tolist() == [1] * episodes
+    assert outcome.infos == {"walker": {"copy": pytest.approx(np.mean(of_copies))}, "guest": {}}
+
+
+def test_no_action_follows_the_last_episode() -> None:
+    env = Walks(1)
+    env.reset(0)
+    played = Episodes(env, players(env), 2)
+    rounds = 0
+    while not played.done:
+        played.step()
+        rounds += 1
+    assert rounds == 3 and env._at.tolist() == [0]
+
+
+def test_play_leaves_torchs_generator_alone() -> None:
+    env = Walks(2)
+    acting = players(env)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    play(env, acting, 1, seed=9)
+    assert torch.rand(1) == expected
+
+
+def test_play_stops_in_the_middle_of_an_episode() -> None:
+    rounds = iter([True, True, False])
+    env = Walks(1000)
+    assert play(env, players(env), 1, seed=0, may_go_on=lambda: next(rounds)) is None
+    assert env._at.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [
+        (1, 12.7062),
+        (9, 2.2622),
+        (10, 2.2281),
+        (11, 2.2010),
+        (15, 2.1314),
+        (16, 2.1199),
+        (20, 2.0860),
+        (30, 2.0423),
+        (99, 1.9842),
+        (9999, 1.9602),
+    ],
+)
+def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert t_975(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+def evaluation(*returns: float) -> Evaluation:
+    return Evaluation({"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}})
+
+
+def test_an_evaluation_says_mean_and_interval() -> None:
+    outcome = evaluation(1.0, 2.0, 3.0, 4.0)
+    assert outcome.mean == {"a": 2.5} and outcome.std["a"] == pytest.approx(1.29099, abs=1e-5)
+    assert outcome.interval["a"] == pytest.approx((2.5 - 2.05426, 2.5 + 2.05426), abs=1e-4)
+    text = str(outcome)
+    assert "4 episodes" in text and "0.45 to 4.55" in text and "info/won" in text and "2.50" in text
+
+
+def test_one_episode_has_no_interval() -> None:
+    outcome = evaluation(2.0)
+    assert all(math.isnan(bound) for bound in outcome.interval["a"]) and math.isnan(outcome.std["a"])
+    assert "1 episode" in str(outcome) and "nan" not in str(outcome)
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
+    """Of 2,000 evaluations of 5 episodes, 95 % cover the true mean, within four standard errors."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        low, high = evaluation(*rng.normal(7.0, 3.0, 5)).interval["a"]
+        covered += low <= 7.0 <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path
+
+
+def add(kept: KeptCheckpoints, step: int, mean: float) -> None:
+    kept.add(model(step).state_dict(), version=step + 1, updates=step // 2, step=step, mean=mean)
+
+
+def test_the_best_and_the_last_checkpoints_are_kept(run_dir: Path) -> None:
+    kept = KeptCheckpoints(run_dir, "a", keep=2)
+    for step, mean in {5: 1.0, 10: 4.0, 100: 2.0, 200: 4.0, 300: math.nan}.items():
+        add(kept, step, mean)
+    assert kept_steps(run_dir, "a") == [200, 300] and kept.last == 300
+    best = load_checkpoint(checkpoint_path(run_dir, "a", "best"))
+    assert (best["step"], best["version"], best["updates"], best["return"]) == (10, 11, 5, 4.0)
+    assert best["acting"]["model.weight"].item() == 10
+    assert kept.best == 4.0
+
+
+def test_the_best_survives_a_successor(run_dir: Path) -> None:
+    add(KeptCheckpoints(run_dir, "a", keep=1), 5, 3.0)
+    kept = KeptCheckpoints(run_dir, "a", keep=1)
+    assert (kept.best, kept.last) == (3.0, 5)
+    add(kept, 6, 2.0)
+    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 5
+    add(kept, 7, 3.5)
+    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 7
+
+
+def test_without_keep_only_the_best_is_kept(run_dir: Path) -> None:
+    add(KeptCheckpoints(run_dir, "a", keep=0), 5, 3.0)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
+
+
+def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path) -> None:
+    names = ["a", "a.best", "a.5", "a.5.best"]
+    for name in names:
+        checkpoint_path(run_dir, name).touch()
+        add(KeptCheckpoints(run_dir, name, keep=1), 5, 3.0)
+        add(KeptCheckpoints(run_dir, name, keep=1), 6, 3.0)
+    assert len(list((run_dir / "checkpoints").iterdir())) == 3 * len(names)
+    assert all(kept_steps(run_dir, name) == [6] for name in names)
+
+
+def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the earlier one."""
+    kept = KeptCheckpoints(run_dir, "a", keep=0)
+    add(kept, 5, 3.0)
+
+    def fail(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the earlier one is kept"):
+        patched.setattr("os.fsync", fail)
+        add(kept, 6, 4.0)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
+    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 5 and kept.best == 3.0
+
+
+class Publications:
+    """A subscriber that the test publishes to."""
+
+    def __init__(self, network: ActingModel) -> None:
+        self._model = network
+        self.newest, self.version, self.extras = 0, 0, {}
+        self.torn = False
+
+    def publish(self, action: int, step: int) -> None:
+        self.newest += 1
+        self._next = action, {"step": float(step), "updates": float(step // 2), "epsilon": 1.0}
+
+    def pull(self, timeout: float = 1.0) -> bool:
+        if self.torn:
+            raise TimeoutError
+        if self.version == self.newest:
+            return False
+        action, self.extras = self._next
+        self._model.model.weight.data.fill_(action)
+        self.version = self.newest
+        return True
+
+
+class Scene:
+    """An evaluator whose run is the test."""
+
+    def __init__(self, run_dir: Path, interval: int = 100) -> None:
+        self.now = 0
+        self.env = Walks(2, 3)
+        self.reports: list[tuple[str, str, float, int]] = []
+        network = model()
+        self.published = Publications(network)
+        kept = KeptCheckpoints(run_dir, "both", keep=2)
+        candidate = Candidate(self.env.agents, SPACES, Constant(), network, torch.device("cpu"), self.published, kept)
+        config = EvaluationConfig(interval=interval, episodes=4, envs=2)
+        self.evaluator = Evaluator(
+            self.env, [candidate], config, "repeat", lambda: self.now, lambda step: 1000 + step,
+            lambda *report: self.reports.append(report),
+        )  # fmt: skip
+
+    def at(self, now: int) -> bool:
+        """Whether an evaluation is due at a step; if so, it is made."""
+        self.now = now
+        return self.evaluator.due and self.evaluator.evaluate(lambda: True)
+
+
+def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir: Path) -> None:
+    scene = Scene(run_dir)
+    scene.published.publish(1, step=90)
+    assert [now for now in (0, 50, 99, 100, 101, 199) if scene.at(now)] == [100]
+    # copies of lengths 2 and 3: walker earns 2 x (0 + 1) and 3 x (1 + 1) in each of two episodes
+    std = np.std([2, 2, 6, 6], ddof=1)
+    assert scene.reports == [
+        ("walker", "eval_return", 4.0, 90),
+        ("walker", "eval_length", 2.5, 90),
+        ("walker", "eval_return_std", pytest.approx(std), 90),
+        ("guest", "eval_return", 10.0, 90),
+        ("guest", "eval_length", 1.0, 90),
+        ("guest", "eval_return_std", 0.0, 90),
+    ]
+    best = load_checkpoint(checkpoint_path(run_dir, "both", "best"))
+    assert (best["step"], best["updates"], best["return"]) == (90, 45, 7.0)
+    assert scene.env.seeds == [1100]
+
+
+def test_the_same_weights_are_evaluated_once(run_dir: Path) -> None:
+    scene = Scene(run_dir)
+    scene.published.publish(1, step=0)
+    assert scene.at(100) and not scene.at(200) and not scene.evaluator.due
+    scene.published.publish(0, step=250)
+    assert scene.at(300)
+    assert kept_steps(run_dir, "both") == [0, 250]
+
+
+def test_an_evaluation_without_whole_weights_stays_due(run_dir: Path) -> None:
+    scene = Scene(run_dir)
+    assert not scene.at(100) and scene.evaluator.due  # nothing was published yet
+    scene.published.publish(1, step=100)
+    scene.published.torn = True
+    assert not scene.at(101) and scene.evaluator.due
+    scene.published.torn = False
+    assert scene.at(102) and not scene.evaluator.due
+
+
+def test_an_interrupted_evaluation_is_repeated(run_dir: Path) -> None:
+    scene = Scene(run_dir)
+    scene.published.publish(1, step=80)
+    scene.now = 100
+    assert not scene.evaluator.evaluate(lambda: False) and not scene.reports
+    assert scene.at(100) and scene.reports
+
+
+def test_a_successor_waits_for_the_next_interval(run_dir: Path) -> None:
+    first = Scene(run_dir)
+    first.published.publish(1, step=200)
+    assert first.at(200)
+    second = Scene(run_dir)
+    second.published.publish(1, step=200)
+    second.now = 250
+    assert not second.evaluator.due
+    assert second.at(300) is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"interval": -1}, "interval: expected an integer of at least 0, got -1"),
+        ({"episodes": 0}, "episodes: expected an integer of at least 1, got 0"),
+        ({"keep": 1.5}, "keep: expected an integer of at least 0, got 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        EvaluationConfig(**settings)

@@ -1,0 +1,105 @@
+"""Actors give transitions the priority that a plain loop over one episode gives them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hunt import HUNT
+from numpy.typing import NDArray
+
+import marlcore as mc
+from marlcore.envs import vectorize
+from marlcore.spec import Field
+from marlcore.testing.checked import CheckedEnvironment
+from marlcore.training.actor import Actor
+from marlcore.training.prioritizing import PrioritizingSeat
+
+SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})
+DISCOUNT = 0.9
+
+
+def taken(obs: NDArray[Any]) -> NDArray[np.float64]:
+    return obs[:, 1] * 3.0 - obs[:, 0] % 7
+
+
+def best(obs: NDArray[Any]) -> NDArray[np.float64]:
+    return obs[:, 1] * 5.0 + obs[:, 0] % 11
+
+
+class Player:
+    """Values that depend on nothing but the observation."""
+
+    def choose(self, obs: Any, at: Any, begins: Any) -> mc.Action:
+        unknown = {"priority": np.full(len(obs), np.nan, np.float32)}
+        return mc.Action(obs[:, 1] % 4, unknown, values={"taken": taken(obs), "best": best(obs)})
+
+
+class Policy:
+    version = 3
+
+    def pull(self) -> bool:
+        return False
+
+
+def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
+    env = vectorize(CheckedEnvironment, 3)
+    algorithm, policy = mc.DQN(reward_scale=0.5), Policy()
+    with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay:
+        seats, writers = {}, []
+        for i, agent in enumerate(env.agents):
+            lanes = np.arange(3) + 3 * i
+            writers.append(replay.vector_writer(lanes))
+            options = (agent, Player(), writers[-1], SPEC, lanes, lambda *_: None)
+            seats[agent] = (PrioritizingSeat(algorithm.first_priority, DISCOUNT, *options), policy)
+        env.reset(5)
+        actor: Any = Actor(env, {"all": policy}, seats, sync_interval=1)  # type: ignore[dict-item]
+        for _ in range(1500):
+            actor.step()
+        batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
+        assert (batch.policy_version == 3).all()
+        future = np.where(batch.terminated, 0.0, best(batch.next_obs))
+        expected = np.abs(0.5 * batch.reward + DISCOUNT * future - taken(batch.obs))
+        expected[batch.truncated] = np.nan
+        np.testing.assert_allclose(batch.extras["priority"], expected, rtol=1e-6)
+        assert batch.terminated.any() and batch.truncated.any() and not (batch.terminated & batch.truncated).any()
+        assert (batch.action == batch.obs[:, 1] % 4).all() and len(set(batch.index.tolist())) > 1500
+        for writer in writers:
+            writer.close()
+
+
+@pytest.mark.parametrize("algorithm", [mc.DQN(actor_priorities=True), mc.IQN(actor_priorities=True)])
+def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
+    import torch
+
+    spaces = mc.Spaces(Box(-1, 1, (3,)), Discrete(5))
+    model, obs = algorithm.make_model(spaces), torch.randn(40, 3)
+    chosen = algorithm.act(
+        model, obs, explore={"epsilon": 0.5}, state=None, mask=None, generator=np.random.default_rng(0)
+    )
+    with torch.no_grad():
+        values = model(obs).numpy()
+    np.testing.assert_allclose(chosen.values["best"], values.max(1), rtol=1e-5)
+    np.testing.assert_allclose(chosen.values["taken"], values[np.arange(40), chosen.action], rtol=1e-5)
+    assert (chosen.action != values.argmax(1)).any()
+    assert algorithm.transition(spaces).extras == {"priority": Field()}
+    chosen_source = algorithm.source(mc.ReplaySource(3, mc.Prioritized(0.7)))
+    assert chosen_source.prioritized == mc.Prioritized(0.7, initial="priority")
+
+
+@pytest.mark.long
+def test_a_run_with_first_priorities_trains(tmp_path: Path) -> None:
+    config = mc.Config(
+        total_steps=3000,
+        mode="serial",
+        run_dir=str(tmp_path / "run"),
+        replay=mc.ReplayConfig(prioritized=True),
+        learner=mc.LearnerConfig(warmup=100),
+    )
+    result = mc.train(HUNT, mc.DQN(actor_priorities=True), config, progress=False)
+    assert all(count > 100 for count in result.updates.values())
+    assert all(math.isfinite(value) for value in result.returns.values())

@@ -1,0 +1,178 @@
+"""Schedules as numbers, text and functions; their values against plain formulas."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import marlcore as mc
+from marlcore.training.config import EPSILON, ExplorationConfig
+from marlcore.training.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
+
+counts = st.integers(0, 10**7)
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(numbers, numbers, st.integers(1, 10**6), counts)
+def test_linear(start: float, end: float, over: int, count: int) -> None:
+    expected = end if count >= over else start + (end - start) * count / over
+    assert Linear(start, end, over).at(count) == pytest.approx(expected)
+
+
+@given(st.floats(0.1, 10), st.floats(0.001, 0.1), st.floats(0.5, 0.999), st.integers(1, 1000), counts)
+def test_exponential_stops_at_its_end(start: float, end: float, rate: float, every: int, count: int) -> None:
+    value = Exponential(start, end, rate, every).at(count)
+    assert value == pytest.approx(max(end, start * math.exp(math.log(rate) * count / every)))
+
+
+def test_piecewise_is_linear_between_its_points_and_constant_outside() -> None:
+    schedule = Piecewise(((10, 1.0), (20, 0.0), (40, 0.5)))
+    assert [schedule.at(count) for count in (0, 10, 15, 20, 30, 40, 100)] == [1.0, 1.0, 0.5, 0.0, 0.25, 0.5, 0.5]
+
+
+EXAMPLES = [
+    Constant(0.25),
+    Linear(1.0, 0.05, 50_000),
+    Linear(1.0, 0.05, 50_000, of="updates"),
+    EPSILON,
+    Piecewise(((0, 1.0), (10, 0.5))),
+    Custom(math.sqrt),
+]
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=str)
+def test_the_text_of_a_schedule_gives_it_back(schedule: Schedule) -> None:
+    assert Schedule.from_value("epsilon", str(schedule)) == schedule
+
+
+def test_numbers_and_functions_are_schedules() -> None:
+    assert Schedule.from_value("epsilon", 0.5) == Constant(0.5)
+    assert Schedule.from_value("epsilon", "0.5") == Constant(0.5)
+    assert Schedule.from_value("epsilon", lambda count: count / 2).at(3) == 1.5
+
+
+REFUSED = {
+    "linear(1)": "epsilon: expected a number or one of .*linear.*'over'",
+    "line(1, 2)": r"epsilon: expected a number or one of constant\(...\)",
+    "linear(1, 2, 0)": "epsilon: linear over: expected a number of at least 1, got 0",
+    "linear(1, inf(), 3)": "epsilon: malformed",
+    "exponential(1, 0.1, -0.5)": "epsilon: exponential rate: expected a number above 0, got -0.5",
+    "piecewise([(5, 1), (5, 2)])": "ascending counts",
+    "linear(1, 2, 3, of=days)": "of: expected steps or updates, got 'days'",
+    "custom(nowhere:f)": "epsilon: expected something that can be imported",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_text_that_is_no_schedule_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match=REFUSED[text]) as error:
+        Schedule.from_value("epsilon", text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, True, [1.0]])
+def test_a_value_of_another_kind_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="epsilon: expected a number, a schedule or a function"):
+        Schedule.from_value("epsilon", value)
+
+
+@pytest.mark.parametrize("returned", ["much", None, math.nan])
+def test_a_function_that_returns_no_number_is_refused_at_once(returned: object) -> None:
+    with pytest.raises(ValueError, match=r"custom .* at 0: expected a number, got"):
+        ExplorationConfig(epsilon=lambda count: returned)
+
+
+@pytest.mark.parametrize("epsilon", [1.5, -0.1, "linear(0.5, 2, 10)"])
+def test_epsilon_is_a_probability(epsilon: object) -> None:
+    with pytest.raises(ValueError, match="epsilon: expected a probability"):
+        ExplorationConfig(epsilon=epsilon)
+
+
+def test_the_ladder_of_ape_x() -> None:
+    """Horgan et al. 2018, section 4.1: epsilon_i = epsilon^(1 + alpha i / (N - 1))."""
+    assert ExplorationConfig(ladder=7.0).exponents(3) == [1.0, 4.5, 8.0]
+    assert ExplorationConfig().exponents(2) == [1.0, 1.0]
+    assert ExplorationConfig(ladder=7.0).exponents(1) == [1.0]
+
+
+def test_settings_of_version_0_1_0_give_the_schedule_that_they_described() -> None:
+    old = {"epsilon_start": 0.9, "epsilon_min": 0.1, "epsilon_decay": 0.25, "epsilon_decay_freq": 10}
+    config = mc.Config.from_dict({"exploration": old})
+    assert config.exploration.epsilon == Exponential(0.9, 0.1, rate=0.75, every=10, of="updates")
+
+
+def test_stages_count_the_beginnings_that_were_reached() -> None:
+    assert [Stages((10, 30)).at(count) for count in (0, 9, 10, 29, 30, 99)] == [0, 0, 1, 1, 2, 2]
+    assert mc.Config(stages=[10, 30]).schedules["stage"] == Stages((10, 30))
+    with pytest.raises(ValueError, match="stages: expected ascending counts of at least 1"):
+        mc.Config(stages=(30, 10))
+
+
+class Recorded(mc.DQN):
+    """Notes the stage in which each observation was acted on, and those that are trained on."""
+
+    acted: ClassVar[dict[bytes, int]] = {}
+    trained: ClassVar[list[tuple[int, int]]] = []
+    now: ClassVar[list[int]] = [0]
+
+    def act(self, model: Any, obs: Any, *, explore: Any, **options: Any) -> Any:
+        Recorded.now[0] = int(explore["stage"])
+        for row in obs.numpy():
+            Recorded.acted[row.tobytes()] = Recorded.now[0]
+        return super().act(model, obs, explore=explore, **options)
+
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        update = trainer.update
+
+        def noted(batch: Any) -> Any:
+            Recorded.trained += [(Recorded.now[0], Recorded.acted[row.tobytes()]) for row in batch.obs.numpy()]
+            return update(batch)
+
+        trainer.update = noted
+        return trainer
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Each observation comes once."""
+
+    observation_space = gymnasium.spaces.Box(0, 1e9, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    seen: ClassVar[int] = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._next(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._next(), 1.0, Counting.seen % 20 == 0, False, {}
+
+    def _next(self) -> Any:
+        Counting.seen += 1
+        return np.full(1, Counting.seen, np.float32)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_stage_that_begins_clears_the_replay(tmp_path: Path, clears: bool) -> None:
+    """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
+    Recorded.acted.clear()
+    Recorded.trained.clear()
+    config = mc.Config(
+        total_steps=3000,
+        stages=(1000, 2000),
+        mode="serial",
+        run_dir=str(tmp_path / "run"),
+        actor=mc.ActorConfig(sync_interval=1, envs=1),
+        learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
+        replay=mc.ReplayConfig(clear_at_stage=clears),
+    )
+    mc.train(Counting, Recorded(), config, progress=False)
+    assert {stage for stage, _ in Recorded.trained} == {0, 1, 2}
+    stale = [(now, acted) for now, acted in Recorded.trained if acted < now]
+    assert (len(stale) < 0.02 * len(Recorded.trained)) == clears
+    assert bool(stale) or clears

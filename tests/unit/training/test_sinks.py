@@ -1,0 +1,554 @@
+"""Every sink gets the same stream, and no sink can delay, break or end the run that feeds it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import marlcore
+from marlcore.processes import Control, Metric, Telemetry
+from marlcore.training import MetricsConfig, read_metrics
+from marlcore.training.config import SINKS
+from marlcore.training.monitor import Monitor
+from marlcore.training.run_directory import RunDirectory
+from marlcore.training.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
+
+STREAM = [
+    Metric(0.5, 10, "agent_0", "loss", 1 / 3),
+    Metric(1.5, 10, "agent_1", "loss", -2.5),
+    Metric(2.5, 20, "agent_0", "loss", 0.25),
+    Metric(2.5, 20, "", "env_steps_per_s", 1234.5),
+]
+PATIENCE_S = 30.0  # for events that come at once unless something is broken
+
+
+def numbers(count: int) -> list[Metric]:
+    return [Metric(float(step), step, "agent_0", "loss", step / 7) for step in range(count)]
+
+
+def scalars(run_dir: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """By tag: the (step, value, wall time) of every event, read by TensorBoard itself."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in tags}
+
+
+def by_tag(metrics: list[Metric]) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for metric in metrics:
+        tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
+        found.setdefault(tag, []).append((metric.step, metric.value))
+    return found
+
+
+class Held:
+    """A sink that hangs in `record` until it is released."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.taken: list[Metric] = []
+        self.flushes = 0
+        self.closed = False
+
+    def record(self, metric: Metric) -> None:
+        self.entered.set()
+        assert self.release.wait(PATIENCE_S), "nobody released the sink"
+        self.taken.append(metric)
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Faulty:
+    """A sink some of whose methods raise."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault, self.taken, self.closed = fault, 0, 0
+        self._raise("make")
+
+    def _raise(self, method: str) -> None:
+        if method in self.fault.split():
+            raise RuntimeError("the server\nsaid no")
+
+    def record(self, metric: Metric) -> None:
+        self._raise("record")
+        self.taken += 1
+
+    def flush(self) -> None:
+        self._raise("flush")
+
+    def close(self) -> None:
+        self.closed += 1
+        self._raise("close")
+
+
+@contextmanager
+def monitored(path: Path, *others: Background) -> Iterator[tuple[Monitor, Callable[[Metric], None], Sinks]]:
+    """A monitor of one worker, the worker's report, and the monitor's sinks."""
+    with (
+        RunDirectory.create(path, {}) as run,
+        closing(Telemetry.create(["learner-0"])) as telemetry,
+        closing(Control.create(["learner-0"])) as control,
+        closing(telemetry.reporter("learner-0")) as reporter,
+        closing(Sinks(run.csv, [*others])) as sinks,
+    ):
+        yield Monitor(run, sinks, control, telemetry, None, 1000, time.monotonic()), reporter.report, sinks
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)
+
+
+# The same numbers everywhere
+
+
+def test_every_sink_gets_the_same_numbers(tmp_path: Path) -> None:
+    called: list[Metric] = []
+    tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
+    callback = Background("callback", lambda: CallbackSink(called.append))
+    with monitored(tmp_path / "run", tensorboard, callback) as (monitor, report, sinks):
+        for metric in STREAM:
+            report(metric)
+        monitor.tick()
+        sinks.close()
+        assert sinks.lost == {"tensorboard": 0, "callback": 0}
+    assert called == STREAM == read_metrics(tmp_path / "run" / "metrics.csv")
+    read = scalars(tmp_path / "run")
+    assert {tag: [(step, value) for step, value, _ in points] for tag, points in read.items()} == {
+        tag: [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
+        for tag, points in by_tag(STREAM).items()
+    }
+    first, second = (wall for _, _, wall in read["agent_0/loss"])
+    assert second - first == pytest.approx(2.0, abs=1e-3)
+    assert abs(time.time() - first) < PATIENCE_S
+
+
+def test_a_resumed_run_adds_to_tensorboard(tmp_path: Path) -> None:
+    for part in (STREAM[:2], STREAM[2:]):
+        with closing(TensorBoardSink(tmp_path)) as sink:
+            for metric in part:
+                sink.record(metric)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    assert [step for step, _, _ in scalars(tmp_path)["agent_0/loss"]] == [10, 20]
+
+
+def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with monitored(run_dir, Background("tensorboard", lambda: TensorBoardSink(run_dir))) as (*_, sinks):
+        sinks.record(STREAM[0])
+        sinks.flush()
+        assert len(read_metrics(run_dir / "metrics.csv")) == 1
+        wait_for(lambda: [*run_dir.glob("tensorboard/*")] != [] and "agent_0/loss" in scalars(run_dir))
+
+
+# A sink that is slow or hangs
+
+
+def test_a_tick_returns_while_a_sink_hangs(tmp_path: Path) -> None:
+    held = Held()
+    with monitored(tmp_path / "run", Background("held", lambda: held)) as (monitor, report, sinks):
+        report(STREAM[0])
+        monitor.tick()
+        assert held.entered.wait(PATIENCE_S)
+        for metric in STREAM[1:]:
+            report(metric)
+            monitor.tick()
+        assert held.taken == []  # every tick returned while the sink was in its first `record`
+        sinks.flush()
+        assert read_metrics(tmp_path / "run" / "metrics.csv") == STREAM
+        held.release.set()
+    assert held.taken == STREAM and held.closed
+
+
+def test_what_finds_no_room_is_dropped_and_counted() -> None:
+    held = Held()
+    with closing(Background("held", lambda: held, capacity=5)) as sink:
+        sink.record(STREAM[0])
+        assert held.entered.wait(PATIENCE_S)
+        rows = numbers(12)
+        for metric in rows:
+            sink.record(metric)
+        held.release.set()
+    assert held.taken == [STREAM[0], *rows[:5]]
+    assert sink.lost == 7
+
+
+def test_flushes_do_not_fill_the_queue_of_a_hanging_sink() -> None:
+    held = Held()
+    with closing(Background("held", lambda: held, capacity=5)) as sink:
+        sink.record(STREAM[0])
+        assert held.entered.wait(PATIENCE_S)
+        for _ in range(100):
+            sink.flush()
+        held.release.set()
+    assert held.flushes == 5 and sink.lost == 0
+
+
+def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Closing waits for a bounded time; the log counts what is lost, and the sink takes no more when it wakes."""
+    held, taken = Held(), []
+    hanging, callback = Background("held", lambda: held), Background("callback", lambda: CallbackSink(taken.append))
+    with monitored(tmp_path / "run", hanging, callback) as (*_, sinks):
+        for metric in STREAM:
+            sinks.record(metric)
+        assert held.entered.wait(PATIENCE_S)
+        wait_for(lambda: len(taken) == len(STREAM))
+        sinks.close(timeout=0.01)
+        assert sinks.lost == {"held": 4, "callback": 0}
+        assert held.taken == [] and not held.closed
+    assert [record.getMessage() for record in caplog.records] == [
+        "metrics: the sink held did not close in time and is left behind",
+        "metrics: the sink held lost 4 metrics, which metrics.csv holds",
+    ]
+    held.release.set()
+    wait_for(lambda: held.closed)
+    assert held.taken == STREAM[:1] and hanging.lost == 3
+
+
+def test_hanging_sinks_share_one_time_limit(tmp_path: Path) -> None:
+    """The second of two gets what the first has left of it."""
+    sinks = [Held() for _ in range(2)]
+    left: list[float] = []
+
+    class Watched(Background):
+        def close(self, timeout: float = math.inf) -> None:
+            left.append(timeout)
+            super().close(timeout)
+
+    with closing(CsvSink(tmp_path / "metrics.csv", "x")) as csv:
+        both = Sinks(csv, [Watched(f"held-{i}", lambda held=held: held) for i, held in enumerate(sinks)])
+        both.record(STREAM[0])
+        both.close(timeout=0.05)
+    assert left[0] <= 0.05 and left[1] == 0.0
+    for held in sinks:
+        held.release.set()
+        wait_for(lambda held=held: held.closed)
+
+
+def test_a_hanging_sink_does_not_keep_the_interpreter(program: Callable[..., Any]) -> None:
+    code = """
+    import threading
+    from marlcore.processes import Metric
+    from marlcore.training.sinks import Background, CallbackSink
+    entered = threading.Event()
+    def hang(metric):
+        entered.set()
+        threading.Event().wait()
+    sink = Background("callback", lambda: CallbackSink(hang))
+    sink.record(Metric(0.0, 0, "", "loss", 0.0))
+    entered.wait()
+    sink.close(timeout=0.01)
+    print("ends")
+    """
+    one = program(code)
+    assert one.line() == "ends"
+    wait_for(lambda: not one.running)
+    assert one.finish() == ""
+
+
+# A sink that raises
+
+
+@pytest.mark.parametrize(
+    ("fault", "taken", "closed"),
+    [("make", 0, 0), ("record", 0, 1), ("flush", 1, 1), ("close", 1, 1), ("record close", 0, 1)],
+)
+def test_a_sink_that_raises_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, taken: int, closed: int
+) -> None:
+    """It is then left alone, its later metrics count as lost, and the other sinks and the run go on."""
+    made: list[Faulty] = []
+
+    def make() -> Faulty:
+        made.append(Faulty.__new__(Faulty))
+        made[0].__init__(fault)  # type: ignore[misc]
+        return made[0]
+
+    called: list[Metric] = []
+    faulty, callback = Background("faulty", make), Background("callback", lambda: CallbackSink(called.append))
+    with monitored(tmp_path / "run", faulty, callback) as (monitor, report, sinks):
+        report(STREAM[0])
+        monitor.tick()
+        sinks.flush()
+        if fault != "close":
+            wait_for(lambda: "failed" in caplog.text)
+        rest = STREAM[1:] if fault != "close" else []
+        for metric in rest:
+            report(metric)
+            monitor.tick()
+        sinks.close()
+        assert sinks.lost == {"faulty": 1 + len(rest) - taken, "callback": 0}
+    assert called == [STREAM[0], *rest] == read_metrics(tmp_path / "run" / "metrics.csv")
+    assert (made[0].taken, made[0].closed) == (taken, closed)
+    said = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    where = re.escape(f"({__file__}:") + r"\d+\)"
+    assert len(said) == 1
+    assert re.fullmatch(
+        f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no {where}", said[0]
+    )
+
+
+def test_a_failure_is_reported_before_a_close_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    class Stuck(Faulty):
+        def close(self) -> None:
+            assert release.wait(PATIENCE_S)
+
+    with closing(Background("stuck", lambda: Stuck("record"))) as sink:
+        sink.record(STREAM[0])
+        wait_for(lambda: "the server said no" in caplog.text)
+        sink.close(timeout=0.01)
+        release.set()
+    assert len(caplog.records) == 1 and sink.lost == 1
+
+
+def test_a_callback_that_exits_ends_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Background("callback", lambda: CallbackSink(lambda metric: sys.exit(3)))) as sink:
+        sink.record(STREAM[0])
+    assert sink.lost == 1
+    assert "SystemExit: 3" in caplog.text
+
+
+def test_a_sink_without_a_thread_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with closing(Background("held", Held)) as sink:
+        for metric in STREAM:
+            sink.record(metric)
+    assert sink.lost == 4
+    assert [record.getMessage() for record in caplog.records if "can't start new thread" in record.getMessage()]
+    assert len(caplog.records) == 1
+
+
+def test_a_closed_sink_takes_nothing_and_may_be_closed_again() -> None:
+    taken: list[Metric] = []
+    sink = Background("callback", lambda: CallbackSink(taken.append))
+    sink.record(STREAM[0])
+    sink.close()
+    sink.record(STREAM[1])
+    sink.flush()
+    sink.close()
+    assert taken == STREAM[:1] and sink.lost == 1
+
+
+def test_a_sink_without_metrics_is_never_made() -> None:
+    with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
+        sink.flush()
+        assert not [one for one in threading.enumerate() if one.name == "marlcore-sink-held"]
+    assert sink.lost == 0
+
+
+def test_a_failed_start_leaves_no_directory_of_a_sink(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), RunDirectory.create(tmp_path / "run", {}) as run:
+        with closing(open_sinks(run.csv, run.path, MetricsConfig())) as sinks:
+            sinks.record(STREAM[0])
+        assert list((run.path / "tensorboard").iterdir())
+        raise RuntimeError("no worker starts")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Configuration
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [
+        (["csv", "tensorbord"], "got 'tensorbord'; did you mean tensorboard?"),
+        (["csv", "wanb"], "did you mean wandb?"),
+        (["csv", "xyz"], "sinks: expected csv, tensorboard, wandb or module:Class, got 'xyz'"),
+        (["tensorboard"], "sinks: expected csv, the run's own record, and others, each once, got 'tensorboard'"),
+        (["csv", "csv"], "each once, got 'csv csv'"),
+    ],
+)
+def test_a_wrong_sink_is_refused_in_one_line(sinks: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        MetricsConfig(sinks)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sinks", ["csv", (CsvSink,)])
+def test_sinks_of_another_kind_are_refused(sinks: Any) -> None:
+    with pytest.raises(TypeError, match=r"^sinks: expected names of sinks, got "):
+        MetricsConfig(sinks)
+
+
+def test_a_wrong_mode_of_wandb_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^wandb_mode: expected online or offline, got 'on'$"):
+        MetricsConfig(wandb_mode="on")  # type: ignore[arg-type]
+
+
+def test_sinks_are_options_and_come_back_from_json() -> None:
+    from marlcore.cli.options import parse
+    from marlcore.training import Config
+
+    given = parse(Config, ["--metrics.sinks", "csv", "wandb", "--metrics.wandb-mode", "offline"], "train")
+    assert given.metrics == MetricsConfig(("csv", "wandb"), wandb_mode="offline")
+    assert Config.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+    with pytest.raises(ValueError, match=r"got 'tensorbord'; did you mean tensorboard?"):
+        parse(Config, ["--metrics.sinks", "csv", "tensorbord"], "train")
+
+
+def test_every_named_sink_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.training.sinks.fan_out.check_wandb", lambda mode: None)
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS), callback=print)
+        assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere:Sink", "metrics.sinks: expected something that can be imported, got 'nowhere:Sink'"),
+        ("math:pi", "metrics.sinks: expected module:Class, got 'math:pi', which is no class"),
+    ],
+)
+def test_a_sink_that_cannot_be_made_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)), RunDirectory.create(tmp_path / "run", {}) as run:
+        open_sinks(run.csv, run.path, MetricsConfig(("csv", name)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_documented_sink_writes_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/training.md's example, as a module found by its name."""
+    guide = (Path(marlcore.__file__).parents[1] / "docs" / "training.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class JsonLines" in block)
+    (tmp_path / "jsonl_example.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = MetricsConfig(("csv", "jsonl_example:JsonLines"))
+    with RunDirectory.create(tmp_path / "run", {}) as run, closing(open_sinks(run.csv, run.path, config)) as sinks:
+        for metric in STREAM:
+            sinks.record(metric)
+        sinks.flush()
+        sinks.close()
+        assert sinks.lost == {"jsonl_example:JsonLines": 0}
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [Metric(**json.loads(line)) for line in lines] == STREAM
+
+
+# Weights & Biases
+
+WANDB = """
+import json, sys
+from contextlib import closing
+from pathlib import Path
+from marlcore.processes import Metric
+from marlcore.training import MetricsConfig
+from marlcore.training.run_directory import RunDirectory
+from marlcore.training.sinks import open_sinks
+path, config = Path(sys.argv[1]), MetricsConfig(("csv", "wandb"), wandb_project="forest", wandb_mode="offline")
+
+def part(run, metrics):
+    with run, closing(open_sinks(run.csv, run.path, config)) as sinks:
+        for metric in metrics:
+            sinks.record(Metric(*metric))
+        sinks.close(60)
+        print(json.dumps(sinks.lost))
+
+metrics = json.loads(sys.argv[2])
+part(RunDirectory.create(path, {"seed": 3}), metrics[:2])
+part(RunDirectory.resume(path), metrics[2:])
+"""
+
+READ_WANDB = """
+import json, sys
+from pathlib import Path
+from wandb.proto import wandb_internal_pb2
+
+def records(path):
+    # A .wandb file: 7 bytes, then records in blocks of 32 KiB, each piece behind its checksum, length and kind.
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+def items(given):
+    return {".".join([item.key] if item.key else item.nested_key): json.loads(item.value_json) for item in given}
+
+runs, history = [], []
+for file in sorted(Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
+    for record in records(file):
+        if record.WhichOneof("record_type") == "history":
+            history.append(items(record.history.item))
+        if record.WhichOneof("record_type") == "run":
+            run = record.run
+            runs.append([run.run_id, run.project, run.display_name, run.run_group, items(run.config.update)["seed"]])
+print(json.dumps([runs, history]))
+"""
+
+
+def test_wandb_offline_gets_the_same_numbers(program: Callable[..., Any], tmp_path: Path) -> None:
+    """The files are read after the writer's exit: wandb's own process writes them on after `finish` has returned."""
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
+    run_dir = tmp_path / "sweep" / "run-7"
+    given = [[m.time_s, m.step, m.agent, m.name, m.value] for m in STREAM]
+    lost = program(WANDB, args=[run_dir, json.dumps(given)]).finish().splitlines()
+    assert [json.loads(line) for line in lost] == [{"wandb": 0}] * 2
+    runs, history = json.loads(program(READ_WANDB, args=[run_dir]).finish())
+    assert [run[1:] for run in runs] == [["forest", "run-7", "sweep", 3]] * 2
+    assert runs[0][0] == runs[1][0] == (run_dir / "wandb" / "run-id").read_text()
+    logged = [{name: value for name, value in one.items() if not name.startswith("_")} for one in history]
+    assert logged == [
+        {f"{m.agent}/{m.name}" if m.agent else m.name: m.value, "step": m.step, "time_s": m.time_s} for m in STREAM
+    ]
+
+
+def test_a_missing_wandb_is_named_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder `wandb` of earlier runs in the current directory is not taken for the package."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ValueError, match=r"^metrics.sinks: wandb is not installed; try: pip install"):
+        open_sinks(None, tmp_path, MetricsConfig(("csv", "wandb"), wandb_mode="offline"))  # type: ignore[arg-type]
+
+
+def test_wandb_without_credentials_is_refused_before_a_run(program: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
+    code = """
+    import os, sys
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        del os.environ[name]
+    os.environ.update(HOME=sys.argv[1], NETRC=sys.argv[1] + "/netrc")
+    from marlcore.training.sinks.wandb import check_wandb
+    try:
+        check_wandb(None)
+    except ValueError as error:
+        print(error)
+    check_wandb("offline")
+    os.environ["WANDB_MODE"] = "offline"
+    check_wandb(None)
+    """
+    expected = "metrics.sinks: wandb has no credentials; run `wandb login`, or set WANDB_MODE=offline"
+    assert program(code, args=[tmp_path]).finish() == expected
