@@ -12,6 +12,7 @@ from . import throughput
 SMALL = 0.001
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["acting", "vectorized"])
 def test_actors_that_act_alone(name: str) -> None:
     row = throughput.rows(SMALL)[name]()

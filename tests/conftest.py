@@ -51,6 +51,12 @@ def _mount_own_shared_memory() -> None:
             raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {os.strerror(ctypes.get_errno())}")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spares what was imported from each test's collection of garbage, most of whose time it would take."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
         return

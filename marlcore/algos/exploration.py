@@ -29,35 +29,29 @@ def epsilon_greedy(
     The arguments are those of `Algorithm.act`. The draws from the generator depend neither on epsilon nor on the mask;
     the network runs only if some row is greedy, or if `values` asks for those of first_priority.py.
     """
-    rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
     with torch.inference_mode():
         allowed = None if mask is None else network.actions.allowed(mask)
-        explores, chosen = _drawn(rows, network.actions.count, explore, allowed, generator)
-        if explores.all() and not values:
-            return Action(network.actions.decode(chosen))
+        drawn = None if explore is None else _drawn(network, obs, explore["epsilon"], allowed, generator)
+        if drawn is not None and drawn[0].all() and not values:
+            return Action(network.actions.decode(drawn[1]))
         found = network(obs)
-        greedy = best(found, allowed).cpu().numpy()
-        chosen = np.where(explores, chosen, greedy)
+        greedy: NDArray[np.int64] = best(found, allowed).cpu().numpy()
+        chosen = greedy if drawn is None else np.where(*drawn, greedy)
         if not values:
             return Action(network.actions.decode(chosen))
-        every, row = found.cpu().numpy(), np.arange(rows)
-        unknown = {NAME: np.full(rows, np.nan, np.float32)}
-        of_row = {"taken": every[row, chosen], "best": every[row, greedy]}
-        return Action(network.actions.decode(chosen), unknown, values=of_row)
+        every, rows = found.cpu().numpy(), np.arange(len(chosen))
+        unknown = {NAME: np.full(len(chosen), np.nan, np.float32)}
+        of_rows = {"taken": every[rows, chosen], "best": every[rows, greedy]}
+        return Action(network.actions.decode(chosen), unknown, values=of_rows)
 
 
 def _drawn(
-    rows: int,
-    count: int,
-    explore: Mapping[str, Any] | None,
-    allowed: torch.Tensor | None,
-    generator: np.random.Generator,
+    network: QNetwork, obs: Any, epsilon: Any, allowed: torch.Tensor | None, generator: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which rows explore, and each row's random action; without `explore`, no draws."""
-    if explore is None:
-        return np.zeros(rows, bool), np.zeros(rows, np.int64)
-    explores = generator.random(rows) < explore["epsilon"]
-    return explores, _uniform(generator.random(rows), count, allowed)
+    """Which rows explore, and a random action of each row."""
+    rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+    explores = generator.random(rows) < epsilon
+    return explores, _uniform(generator.random(rows), network.actions.count, allowed)
 
 
 def _uniform(place: NDArray[np.float64], count: int, allowed: torch.Tensor | None) -> NDArray[np.int64]:

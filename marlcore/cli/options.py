@@ -17,6 +17,8 @@ __all__ = ["parse"]
 
 T = TypeVar("T")
 
+ALGORITHM = "--algorithm."
+
 
 def parse(
     kind: type[T],
@@ -72,7 +74,10 @@ def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> 
     option = next((one.partition("=")[0] for one in arguments if one.startswith("-")), None)
     if option is None:
         return f"expected an option, got {arguments[0]!r};"
-    nearest = _nearest(option, [f"--{name}" for name in _names(kind)])
+    known = [f"--{name}" for name in _names(kind)]
+    if option.startswith(ALGORITHM):  # another section's option would be no help
+        known = [name for name in known if name.startswith(ALGORITHM)]
+    nearest = _nearest(option, known)
     return refuse(option) + (f"; did you mean {nearest}?" if nearest else ";")
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..checks import came
 from ..envs import adapt, factory, vectorize
 from ..envs.agent_view import AgentView, label_of, may_mask
-from ..envs.copies import EMPTY_EPISODES
+from ..envs.copy_by_copy import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
 from ..spaces import MASK, Spaces

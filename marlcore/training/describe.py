@@ -96,7 +96,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
     before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
     for label in ("algorithm", "hyperparameters"):
-        if before.get(label) != now[label]:
+        if not _agrees(before.get(label), now[label]):
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
     if before.get("policies", now["policies"]) != now["policies"]:  # version 0.1.0 had none
         raise ValueError(f"resume: expected policies {before['policies']}, as the run had them, got {now['policies']}")
@@ -114,3 +114,10 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
         raise ValueError(
             f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
         )
+
+
+def _agrees(before: Any, now: Any) -> bool:
+    """Whether settings are as they were; those that the earlier version did not have may be anything."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() <= now.keys() and all(_agrees(before[name], now[name]) for name in before)
+    return bool(before == now)

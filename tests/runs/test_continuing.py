@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hunt import HUNT
@@ -136,3 +137,101 @@ def test_an_extra_of_another_shape_is_the_algorithms_fault(tmp_path: Path) -> No
     with pytest.raises(mc.WorkerFailed, match="value of the algorithm: expected float32") as error:
         mc.train(HUNT, Outside(), small(tmp_path, total_steps=200), progress=False)
     assert "environment" not in str(error.value).splitlines()[0]
+
+
+def test_a_resumed_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
+    """As after a parent was killed that saved its progress before the learners' last checkpoints."""
+    config = small(tmp_path, total_steps=600, exploration=mc.ExplorationConfig("linear(1, 0, 1200)"))
+    run = mc.train(HUNT, "dqn", config, progress=False).run_dir
+    (run / "checkpoints" / "run.json").write_text('{"time_s": 1.0, "steps": {"actor-0": 20}}')
+    more = mc.train(HUNT, "dqn", replace(config, total_steps=1200), progress=False, resume=run)
+    later = [m for m in mc.training.read_metrics(run / "metrics.csv") if m.name == "epsilon" and m.time_s > 1.0]
+    assert later and max(m.value for m in later) <= 0.55
+    assert more.updates["agent_0"] < 0.1 * 600 + 5
+
+
+class Replaces(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        import torch
+
+        trainer = super().make_trainer(model)
+        model.head.output.weight = torch.nn.Parameter(torch.zeros_like(model.head.output.weight))
+        return trainer
+
+
+class NoLoss(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        trainer.update = lambda batch: mc.Update({"lozz": batch.reward.mean()})
+        return trainer
+
+
+class NoUpdate(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        trainer.update = lambda batch: {"loss": batch.reward.mean()}
+        return trainer
+
+
+class Beyond(mc.DQN):
+    def act(self, model: Any, obs: Any, **options: Any) -> Any:
+        chosen = super().act(model, obs, **options)
+        return chosen._replace(action=chosen.action + 10)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (Replaces(), "make_trainer: expected it to change the model's tensors in place"),
+        (NoLoss(), r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
+        (NoUpdate(), "update of the trainer: expected an mc.Update, got"),
+        (Beyond(), r"action: expected 2 integers from 0 to 3"),
+    ],
+)
+def test_what_an_algorithm_must_not_do_is_named(tmp_path: Path, algorithm: Any, message: str) -> None:
+    with pytest.raises((mc.WorkerFailed, ValueError), match=message) as error:
+        mc.train(HUNT, algorithm, small(tmp_path, total_steps=400), progress=False)
+    assert "environment" not in str(error.value).splitlines()[0]
+
+
+def test_an_action_that_an_environment_refuses_is_the_algorithms_fault(tmp_path: Path) -> None:
+    message = r"action of the algorithm: expected one of Discrete\(2\), got 1"
+    with pytest.raises(mc.WorkerFailed, match=message):
+        mc.train(lambda: gymnasium.make("CartPole-v1"), Beyond(), small(tmp_path, total_steps=400), progress=False)
+
+
+class NeverActs(mc.DQN):
+    def act(self, model: Any, obs: Any, **options: Any) -> Any:
+        raise RuntimeError("nothing comes to mind")
+
+
+@pytest.mark.long
+def test_an_actor_that_raises_in_its_first_step_is_not_restarted(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match="nothing comes to mind") as error:
+        mc.train(HUNT, NeverActs(), small(tmp_path, mode="async"), progress=False)
+    assert str(error.value).count("Traceback") == 1
+
+
+@pytest.mark.long
+def test_a_checkpoint_is_written_after_so_many_seconds(tmp_path: Path) -> None:
+    learner = replace(SMALL.learner, checkpoint_seconds=1.0, checkpoint_interval=10**9)
+    config = small(tmp_path, mode="async", total_steps=10**9, learner=learner)
+    with mc.start(HUNT, "dqn", config) as run:
+        path, end = run.run_dir / "checkpoints" / "agent_0.pt", time.monotonic() + 120
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert path.exists()
+        run.stop()
+
+
+def test_learners_in_a_file_take_the_rest_from_learner() -> None:
+    plain = {"learner": {"gamma": 0.9, "batch_size": 16}, "learners": {"guard": {"n_step": 1}}}
+    guard = mc.Config.from_dict(plain).learner_of("guard")
+    assert (guard.gamma, guard.batch_size, guard.n_step) == (0.9, 16, 1)
+
+
+def test_a_policy_for_other_spaces_is_refused(tmp_path: Path) -> None:
+    first = mc.train(HUNT, "dqn", small(tmp_path / "a", total_steps=200), progress=False).run_dir
+    other = mc.train("gymnasium:CartPole-v1", "dqn", small(tmp_path / "b", total_steps=200), progress=False).run_dir
+    with pytest.raises(ValueError, match=r"policies: expected a policy for Spaces\(.*\) for agent_1, got one for"):
+        mc.evaluate(first, episodes=1, policies={"agent_1": mc.load_policy(other, "agent_0")})

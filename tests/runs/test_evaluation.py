@@ -261,6 +261,7 @@ def test_a_killed_evaluator_is_replaced(runs: Callable[..., Run], tmp_path: Path
     assert mc.evaluate(run, 3, which="best").episodes == 3
 
 
+@pytest.mark.long
 def test_a_run_stops_in_the_middle_of_an_evaluation(runs: Callable[..., Run], tmp_path: Path) -> None:
     run = runs(Endless, tmp_path / "run", evaluation=replace(SMALL.evaluation, interval=1))
     until(lambda: run.status().steps > 500)

@@ -130,6 +130,7 @@ def test_no_masked_action_is_taken_or_looked_at(tmp_path: Path, policies: Any, m
     assert (counts.illegal_moves, counts.illegal_targets) == (0, 0)
 
 
+@pytest.mark.long
 def test_an_algorithm_that_ignores_masks_is_caught(tmp_path: Path) -> None:
     """The control of both counts."""
     pytest.importorskip("pygame", reason="Connect Four needs it")

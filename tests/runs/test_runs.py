@@ -77,7 +77,7 @@ def check_run(result: Any, config: mc.Config) -> list[Metric]:
     return metrics
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "iqn"])
+@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("iqn", marks=pytest.mark.long)])
 def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str) -> None:
     """A run with processes ends by itself and leaves its results."""
     config = small(tmp_path / "run")

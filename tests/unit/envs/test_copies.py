@@ -20,6 +20,7 @@ from marlcore.envs import vectorize
 from marlcore.envs.pettingzoo import ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import VectorEnvironment
+from marlcore.testing.checked import CheckedEnvironment
 
 COUNTING: dict[str, dict[str, Any]] = {
     "nested": {},
@@ -383,3 +384,10 @@ def test_actions_of_another_shape_or_dtype_are_the_callers_error(form: str) -> N
         env.act(turn, np.zeros(3, np.int64))
     with pytest.raises(TypeError, match=r"^action: expected int64 \(2,\), got dtype float64$"):
         env.act(turn, np.zeros(2))
+
+
+def test_the_agents_keep_the_order_in_which_their_environment_names_them() -> None:
+    """That of its spaces may be another, and infos that may hold masks are looked at in that order."""
+    one = CheckedEnvironment()
+    one.agents = one.agents[::-1]
+    assert tuple(vectorize(lambda: one, 1).agents) == ("agent_1", "agent_0")

@@ -96,7 +96,13 @@ NEEDS_AEC = {
 }
 
 
-FORMS = [(name, form) for name in AEC for form in ("aec", "parallel") if "classic" not in name or form == "aec"]
+SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag")
+FORMS = [
+    pytest.param(name, form, marks=pytest.mark.long if any(slow in name for slow in SLOW) else ())
+    for name in AEC
+    for form in ("aec", "parallel")
+    if "classic" not in name or form == "aec"
+]
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)

@@ -248,7 +248,7 @@ def test_two_early_failures_are_not_tried_again(scene: Scene, ended: bool) -> No
         scene.watch_until(5.0)
         assert scene.worker.attempts == 3
     else:
-        with pytest.raises(mc.WorkerFailed, match="start 2: Traceback: the floor gave way"):
+        with pytest.raises(mc.WorkerFailed, match="start 1: Traceback: the floor gave way\nstart 2: the same"):
             scene.supervisor.watch(0.0)
 
 
@@ -404,7 +404,7 @@ def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
         mc.train(hunt, "dqn", config, progress=False)
     assert caught.value.reason == "environment"
     assert caught.value.traceback.count("the treasure is cursed") >= 2
-    assert "start 1: Traceback" in caught.value.traceback and "start 2: Traceback" in caught.value.traceback
+    assert "start 1: Traceback" in caught.value.traceback and "start 2: " in caught.value.traceback
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from marlcore.training.actor_worker import ActorWorker
 from marlcore.training.blueprint import Blueprint, PolicyPlan, build_model
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
 from marlcore.training.names import actor_names
+from marlcore.training.policies import AssignedPolicy
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -40,7 +41,7 @@ class Scene:
         self.control, self.telemetry = Control.create(names), Telemetry.create(names)
         self.spec = DQN().transition(spaces)
         self.replay = mc.ReplayBuffer.create(self.spec, CONFIG.replay.capacity, CONFIG.lanes)
-        self.network = build_model(DQN(), spaces, CONFIG, 0)
+        self.network = build_model(AssignedPolicy(AGENT, (AGENT,), spaces, DQN()), CONFIG, 0).acting
         extras: dict[str, tuple[int, ...] | Field] = {"epsilon": (), "updates": ()}
         self.store = mc.ParameterStore.create(self.network, "snapshot", extras)
         plan = PolicyPlan(AGENT, (AGENT,), spaces, DQN(), Path(), None, self.replay.handle, self.store.handle)

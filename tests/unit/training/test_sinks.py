@@ -509,6 +509,7 @@ print(json.dumps([runs, history]))
 """
 
 
+@pytest.mark.long
 def test_wandb_offline_gets_the_same_numbers(program: Callable[..., Any], tmp_path: Path) -> None:
     """The files are read after the writer's exit: wandb's own process writes them on after `finish` has returned."""
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
