@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .transitions import Batch, TorchBatch
 
 __all__ = [
+    "PRIORITY",
     "Action",
     "Algorithm",
     "BatchSource",
@@ -35,6 +36,9 @@ __all__ = [
     "VectorEnvironment",
     "VectorGate",
 ]
+
+
+PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
 
 
 class Environment(Protocol):

@@ -16,24 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ..interfaces import Action, Algorithm, ReplaySource, Update
+from ..interfaces import Update
 from ..spaces import Spaces
-from ..spec import TransitionSpec
-from .exploration import epsilon_greedy
-from .first_priority import absolute_error, source_with_priority, with_priority
+from .first_priority import absolute_error
 from .head import Head
 from .hyperparameters import check_hyperparameters
-from .joint import JointActions
 from .qnetwork import QNetwork, best
 from .target import TargetTrainer
 from .torso import Torso
+from .value_based import ValueBased
 
 __all__ = ["DQN", "DQNNetwork", "DQNTrainer"]
 
 
 @dataclass(frozen=True)
-class DQN(Algorithm):
+class DQN(ValueBased):
     """Hyperparameters of DQN."""
+
+    owner = "DQN"
 
     learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
@@ -57,16 +57,6 @@ class DQN(Algorithm):
     def __post_init__(self) -> None:
         check_hyperparameters(self)
 
-    def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
-        JointActions("DQN", spaces.action)
-        spec = super().transition(spaces)
-        return with_priority(spec) if self.actor_priorities else spec
-
-    def source(self, chosen: ReplaySource) -> ReplaySource:
-        """What was chosen; with first priorities if actors compute them."""
-        return source_with_priority(chosen) if self.actor_priorities else chosen
-
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],
@@ -80,19 +70,6 @@ class DQN(Algorithm):
     def make_model(self, spaces: Spaces) -> DQNNetwork:
         """An untrained network. Raises ValueError: see JointActions."""
         return DQNNetwork(self, spaces)
-
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon"."""
-        return epsilon_greedy(cast(QNetwork, model), obs, explore, mask, generator, self.actor_priorities)
 
     def make_trainer(self, model: torch.nn.Module) -> DQNTrainer:
         """A trainer that updates `model` in place, on its device."""

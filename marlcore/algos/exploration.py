@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..interfaces import Action
-from .first_priority import NAME
+from ..interfaces import PRIORITY, Action
 from .qnetwork import QNetwork, best
 
 __all__ = ["epsilon_greedy"]
@@ -40,7 +39,7 @@ def epsilon_greedy(
         if not values:
             return Action(network.actions.decode(chosen))
         every, rows = found.cpu().numpy(), np.arange(len(chosen))
-        unknown = {NAME: np.full(len(chosen), np.nan, np.float32)}
+        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
         of_rows = {"taken": every[rows, chosen], "best": every[rows, greedy]}
         return Action(network.actions.decode(chosen), unknown, values=of_rows)
 

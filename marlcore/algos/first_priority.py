@@ -13,24 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interfaces import ReplaySource
+from ..interfaces import PRIORITY, ReplaySource
 from ..spec import Field, TransitionSpec
 
-__all__ = ["NAME", "absolute_error", "source_with_priority", "with_priority"]
-
-NAME = "priority"  # of the extra in which a row stores it
+__all__ = ["absolute_error", "source_with_priority", "with_priority"]
 
 
 def with_priority(spec: TransitionSpec) -> TransitionSpec:
     """The spec with a field for the first priority."""
-    return dataclasses.replace(spec, extras={**spec.extras, NAME: Field((), "float32")})
+    return dataclasses.replace(spec, extras={**spec.extras, PRIORITY: Field((), "float32")})
 
 
 def source_with_priority(source: ReplaySource) -> ReplaySource:
     """The source, whose prioritized sampler begins with the actors' priorities."""
     if source.prioritized is None:
         return source
-    return dataclasses.replace(source, prioritized=dataclasses.replace(source.prioritized, initial=NAME))
+    return dataclasses.replace(source, prioritized=dataclasses.replace(source.prioritized, initial=PRIORITY))
 
 
 def absolute_error(

@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ..checks import check_whole
-from ..interfaces import Action, Algorithm, ReplaySource, Update
+from ..interfaces import Update
 from ..spaces import Spaces
-from ..spec import TransitionSpec
 from .dense import Dense
-from .exploration import epsilon_greedy
-from .first_priority import absolute_error, source_with_priority, with_priority
+from .first_priority import absolute_error
 from .head import Head
 from .hyperparameters import check_hyperparameters, check_positive
-from .joint import JointActions
 from .qnetwork import QNetwork, best
 from .target import TargetTrainer
 from .torso import Torso
+from .value_based import ValueBased
 
 __all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
 
 
 @dataclass(frozen=True)
-class IQN(Algorithm):
+class IQN(ValueBased):
     """Hyperparameters of IQN."""
+
+    owner = "IQN"
 
     learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
@@ -73,16 +73,6 @@ class IQN(Algorithm):
         for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy"):
             check_whole(f"IQN {name}", getattr(self, name))
 
-    def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
-        JointActions("IQN", spaces.action)
-        spec = super().transition(spaces)
-        return with_priority(spec) if self.actor_priorities else spec
-
-    def source(self, chosen: ReplaySource) -> ReplaySource:
-        """What was chosen; with first priorities if actors compute them."""
-        return source_with_priority(chosen) if self.actor_priorities else chosen
-
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],
@@ -103,19 +93,6 @@ class IQN(Algorithm):
     def make_model(self, spaces: Spaces) -> IQNNetwork:
         """An untrained network. Raises ValueError: see JointActions."""
         return IQNNetwork(self, spaces)
-
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon"."""
-        return epsilon_greedy(cast(QNetwork, model), obs, explore, mask, generator, self.actor_priorities)
 
     def make_trainer(self, model: torch.nn.Module) -> IQNTrainer:
         """A trainer that updates `model` in place, on its device."""

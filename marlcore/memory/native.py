@@ -230,7 +230,33 @@ class Validator:
         return int(lib.mc_lanes_validate(self._lanes.raw, n, self._lane, self._lowest, self._ok))
 
 
-class NativeWriter:
+class _WritingEnd:
+    """What the writing ends of one lane and of several have in common, on the C core's struct of either."""
+
+    _raw: Any
+
+    @staticmethod
+    def fail(code: int) -> Exception:
+        """The exception for a negative code or ticket."""
+        return _error(code)
+
+    def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
+        """Sets the array from which the next add takes a column's rows; keep the result until then."""
+        pointer = ffi.from_buffer(frame)
+        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
+        return pointer
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the acting weights; stored with each row, modulo 2^32."""
+        return int(self._raw.policy_version)
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._raw.policy_version = version & 0xFFFFFFFF
+
+
+class NativeWriter(_WritingEnd):
     """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
 
     Args:
@@ -258,29 +284,9 @@ class NativeWriter:
         self.add_row = lib.mc_writer_add
         self.raw = self._raw
 
-    @staticmethod
-    def fail(code: int) -> Exception:
-        """The exception for a negative ticket."""
-        return _error(code)
-
-    def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
-        """Sets the array from which `column` takes its next row; keep the result until the row is added."""
-        pointer = ffi.from_buffer(frame)
-        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
-        return pointer
-
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> AddRows:
         """A callable that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
         return AddRows(self._raw, records, ends, boundaries)
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the acting weights; stored with each row, modulo 2^32."""
-        return int(self._raw.policy_version)
-
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        self._raw.policy_version = version & 0xFFFFFFFF
 
     def new_episode(self) -> None:
         """Marks the next row as the first of an episode."""
@@ -319,7 +325,7 @@ class AddRows:
         return ticket
 
 
-class NativeVector:
+class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
     Args:
@@ -350,29 +356,9 @@ class NativeVector:
         self._raw.final_needed = final_needed
         self._raw.count = len(numbers)
 
-    @staticmethod
-    def fail(code: int) -> Exception:
-        """The exception for a negative code."""
-        return _error(code)
-
-    def lend(self, column: int, rows: NDArray[Any], final: bool) -> Any:
-        """Sets the array whose rows the next add appends to a column; keep the result until then."""
-        pointer = ffi.from_buffer(rows)
-        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
-        return pointer
-
     def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> AddVector:
         """A callable that appends n staged rows; see AddVector."""
         return AddVector(self._raw, which, ends, tickets)
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the acting weights; stored with each row, modulo 2^32."""
-        return int(self._raw.policy_version)
-
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        self._raw.policy_version = version & 0xFFFFFFFF
 
     def new_episode(self, which: Iterable[int]) -> None:
         """Marks the next rows of these writers, by index, as the first of an episode."""

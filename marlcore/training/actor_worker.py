@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +10,12 @@ from numpy.typing import NDArray
 
 from ..envs import vectorize
 from ..errors import ClosedError
+from ..interfaces import PRIORITY
 from ..memory import interrupt_waits_with
 from ..processes import EPISODES, READY, STEPS
 from ..replay import ReplayBuffer
+from ..spec import TransitionSpec
+from ..transitions import VectorWriter
 from ..weights import ParameterStore
 from .actor import Actor, Seat
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
@@ -54,18 +56,24 @@ class ActorWorker(Worker):
                 lanes = plan.lanes_of(agent, self._index, config.actor.envs, config.actor.processes)[: env.copies]
                 writer = self.hold(replay.vector_writer(lanes))
                 player = Player(policy, plan.spaces, env.copies, config.replay.pad)
-                seats[agent] = (
-                    self._seat(plan, agent, player, writer, replay.spec, np.array(lanes), self.report_each),
-                    policy,
-                )
+                seat = self._seat(plan, agent, player, writer, replay.spec, np.array(lanes))
+                seats[agent] = (seat, policy)
         env.reset(run_seed(config, "env", self._index, self._steps))
         return Actor(env, policies, seats, config.actor.sync_interval, config.actor.max_policy_lag)
 
-    def _seat(self, plan: PolicyPlan, *options: Any) -> Seat:
-        if "priority" not in plan.algorithm.transition(plan.spaces).extras:
-            return Seat(*options)
-        discount = self._blueprint.config.learner_of(plan.name).gamma
-        return PrioritizingSeat(plan.algorithm.first_priority, discount, *options)
+    def _seat(
+        self,
+        plan: PolicyPlan,
+        agent: str,
+        player: Player,
+        writer: VectorWriter,
+        spec: TransitionSpec,
+        lanes: NDArray[np.int64],
+    ) -> Seat:
+        if PRIORITY not in spec.extras:
+            return Seat(agent, player, writer, spec, lanes, self.report_each)
+        discount, first = self._blueprint.config.learner_of(plan.name).gamma, plan.algorithm.first_priority
+        return PrioritizingSeat(first, discount, agent, player, writer, spec, lanes, self.report_each)
 
     def _policy(self, index: int, plan: PolicyPlan, exponents: NDArray[np.float64]) -> PublishedPolicy:
         config = self._blueprint.config

@@ -20,7 +20,6 @@ from .schedules import Schedule
 
 __all__ = ["Beginning", "Learner", "Publications", "choose_device"]
 
-WAIT_S = 0.1
 FROZEN_AFTER = 100  # updates
 
 
@@ -116,7 +115,7 @@ class Learner:
         self.updates = self._reported = beginning.updates
         self.publish()
 
-    def step(self, wait_s: float = WAIT_S) -> bool:
+    def step(self, wait_s: float) -> bool:
         """Makes one update; False if there still is too little data after `wait_s` seconds."""
         try:
             batch = self._source.sample(timeout=wait_s) if wait_s else self._source.sample()

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interfaces import Action, Outcome, Turn
+from ..interfaces import PRIORITY, Action, Outcome, Turn
 from .actor import Seat, part_of
 
 __all__ = ["FirstPriority", "PrioritizingSeat"]
 
 FirstPriority = Callable[[Any, NDArray[Any], float, Any], NDArray[np.float32]]  # see Algorithm.first_priority
-FIELD = "priority"
 
 
 class PrioritizingSeat(Seat):
@@ -69,4 +68,4 @@ class PrioritizingSeat(Seat):
 
     def _put_priorities(self, copies: NDArray[np.int64], reward: NDArray[Any], after: dict[str, NDArray[Any]]) -> None:
         before = {name: values[copies] for name, values in self._values.items()}
-        self._extras[FIELD][copies] = self._first_priority(before, reward, self._discount, after)
+        self._extras[PRIORITY][copies] = self._first_priority(before, reward, self._discount, after)

@@ -204,7 +204,7 @@ class _VectorStaging:
         def column_put(place: Place, label: str, slots: Slots) -> Put:
             def put(value: Any) -> None:
                 rows = np.ascontiguousarray(rows_of(label, place.field, value, slots.count))
-                frames.append(native.lend(place.column, rows, slots is finals))
+                frames.append(native.set_frame(place.column, rows, slots is finals))
 
             return put
 
