@@ -23,8 +23,20 @@ def test_actors_that_act_alone(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "sides"),
+    [("acting", ["2 runs of 16 copies"]), ("beside", ["a hanging sink", "an evaluator"])],
+)
+def test_actors_beside_others(name: str, sides: list[str]) -> None:
+    row = throughput.rows(SMALL)[name]()
+    rates = throughput.measure(throughput.Row(row.name, {side: row.sides[side] for side in sides}), 1)
+    assert all(found > 0 for (found,) in rates.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "sides"),
     [
         ("dqn", ["marlcore", "plain loop"]),
+        ("on_policy", ["marlcore", "marlcore, serial"]),
         ("designs", ["marlcore", "pickles in mp.Queue", "shared arrays with mp.Lock"]),
     ],
 )

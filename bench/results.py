@@ -1,8 +1,8 @@
-"""`python -m bench.results`: what the default command learns, by environment and seed, beside random play.
+"""`python -m bench.results`: what training learns, by task and seed, beside random play, with a picture of the curves.
 
-Each run is `marlcore train --env ENV --algo ALGO --seed SEED` and nothing else, in a process of its own. The return of
-a run is the mean over the episodes of its last tenth, all agents together. `--load N` keeps N other processes busy
-meanwhile: with `updates_per_step` held, the returns must be the same.
+Each run is in a process of its own; its return is the mean over the episodes of its last tenth, all agents together.
+With `--evaluate`, the last weights then play 100 greedy episodes.
+`--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,66 +20,74 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 import marlcore as mc
-from marlcore import algos
-from marlcore.envs import NamedEnvironment
-from marlcore.training.config import LearnerConfig
+from marlcore.envs import factory, vectorize
+from marlcore.processes import Metric
+from marlcore.spaces import MASK
+from marlcore.training import read_metrics
+from marlcore.training.curves import draw_runs
 
-CELLS = 10
+from .tasks import TASKS, Task
 
-
-class Corridor(gymnasium.Env[Any, Any]):
-    """Ten cells, one step left or right at a time; the last one pays 1 and ends the episode, as 50 steps do."""
-
-    observation_space = gymnasium.spaces.Box(0.0, 1.0, (CELLS,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._at = self._steps = 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._at = max(0, self._at + (1 if action == 1 else -1))
-        self._steps += 1
-        there = self._at == CELLS - 1
-        return self._observe(), float(there), there, not there and self._steps == 50, {}
-
-    def _observe(self) -> Any:
-        return np.eye(CELLS, dtype=np.float32)[self._at]
+EPISODES = 100  # of a greedy evaluation
 
 
-# environment: (what makes it, algorithm, steps where they are not the default)
-TASKS: dict[str, tuple[Any, str, int | None]] = {
-    "CartPole-v1": (NamedEnvironment("gymnasium:CartPole-v1"), "dqn", None),
-    "LunarLander-v3": (NamedEnvironment("gymnasium:LunarLander-v3"), "dqn", None),
-    "simple_spread_v3": (NamedEnvironment("pettingzoo:mpe2.simple_spread_v3"), "dqn", None),
-    "treasure_hunt": (NamedEnvironment("treasure_hunt"), "iqn", None),
-    "corridor of 10 cells": (Corridor, "dqn", 80_000),
-}
+def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool = False) -> dict[str, Any]:
+    """One run, in this process: its return, its seconds and its updates, and the return of greedy episodes."""
+    began = time.monotonic()
+    config = mc.Config(seed=seed, mode=mode, run_dir=str(run_dir), **task.settings)
+    result = mc.train(task.env, task.algorithm, config, progress=False)
+    seconds = time.monotonic() - began
+    found = {"return": fmean(result.returns.values()), "seconds": seconds, "updates": result.updates}
+    return found if not evaluate else {**found, "greedy": fmean(mc.evaluate(run_dir, EPISODES).mean.values())}
 
 
-def train(task: str, seed: int, mode: Any, play_randomly: bool = False) -> dict[str, Any]:
-    """One run, in this process: its return, its seconds and its updates."""
-    make, algorithm, steps = TASKS[task]
-    given: dict[str, Any] = {} if steps is None else {"total_steps": steps}
-    if play_randomly:  # epsilon stays 1 while nobody learns
-        given = {"total_steps": 20_000, "updates_per_step": None, "learner": LearnerConfig(warmup=100_000)}
-    with tempfile.TemporaryDirectory() as folder:
-        config = mc.Config(seed=seed, mode=mode, run_dir=str(Path(folder) / "run"), **given)
-        began = time.monotonic()
-        result = mc.train(make, algos.make(algorithm), config, progress=False)
-        seconds = time.monotonic() - began
-    return {"return": fmean(result.returns.values()), "seconds": seconds, "updates": result.updates}
+def play_randomly(task: Task, steps: int = 20_000) -> float:
+    """The mean return of an agent's episodes under uniform random actions that are allowed."""
+    env = vectorize(factory(task.env), 4)
+    for number, spaces in enumerate(env.spaces.values()):
+        spaces.action.seed(number)
+    env.reset(0)
+    running = {agent: np.zeros(env.copies) for agent in env.agents}
+    ended: list[float] = []
+    while steps > 0:
+        outcomes, turns = env.observe()
+        for outcome in outcomes:
+            returns = running[outcome.agent]
+            returns[outcome.copies] += outcome.reward
+            over = outcome.copies[outcome.terminated | outcome.truncated]
+            ended.extend(returns[over].tolist())
+            returns[over] = 0.0
+        for turn in turns:
+            spaces = env.spaces[turn.agent]
+            masks = turn.obs[MASK].astype(np.int8) if spaces.masked else [None] * len(turn.copies)
+            drawn = np.stack([spaces.action.sample(mask) for mask in masks])
+            env.act(turn, (drawn - spaces.first_action).astype(spaces.action_field.dtype))
+            steps -= len(turn.copies)
+    env.close()
+    return fmean(ended)
 
 
-def run(task: str, seed: int, *options: str) -> dict[str, Any]:
+def train_peer(task: Task, seed: int, run_dir: Path) -> dict[str, Any]:
+    """The same of a task's peer."""
+    steps = mc.Config(**task.settings).total_steps
+    episodes: list[tuple[int, float]] = []
+    began = time.monotonic()
+    assert task.peer is not None
+    task.peer(seed, steps, lambda step, value: episodes.append((step, value)))
+    run_dir.mkdir()
+    rows = "".join(f"0,{step},agent_0,episode_return,{value!r}\n" for step, value in episodes)
+    (run_dir / "metrics.csv").write_text("time_s,step,agent,name,value\n" + rows)
+    late = fmean(value for step, value in episodes if step > 0.9 * steps)
+    return {"return": late, "seconds": time.monotonic() - began}
+
+
+def run(task: str, seed: int, run_dir: Path, *options: str) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "bench.results", "--one", task, "--seeds", str(seed), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "bench.results", "--one", task, "--seeds", str(seed), "--run-dir", str(run_dir)]
+    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -88,33 +97,71 @@ def main() -> None:
     parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between")
     parser.add_argument("--mode", default="async", choices=["async", "serial"])
+    parser.add_argument("--evaluate", action="store_true", help=f"play {EPISODES} greedy episodes after each run")
     parser.add_argument("--load", type=int, default=0, metavar="N", help="other processes that keep busy meanwhile")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="of each task's curves, such as docs/results")
+    parser.add_argument("--beside", choices=list(TASKS), help="in the pictures, the curves of this task too")
     parser.add_argument("--one", choices=list(TASKS), help=argparse.SUPPRESS)
-    parser.add_argument("--random", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--run-dir", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     if options.one:
-        sys.stdout.write(json.dumps(train(options.one, seeds[0], options.mode, options.random)) + "\n")
+        task = TASKS[options.one]
+        if task.peer is not None:
+            found = train_peer(task, seeds[0], options.run_dir)
+        else:
+            found = train(task, seeds[0], options.run_dir, options.mode, options.evaluate)
+        sys.stdout.write(json.dumps(found) + "\n")
         return
     sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {options.load} busy beside\n")
-    sys.stdout.write("| environment | algorithm | random play | returns by seed | median | seconds, median |\n")
-    sys.stdout.write("|---|---|---|---|---|---|\n")
+    titles = ["task", "algorithm", "random play", "returns by seed", "median", "seconds, median"]
+    titles += ["greedy returns by seed"] if options.evaluate else []
+    sys.stdout.write(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n")
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for _ in range(options.load):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-        for task in options.task or TASKS:
-            _report(task, seeds, options.mode)
+        given = ["--mode", options.mode, *(["--evaluate"] if options.evaluate else [])]
+        beside = _report(options.beside, seeds, given, folder) if options.beside else []
+        for task in options.task or [name for name in TASKS if TASKS[name].peer is None]:
+            curves = _report(task, seeds, given, folder)
+            if options.plots is not None:
+                options.plots.mkdir(parents=True, exist_ok=True)
+                _draw(task, curves, options.beside, beside, options.plots / f"{_file_name(task)}.png")
 
 
-def _report(task: str, seeds: list[int], mode: str) -> None:
-    chance = run(task, 0, "--random")["return"]
-    runs = [run(task, seed, "--mode", mode) for seed in seeds]
+def _report(task: str, seeds: list[int], options: list[str], folder: Path) -> list[list[Metric]]:
+    """Writes a task's row of the table; returns the metrics of its runs, each started with these options."""
+    folders = {seed: folder / f"{_file_name(task)}-{seed}" for seed in seeds}
+    is_peer = TASKS[task].peer is not None
+    chance = "" if is_peer else f"{play_randomly(TASKS[task]):.4g}"
+    runs = [run(task, seed, folders[seed], *options) for seed in seeds]
     returns = [one["return"] for one in runs]
+    algorithm = TASKS[task].algorithm
     sys.stdout.write(
-        f"| {task} | {TASKS[task][1]} | {chance:.4g} | {', '.join(f'{value:.4g}' for value in returns)} "
-        f"| {median(returns):.4g} | {median(one['seconds'] for one in runs):.0f} |\n"
+        f"| {task} | {algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower()} | {chance} "
+        f"| {', '.join(f'{value:.4g}' for value in returns)} "
+        f"| {median(returns):.4g} | {median(one['seconds'] for one in runs):.0f} |"
     )
+    if "--evaluate" in options:  # which peers cannot do
+        sys.stdout.write(f" {', '.join('-' if is_peer else format(one['greedy'], '.4g') for one in runs)} |")
+    sys.stdout.write("\n")
     sys.stdout.flush()
+    return [read_metrics(folders[seed] / "metrics.csv") for seed in seeds]
+
+
+def _draw(task: str, curves: list[list[Metric]], beside: str | None, others: list[list[Metric]], path: Path) -> None:
+    """A picture of a task's runs; with others beside them, each side's agents are one curve."""
+    if beside is not None:
+        curves = [
+            [one._replace(agent=task) for one in mine] + [one._replace(agent=beside) for one in theirs]
+            for mine, theirs in zip(curves, others, strict=True)
+        ]
+    draw_runs(curves, path, f"{task}, {len(curves)} seeds")
+
+
+def _file_name(task: str) -> str:
+    return re.sub(r"\W+", "-", task).strip("-").lower()
 
 
 if __name__ == "__main__":

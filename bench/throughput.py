@@ -20,9 +20,11 @@ from statistics import median
 import gymnasium
 import torch
 
+from marlcore.training.config import EvaluationConfig, MetricsConfig
+
 from .peers.install import MISSING, appo_rate, installed
 from .report import busy, describe_machine
-from .training_work import Setting, act_alone, in_process, train
+from .training_work import Setting, act_alone, act_apart, in_process, train, train_on_policy
 
 __all__ = ["Goal", "Row", "measure", "rows"]
 
@@ -30,6 +32,7 @@ CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
 EPISODES = 1000  # steps of one copy in three episodes of the hunt, whose ends tell the rate
 DQN = Setting()
 SEEDS = Setting(updates_per_step=0.1)
+PPO = Setting(updates_per_step=1 / 512, batch=512, learning_rate=3e-4, warmup=0)  # an update for each batch
 
 Side = Callable[[], float]
 
@@ -74,6 +77,12 @@ def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "as
     return trained.rate
 
 
+def ours_on_policy(env: object, steps: int, mode: str = "async") -> float:
+    trained = train_on_policy(env, PPO, steps, mode)
+    trained.check(PPO)
+    return trained.rate
+
+
 def peer(module: str, setting: Setting, agents: int, steps: int) -> float:
     trained = in_process(module, setting, steps)
     trained.check(setting, agents)
@@ -109,9 +118,23 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
             sides[f"2 x {copies} copies"] = partial(
                 act_alone, HUNT, steps(count, 2 * copies * EPISODES), copies, 2, agents=3
             )
-        goals = [Goal("64 copies", 150_000)]
+        sides["2 runs of 16 copies"] = partial(act_apart, HUNT, steps(600_000, 2 * 16 * EPISODES), 16, 2, agents=3)
+        goals = [Goal("64 copies", 150_000), Goal("2 x 16 copies", 1.0, "2 runs of 16 copies")]
         goals += [Goal(f"2 x {copies} copies", 1.9, f"{copies} copies") for copies in (16, 64)]
         return Row("treasure_hunt, 3 agents that act alone", sides, tuple(goals))
+
+    def beside() -> Row:
+        def acting(**settings: object) -> Side:
+            return partial(act_alone, HUNT, steps(300_000, 16 * EPISODES), 16, agents=3, **settings)
+
+        hanging = MetricsConfig(sinks=("csv", "tensorboard", "bench.training_work:HangingSink"))
+        sides = {
+            "alone": acting(),
+            "a hanging sink": acting(metrics=hanging),
+            "an evaluator": acting(evaluation=EvaluationConfig(interval=10_000)),
+        }
+        goals = Goal("a hanging sink", 0.99, "alone"), Goal("an evaluator", 0.95, "alone")
+        return Row("treasure_hunt, 16 copies, beside others", sides, goals)
 
     def vectorized() -> Row:
         sides = {f"{n} copies": partial(act_alone, partial(cartpoles, n), steps(1_000_000), n) for n in (64, 256)}
@@ -133,12 +156,21 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
         return Row("treasure_hunt, 3 learners, 0.1 updates a step", sides, goals)
 
     def on_policy() -> Row:
-        return Row("CartPole, APPO", {"Sample Factory 2.1.1": appo_rate})
+        sides: dict[str, Side] = {
+            "marlcore": partial(ours_on_policy, CARTPOLE, steps(400_000)),
+            "marlcore, 64 copies": partial(ours_on_policy, partial(cartpoles, 64), steps(800_000)),
+            "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
+            "Stable-Baselines3": partial(peer, "sb3_ppo", PPO, 1, steps(100_000)),
+        }
+        if installed():
+            sides["Sample Factory 2.1.1"] = appo_rate
+        goals = [Goal("marlcore", 3, other) for other in list(sides)[3:]]
+        return Row("CartPole, PPO, one step on each 512 transitions", sides, tuple(goals))
 
-    found = {
-        "dqn": dqn, "acting": acting, "vectorized": vectorized, "modes": modes, "designs": designs,
+    return {
+        "dqn": dqn, "acting": acting, "beside": beside, "vectorized": vectorized, "modes": modes, "designs": designs,
+        "on_policy": on_policy,
     }  # fmt: skip
-    return found | ({"on_policy": on_policy} if installed() else {})
 
 
 def balanced(steps: int) -> Setting:
@@ -176,7 +208,7 @@ def main() -> None:
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     machine = describe_machine()
     sys.stdout.write("\n".join(machine.values()) + "\n")
-    if "on_policy" not in every:
+    if not installed():
         sys.stdout.write(f"skipped: Sample Factory; {MISSING}\n")
     figures: dict[str, dict[str, list[float]]] = {}
     for name, make in rows(options.scale).items():

@@ -6,20 +6,35 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Setting", "Trained", "act_alone", "in_process", "train"]
+__all__ = [
+    "COPIES",
+    "HangingSink",
+    "Setting",
+    "Trained",
+    "act_alone",
+    "act_apart",
+    "in_process",
+    "train",
+    "train_on_policy",
+]
 
+COPIES = 16  # of the environment, on-policy
 BEGIN = 0.3  # of a run's steps pass before its rate is taken
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What every library is told: DQN with two hidden layers, one-step returns, and the Adam optimizer.
+    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer.
 
     Attributes:
         tolerance: updates that a learner may be behind `updates_per_step`.
@@ -63,12 +78,30 @@ def train(env: Any, setting: Setting, steps: int, mode: str = "async", envs: int
     """marlcore's training on `env`; a learner process for each agent."""
     import marlcore as mc
 
-    run, updates = _run(env, _config(mc, setting, steps, mode, envs), setting)
-    return Trained(run, steps, updates)
+    rate, updates = _run(env, _config(mc, setting, steps, mode, envs), _dqn(setting))
+    return Trained(rate, steps, updates)
 
 
-def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1) -> float:
-    """Steps a second of marlcore's actors while their learners wait for a warm-up that the run does not reach."""
+def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
+    """marlcore's PPO with one gradient step on each batch; the copies are COPIES, or those of a vector environment."""
+    import marlcore as mc
+
+    ppo = mc.PPO(
+        learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu", epochs=1,
+        batch_size=setting.batch, minibatch_size=setting.batch,
+    )  # fmt: skip
+    learner = mc.LearnerConfig(gamma=setting.gamma, device="cpu")
+    config = mc.Config(total_steps=steps, mode=mode, actor=mc.ActorConfig(envs=COPIES), learner=learner)
+    rate, updates = _run(env, config, ppo)
+    return Trained(rate, steps, updates)
+
+
+def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1, **beside: Any) -> float:
+    """Steps a second of marlcore's actors while their learners wait for a warm-up that the run does not reach.
+
+    Args:
+        beside: further settings of mc.Config.
+    """
     import marlcore as mc
     from marlcore.training.config import ActorConfig
 
@@ -76,8 +109,34 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
     capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
     setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
     config = _config(mc, setting, steps, "async", envs)
-    config = replace(config, updates_per_step=None, actor=ActorConfig(processes=processes, envs=envs))
-    return _run(env, config, setting)[0]
+    config = replace(config, updates_per_step=None, actor=ActorConfig(processes=processes, envs=envs), **beside)
+    return _run(env, config, _dqn(setting))[0]
+
+
+def act_apart(env: Any, steps: int, envs: int, runs: int, agents: int = 1) -> float:
+    """Steps a second of several such runs together, which share nothing but the machine: the limit of `processes`."""
+    with ProcessPoolExecutor(runs, get_context("spawn")) as pool:
+        return sum(pool.map(partial(_act_once, env, steps // runs, envs, agents), range(runs)))
+
+
+def _act_once(env: Any, steps: int, envs: int, agents: int, _: int) -> float:
+    return act_alone(env, steps, envs, agents=agents)
+
+
+class HangingSink:
+    """A sink that never returns from its first metric."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._never = threading.Event()
+
+    def record(self, metric: Any) -> None:
+        self._never.wait()
+
+    def flush(self) -> None:
+        """Is never reached."""
+
+    def close(self) -> None:
+        """Is never reached."""
 
 
 def _config(mc: Any, setting: Setting, steps: int, mode: str, envs: int) -> Any:
@@ -97,18 +156,22 @@ def _config(mc: Any, setting: Setting, steps: int, mode: str, envs: int) -> Any:
     )
 
 
-def _run(env: Any, config: Any, setting: Setting) -> tuple[float, int]:
-    """(steps a second of the last part of a run, its updates)."""
-    import marlcore as mc
+def _dqn(setting: Setting) -> Any:
     from marlcore.algos import DQN
-    from marlcore.training.sinks.csv import read_metrics
 
-    dqn = DQN(
+    return DQN(
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), double=False, dueling=False,
         target_update_freq=setting.target_updates, reward_scale=1.0,
     )  # fmt: skip
+
+
+def _run(env: Any, config: Any, algorithm: Any) -> tuple[float, int]:
+    """(steps a second of the last part of a run, its updates)."""
+    import marlcore as mc
+    from marlcore.training.sinks.csv import read_metrics
+
     with tempfile.TemporaryDirectory() as folder:
-        result = mc.train(env, dqn, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
+        result = mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
         told = [one for one in read_metrics(result.run_dir / "metrics.csv") if one.name == "episode_length"]
     late = [one for one in told if one.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]

@@ -16,24 +16,34 @@ if TYPE_CHECKING:
 
     from .algos import DQN as DQN
     from .algos import IQN as IQN
+    from .algos import MAPPO as MAPPO
+    from .algos import PPO as PPO
+    from .algos import R2D2 as R2D2
+    from .algos import SAC as SAC
+    from .algos import TD3 as TD3
+    from .algos import RecurrentPPO as RecurrentPPO
     from .envs import NamedEnvironment as NamedEnvironment
     from .envs import TreasureHunt as TreasureHunt
+    from .errors import CallbackFailed as CallbackFailed
     from .errors import ClosedError as ClosedError
     from .errors import EnvironmentFailed as EnvironmentFailed
     from .errors import LaneBusy as LaneBusy
     from .errors import LayoutMismatch as LayoutMismatch
     from .errors import MarlcoreError as MarlcoreError
     from .errors import NotEnoughData as NotEnoughData
+    from .errors import NotEnoughMemory as NotEnoughMemory
     from .errors import SegmentCorrupt as SegmentCorrupt
     from .errors import SegmentNotFound as SegmentNotFound
     from .errors import SharedMemoryFull as SharedMemoryFull
     from .errors import StaleHandle as StaleHandle
     from .errors import UsedByTwoThreads as UsedByTwoThreads
     from .errors import WorkerFailed as WorkerFailed
+    from .errors import WorldModelFailed as WorldModelFailed
     from .interfaces import Action as Action
     from .interfaces import Algorithm as Algorithm
     from .interfaces import Environment as Environment
     from .interfaces import Outcome as Outcome
+    from .interfaces import QueueSource as QueueSource
     from .interfaces import ReplaySource as ReplaySource
     from .interfaces import Trainer as Trainer
     from .interfaces import Turn as Turn
@@ -70,6 +80,7 @@ if TYPE_CHECKING:
     from .training import Result as Result
     from .training import Run as Run
     from .training import Schedule as Schedule
+    from .training import SelfPlayConfig as SelfPlayConfig
     from .training import Status as Status
     from .training import SupervisionConfig as SupervisionConfig
     from .training import evaluate as evaluate
@@ -88,6 +99,7 @@ _HOME = {
     "ActorConfig": "training",
     "Algorithm": "interfaces",
     "Batch": "transitions",
+    "CallbackFailed": "errors",
     "ClosedError": "errors",
     "Config": "training",
     "Constant": "training",
@@ -105,25 +117,33 @@ _HOME = {
     "LearnerConfig": "training",
     "Linear": "training",
     "LoadedPolicy": "training",
+    "MAPPO": "algos",
     "MarlcoreError": "errors",
     "Metric": "processes",
     "MetricsConfig": "training",
     "Mixture": "replay",
     "NamedEnvironment": "envs",
     "NotEnoughData": "errors",
+    "NotEnoughMemory": "errors",
     "Outcome": "interfaces",
+    "PPO": "algos",
     "ParameterStore": "weights",
     "Piecewise": "training",
     "Prefetch": "replay",
     "Prioritized": "replay",
+    "QueueSource": "interfaces",
+    "R2D2": "algos",
     "RateLimiter": "replay",
+    "RecurrentPPO": "algos",
     "ReplayBuffer": "replay",
     "ReplayConfig": "training",
     "ReplaySource": "interfaces",
     "Result": "training",
     "Run": "training",
+    "SAC": "algos",
     "Sampler": "replay",
     "Schedule": "training",
+    "SelfPlayConfig": "training",
     "SegmentCorrupt": "errors",
     "SegmentNotFound": "errors",
     "Sequence": "replay",
@@ -132,6 +152,7 @@ _HOME = {
     "StaleHandle": "errors",
     "Status": "training",
     "SupervisionConfig": "training",
+    "TD3": "algos",
     "Trainer": "interfaces",
     "TrajectoryQueue": "queue",
     "TrajectoryReader": "queue",
@@ -145,6 +166,7 @@ _HOME = {
     "WorkerContext": "processes",
     "WorkerFailed": "errors",
     "Workers": "processes",
+    "WorldModelFailed": "errors",
     "Writer": "transitions",
     "evaluate": "training",
     "load_policy": "training",

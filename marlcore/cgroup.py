@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryLimit", "cpu_quota", "memory_limit"]
+__all__ = ["MemoryLimit", "cpu_quota", "memory_limit", "processors"]
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -41,6 +43,12 @@ def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
     """The number of processors whose time this process's group may use; None without a limit."""
     found = [quota for group in _groups("cpu", root, own) for quota in _cpu_quotas(group)]
     return min(found, default=None)
+
+
+def processors() -> int:
+    """The processors that this process may use, at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, math.ceil(cpu_quota() or cores)))
 
 
 def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:

@@ -6,18 +6,21 @@ Bad arguments raise ValueError or TypeError, as usual in Python.
 from __future__ import annotations
 
 __all__ = [
+    "CallbackFailed",
     "ClosedError",
     "EnvironmentFailed",
     "LaneBusy",
     "LayoutMismatch",
     "MarlcoreError",
     "NotEnoughData",
+    "NotEnoughMemory",
     "SegmentCorrupt",
     "SegmentNotFound",
     "SharedMemoryFull",
     "StaleHandle",
     "UsedByTwoThreads",
     "WorkerFailed",
+    "WorldModelFailed",
 ]
 
 
@@ -47,6 +50,10 @@ class LaneBusy(MarlcoreError):
 
 class NotEnoughData(MarlcoreError):
     """The replay holds too few transitions to sample from."""
+
+
+class NotEnoughMemory(MarlcoreError, MemoryError):
+    """The machine or the memory limit has less free memory than the caller wants to be left."""
 
 
 class StaleHandle(MarlcoreError):
@@ -84,3 +91,39 @@ class WorkerFailed(MarlcoreError):
 
     def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, str, str]]:
         return WorkerFailed, (self.worker, self.reason, self.traceback)
+
+
+class WorldModelFailed(WorkerFailed):
+    """A world model raised; if it was in this process, the original error is the `__cause__`.
+
+    Attributes:
+        state, profile: those for which the model was asked.
+        worker: the process. reason: "environment". traceback: the formatted traceback.
+    """
+
+    def __init__(self, state: object, profile: tuple[int, ...], traceback: str, worker: str = "this process") -> None:
+        super().__init__(worker, "environment", traceback)
+        self.args = (f"the world model failed in state {state!r} with profile {profile}, in {worker}:\n{traceback}",)
+        self.state = state
+        self.profile = profile
+
+    def __reduce__(self) -> tuple[type[WorldModelFailed], tuple[object, ...]]:  # type: ignore[override]
+        return WorldModelFailed, (self.state, self.profile, self.traceback, self.worker)
+
+
+class CallbackFailed(WorkerFailed):
+    """A function that the caller gave to a planner raised; if it was in this process, the error is the `__cause__`.
+
+    Attributes:
+        what: the function, in words. state: the state that it was called for.
+        worker: the process. reason: "worker". traceback: the formatted traceback.
+    """
+
+    def __init__(self, what: str, state: object, traceback: str, worker: str = "this process") -> None:
+        super().__init__(worker, "worker", traceback)
+        self.args = (f"{what} failed in state {state!r}, in {worker}:\n{traceback}",)
+        self.what = what
+        self.state = state
+
+    def __reduce__(self) -> tuple[type[CallbackFailed], tuple[object, ...]]:  # type: ignore[override]
+        return CallbackFailed, (self.what, self.state, self.traceback, self.worker)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import check_whole
+from .spec import Sequence as Windows
 from .spec import TransitionSpec
 
 if TYPE_CHECKING:
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
     import torch
 
     from .replay import Prioritized
-    from .replay import Sequence as Windows
     from .spaces import Spaces, Values
     from .transitions import Batch, TorchBatch
 
 __all__ = [
+    "PREVIOUS_REWARD",
     "PRIORITY",
     "Action",
     "Algorithm",
@@ -29,6 +31,7 @@ __all__ = [
     "Gate",
     "Outcome",
     "Publisher",
+    "QueueSource",
     "ReplaySource",
     "Trainer",
     "Turn",
@@ -39,6 +42,7 @@ __all__ = [
 
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
+PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
 
 
 class Environment(Protocol):
@@ -104,12 +108,14 @@ class Turn(NamedTuple):
         copies: int64 [k], ascending: the numbers of the copies.
         obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the next `observe`.
         begins: bool [k], whether this is the agent's first turn of an episode.
+        tags: by copy, the tag of an episode that begins, where the agent's info has a "tag"; see ReplayConfig.mixture.
     """
 
     agent: str
     copies: NDArray[np.int64]
     obs: Values
     begins: NDArray[np.bool_]
+    tags: Mapping[int, str] = {}
 
 
 class VectorEnvironment(Protocol):
@@ -147,7 +153,8 @@ class Action(NamedTuple):
 
     Attributes:
         action: [k, ...] of the action space; those of a Discrete or MultiDiscrete count from 0.
-        extras: [k, ...] by name, what the row stores beside them: the extras of `Algorithm.transition`.
+        extras: [k, ...] by name, what the row stores beside them: the extras of `Algorithm.transition`. Those that are
+            named like parts of the state are left out: rows store the state before these observations.
         state: the recurrent state after these observations, [k, ...] by name; None without one.
         values: [k] by name, what `Algorithm.first_priority` needs; not stored.
     """
@@ -165,10 +172,12 @@ class Update:
     Attributes:
         metrics: detached scalars, logged; at least "loss".
         priority: float32 [B], detached: each row's new priority, for prioritized replay; None leaves them.
+        updates: gradient steps made, at least 1; they are what is counted as updates.
     """
 
     metrics: Mapping[str, torch.Tensor]
     priority: torch.Tensor | None = None
+    updates: int = 1
 
 
 class Trainer(Protocol):
@@ -181,7 +190,9 @@ class Trainer(Protocol):
             batch: B transitions as returned by `Batch.torch`, on the network's device: `obs` and `next_obs` in the
                 network's input shape (a dict of tensors if the observation has several parts or a mask), `action`
                 [B, ...], `reward` float32 [B] (the discounted n-step sum), `discount` float32 [B] of `next_obs`, 0
-                where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name.
+                where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name. From a queue also
+                `continues` bool [B]: whether the next row is the episode's next transition. `numbers`: the scheduled
+                numbers by name, as last published.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,22 +217,56 @@ class ReplaySource:
     sequence: Windows | None = None
 
 
+@dataclass(frozen=True)
+class QueueSource:
+    """How a learner reads its queue, each transition once and in the order of writing: on-policy.
+
+    Each update is made on one batch, and its weights are published at once. In serial mode the actors wait meanwhile,
+    so that transitions come from the newest weights; in async mode they go on, and are at most `ahead` batches ahead.
+
+    Attributes:
+        batch_size: transitions of a batch, over all agents and copies of the policy; unrolls if `length` is given.
+        length: transitions of an unroll; None reads a run of single transitions from each lane.
+        ahead: batches of unread transitions at which actors wait.
+    """
+
+    batch_size: int
+    length: int | None = None
+    ahead: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "ahead", *(["length"] if self.length is not None else [])):
+            check_whole(f"source {name}", getattr(self, name))
+
+
 class Algorithm(Protocol):
     """Hyperparameters, with functions that make the model, choose actions and make the trainer.
 
     Each policy has its own model: its learner trains it, and its actors act with copies that follow. So an algorithm
-    keeps no state. Derive from this class to get `transition` and `source` by default. Preferably write a frozen
-    dataclass in a module: then `marlcore train --algo module:Class` offers its fields as options, and `--resume` can
-    import it again. Example: examples/custom_algorithm.py.
+    keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default. Preferably write a
+    frozen dataclass in a module: then `marlcore train --algo module:Class` offers its fields as options, and `--resume`
+    can import it again. Example: examples/custom_algorithm.py.
     """
+
+    wants_joint: ClassVar[bool] = False  # observations have a part "joint_observation" for critics; see envs/joint.py
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """The fields of a row; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""
         return TransitionSpec(obs=spaces.obs, action=spaces.action_field)
 
-    def source(self, chosen: ReplaySource) -> ReplaySource:
-        """How the learner samples, given what the configuration chose; by default that."""
+    def source(self, chosen: ReplaySource) -> ReplaySource | QueueSource:
+        """How the learner samples its replay or reads its queue; by default `chosen`, by the configuration."""
         return chosen
+
+    def schedules(self) -> Mapping[str, Any]:
+        """Numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
+
+        Learners publish them with their weights; trainers find them in the batch's `numbers`.
+
+        By name: numbers, or schedules as `exploration.schedules` of the configuration takes them. What the
+        configuration gives comes first.
+        """
+        return {}
 
     def make_model(self, spaces: Spaces) -> torch.nn.Module:
         """An untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
@@ -247,7 +292,8 @@ class Algorithm(Protocol):
             obs: the model's input, on its device.
             explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
                 greedily.
-            state: the recurrent state, rows of new episodes zeroed; None at first, and for models without one.
+            state: the recurrent state, rows of new episodes zeroed; None at first, and for models without one. A part
+                named "previous_reward", float32 [k], is by then the reward of the last action.
             mask: bool [k, actions], which actions are allowed; None allows all.
             generator: the actor's own source of randomness; the same seed repeats its draws.
         """

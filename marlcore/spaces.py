@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from .checks import check_whole
 from .spec import Field
 
-__all__ = ["ALONE", "MASK", "Part", "Spaces", "Values", "fields_of", "parts_of"]
+__all__ = ["ALONE", "JOINT", "MASK", "Part", "Spaces", "Values", "fields_of", "parts_of"]
 
 MASK = "action_mask"  # PettingZoo's name
+JOINT = "joint_observation"  # the part of an observation that is for critics alone; see envs/joint.py
 ALONE = "observation"  # PettingZoo's name of an observation beside its mask
 
 Values = NDArray[Any] | dict[str, NDArray[Any]]  # a field's values, or those of several fields by name

@@ -1,4 +1,4 @@
-"""The fields of a transition: their names, shapes and dtypes, checked once."""
+"""The fields of a transition, checked once: their names, shapes and dtypes; and windows of transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .checks import check_whole
 
-__all__ = ["Field", "TransitionSpec"]
+__all__ = ["Field", "Sequence", "TransitionSpec"]
 
 RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
@@ -184,6 +184,36 @@ class TransitionSpec:
             extras={name: Field(*f) for name, f in plain["extras"].items()},
             next_obs=plain["next_obs"],
         )
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Windows of consecutive transitions of one episode, for recurrent learners.
+
+    A window begins at an episode's first transition and at every `period` transitions from there. It ends early with
+    the episode, or where a writer was replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
+    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare it as an extra with
+    `Field(..., every=k)`, k a divisor of the period.
+
+    Attributes:
+        length: transitions of a window, burn-in included.
+        burn_in: first transitions that only warm up the recurrent state; `batch.mask` is False for them. Exception: a
+            window that begins its episode needs no burn-in.
+        period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
+            transition is trained on once.
+    """
+
+    length: int
+    burn_in: int = 0
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("sequence.length", self.length)
+        check_whole("sequence.burn_in", self.burn_in, 0)
+        if self.burn_in >= self.length:
+            raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
+        if self.period is not None:
+            check_whole("sequence.period", self.period)
 
 
 def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:

@@ -16,6 +16,7 @@ from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from marlcore.memory.native import try_lock
 
@@ -24,6 +25,9 @@ SUPPORT = str(Path(__file__).parent / "support")
 os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
+
+settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
+settings.load_profile("marlcore")
 
 failed = pytest.StashKey[bool]()
 

@@ -6,6 +6,7 @@ It steps one CartPole, stores the transition in NumPy arrays without checks, and
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from copy import deepcopy
 
 import gymnasium
@@ -76,16 +77,18 @@ class Ring:
         return [array[at] for array in self._arrays]
 
 
-def train(setting: Setting, steps: int) -> Trained:
-    """Trains on CartPole."""
+def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, float], object] | None = None) -> Trained:
+    """Trains on CartPole; calls `tell` with each episode's last step and return."""
     torch.set_num_threads(1)
+    torch.manual_seed(seed)
     env = gymnasium.make("CartPole-v1")
     shape = env.observation_space.shape
-    ring, generator = Ring(setting.capacity, shape), np.random.default_rng(0)
+    ring, generator = Ring(setting.capacity, shape), np.random.default_rng(seed)
     dqn = PlainDQN(setting, shape[0], int(env.action_space.n))
     every = round(1 / setting.updates_per_step)
-    obs, _ = env.reset(seed=0)
-    began = time.perf_counter()
+    obs, _ = env.reset(seed=seed)
+    env.action_space.seed(seed)
+    earned, began = 0.0, time.perf_counter()
     for step in range(steps):
         if step == setting.warmup:
             began = time.perf_counter()
@@ -96,7 +99,12 @@ def train(setting: Setting, steps: int) -> Trained:
                 action = int(dqn.network(torch.from_numpy(obs)[None]).argmax(dim=1).item())
         next_obs, reward, terminated, truncated, _ = env.step(action)
         ring.add(obs, action, reward, next_obs, terminated)
-        obs = env.reset()[0] if terminated or truncated else next_obs
+        earned += float(reward)
+        if terminated or truncated:
+            if tell is not None:
+                tell(step + 1, earned)
+            next_obs, earned = env.reset()[0], 0.0
+        obs = next_obs
         if step >= setting.warmup and step % every == 0:
             dqn.update(ring.sample(generator, setting.batch))
     env.close()

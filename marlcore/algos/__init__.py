@@ -8,14 +8,22 @@ from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .dqn import DQN
 from .iqn import IQN
+from .mappo import MAPPO
+from .ppo import PPO
+from .r2d2 import R2D2
+from .recurrent_ppo import RecurrentPPO
+from .sac import SAC
+from .td3 import TD3
 
-__all__ = ["ALGORITHMS", "DQN", "IQN", "find", "make", "name_of"]
+__all__ = ["ALGORITHMS", "DQN", "IQN", "MAPPO", "PPO", "R2D2", "SAC", "TD3", "RecurrentPPO", "find", "make", "name_of"]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"dqn": DQN, "iqn": IQN}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    kind.__name__.lower(): kind for kind in (DQN, IQN, MAPPO, PPO, R2D2, RecurrentPPO, SAC, TD3)
+}
 
 
 def find(name: str) -> type[Algorithm]:
-    """The class of an algorithm: "dqn", "iqn", or "module:Class" for your own.
+    """The class of an algorithm: one of ALGORITHMS by its name, such as "dqn", or "module:Class" for your own.
 
     Raises: ValueError: no algorithm has this name, or the import fails.
     """

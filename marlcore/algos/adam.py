@@ -20,17 +20,18 @@ class ClippedAdam(torch.optim.Adam):
     Args:
         parameters: float32, all on one device; this object owns their `grad` from now on.
         lr: the step size, above 0.
+        eps: added to the root of the mean square.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], lr: float) -> None:
-        super().__init__(parameters, lr=lr, fused=True)
-        self._tensors = list(parameters)
-        sizes = [tensor.numel() for tensor in self._tensors]
-        self._gradient = torch.zeros(sum(sizes), device=self._tensors[0].device)
+    def __init__(self, parameters: Sequence[torch.Tensor], lr: float, eps: float = 1e-8) -> None:
+        super().__init__(parameters, lr=lr, eps=eps, fused=True)
+        self.tensors = list(parameters)
+        sizes = [tensor.numel() for tensor in self.tensors]
+        self._gradient = torch.zeros(sum(sizes), device=self.tensors[0].device)
         self._gradients = [
-            part.view_as(tensor) for tensor, part in zip(self._tensors, torch.split(self._gradient, sizes), strict=True)
+            part.view_as(tensor) for tensor, part in zip(self.tensors, torch.split(self._gradient, sizes), strict=True)
         ]
-        for tensor, gradient in zip(self._tensors, self._gradients, strict=True):
+        for tensor, gradient in zip(self.tensors, self._gradients, strict=True):
             tensor.grad = gradient
             self.state[tensor] = {
                 "step": torch.zeros((), device=tensor.device),
@@ -41,7 +42,12 @@ class ClippedAdam(torch.optim.Adam):
 
     def _remember_state(self) -> None:
         names = ("step", "exp_avg", "exp_avg_sq")
-        self._state_lists = [[self.state[tensor][name] for tensor in self._tensors] for name in names]
+        self._state_lists = [[self.state[tensor][name] for tensor in self.tensors] for name in names]
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The step size from now on."""
+        for group in self.param_groups:
+            group["lr"] = lr
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the gradients in place; they stay views of one vector."""
@@ -55,7 +61,7 @@ class ClippedAdam(torch.optim.Adam):
         torch._foreach_add_(steps, 1)
         group = self.param_groups[0]
         torch._fused_adam_(
-            self._tensors,
+            self.tensors,
             self._gradients,
             means,
             squares,

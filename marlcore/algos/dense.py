@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Dense", "linear"]
+__all__ = ["Activation", "Dense", "linear"]
+
+Activation = Callable[[torch.Tensor], torch.Tensor]  # changes its argument in place
 
 
 class Dense(nn.Module):
-    """Fully connected layers with a ReLU after each: [..., inputs] to [..., size].
+    """Fully connected layers, each followed by an activation: [..., inputs] to [..., size].
 
-    It computes what nn.Sequential of nn.Linear and nn.ReLU computes, to the last bit. Calling those modules and
-    looking up their parameters takes longer than a small network's products. So networks here keep their parts in
-    tuples and call each part's `forward`: hooks on a whole network are called, hooks on its parts are not.
+    It computes what nn.Sequential of nn.Linear and nn.ReLU (or of another activation) computes, to the last bit.
+    Calling those modules and looking up their parameters takes longer than a small network's products. So networks here
+    keep their parts in tuples and call each part's `forward`: hooks on a whole network are called, hooks on its parts
+    are not.
 
     Attributes:
         size: the units of the last layer, `inputs` without layers.
     """
 
-    def __init__(self, inputs: int, sizes: tuple[int, ...]) -> None:
+    def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = torch.relu_) -> None:
         super().__init__()
+        self._activation = activation
         widths = (inputs, *sizes)
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False))
         self.size = widths[-1]
@@ -33,7 +37,7 @@ class Dense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for tensors in self._tensors:
-            x = linear(tensors, x).relu_()
+            x = self._activation(linear(tensors, x))
         return x
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..interfaces import PRIORITY, Action
 from .qnetwork import QNetwork, best
 
-__all__ = ["epsilon_greedy"]
+__all__ = ["epsilon_greedy", "explored"]
 
 
 def epsilon_greedy(
@@ -28,9 +28,11 @@ def epsilon_greedy(
     The arguments are those of `Algorithm.act`. The draws from the generator depend neither on epsilon nor on the mask;
     the network runs only if some row is greedy, or if `values` asks for those of first_priority.py.
     """
+    rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+    count = network.actions.count
     with torch.inference_mode():
         allowed = None if mask is None else network.actions.allowed(mask)
-        drawn = None if explore is None else _drawn(network, obs, explore["epsilon"], allowed, generator)
+        drawn = None if explore is None else _drawn(rows, count, explore["epsilon"], allowed, generator)
         if drawn is not None and drawn[0].all() and not values:
             return Action(network.actions.decode(drawn[1]))
         found = network(obs)
@@ -38,19 +40,35 @@ def epsilon_greedy(
         chosen = greedy if drawn is None else np.where(*drawn, greedy)
         if not values:
             return Action(network.actions.decode(chosen))
-        every, rows = found.cpu().numpy(), np.arange(len(chosen))
-        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
-        of_rows = {"taken": every[rows, chosen], "best": every[rows, greedy]}
+        every, each = found.cpu().numpy(), np.arange(rows)
+        unknown = {PRIORITY: np.full(rows, np.nan, np.float32)}
+        of_rows = {"taken": every[each, chosen], "best": every[each, greedy]}
         return Action(network.actions.decode(chosen), unknown, values=of_rows)
 
 
+def explored(
+    values: torch.Tensor,
+    allowed: torch.Tensor | None,
+    explore: Mapping[str, Any] | None,
+    generator: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Epsilon-greedy actions [k], of values [k, actions] that are known already; `allowed` bool [k, actions].
+
+    The draws from the generator are those of `epsilon_greedy`.
+    """
+    greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
+    if explore is None:
+        return greedy
+    rows, count = values.shape
+    return np.where(*_drawn(rows, count, explore["epsilon"], allowed, generator), greedy)
+
+
 def _drawn(
-    network: QNetwork, obs: Any, epsilon: Any, allowed: torch.Tensor | None, generator: np.random.Generator
+    rows: int, actions: int, epsilon: Any, allowed: torch.Tensor | None, generator: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Which rows explore, and a random action of each row."""
-    rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
     explores = generator.random(rows) < epsilon
-    return explores, _uniform(generator.random(rows), network.actions.count, allowed)
+    return explores, _uniform(generator.random(rows), actions, allowed)
 
 
 def _uniform(place: NDArray[np.float64], count: int, allowed: torch.Tensor | None) -> NDArray[np.int64]:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from .adam import ClippedAdam
-from .hyperparameters import Hyperparameters
+from .hyperparameters import TargetHyperparameters
 
-__all__ = ["TargetTrainer"]
+__all__ = ["TargetTrainer", "independent_copy"]
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -20,12 +20,12 @@ N = TypeVar("N", bound=nn.Module)
 class TargetTrainer(Generic[N]):
     """A network's optimizer and its target network."""
 
-    def __init__(self, network: N, hyper: Hyperparameters) -> None:
+    def __init__(self, network: N, hyper: TargetHyperparameters) -> None:
         self.network = network
         self.hyper = hyper
         self.parameters: list[torch.Tensor] = list(network.parameters())
         self.device = self.parameters[0].device
-        self.target = _independent_copy(network)
+        self.target = independent_copy(network)
         self.followers: list[torch.Tensor] = list(self.target.parameters())
         self.optimizer = ClippedAdam(self.parameters, lr=hyper.learning_rate)
         self.updates = 0
@@ -61,7 +61,8 @@ class TargetTrainer(Generic[N]):
         self.updates = state["updates"]
 
 
-def _independent_copy(network: N) -> N:
+def independent_copy(network: N) -> N:
+    """A copy without gradients, whose tensors share no memory with the network's."""
     twin = copy.deepcopy(network).requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.
     for tensor in chain(twin.parameters(), twin.buffers()):

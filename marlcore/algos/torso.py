@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..spaces import Spaces
-from .dense import Dense
+from .dense import Activation, Dense
 from .encoders import encoder_of
 
 __all__ = ["Torso"]
@@ -18,15 +18,23 @@ class Torso(nn.Module):
     """Observations, as `Algorithm.make_model` says, to features [B, size].
 
     Each part of the observation has its encoder (see encoders.py); fully connected layers of the sizes `hidden` follow
-    on what these return, one after another in the order of `Spaces.parts`. A mask in the observation is no input.
+    on what these return, one after another in the order of `Spaces.parts`. A mask in the observation is no input, nor
+    are the parts that `without` names.
     """
 
-    def __init__(self, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        spaces: Spaces,
+        hidden: tuple[int, ...],
+        activation: Activation = torch.relu_,
+        without: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
-        self.names = [part.name for part in spaces.parts] if isinstance(spaces.obs, dict) else None
-        encoders = [encoder_of(part.space, spaces.stack) for part in spaces.parts]
+        parts = [part for part in spaces.parts if part.name not in without]
+        self.names = [part.name for part in parts] if isinstance(spaces.obs, dict) else None
+        encoders = [encoder_of(part.space, spaces.stack) for part in parts]
         self.encoders = nn.ModuleList(encoders)
-        self.dense = Dense(sum(encoder.size for encoder in encoders), hidden)
+        self.dense = Dense(sum(encoder.size for encoder in encoders), hidden, activation)
         self.size = self.dense.size
         self._parts = (encoders, self.dense)
 

@@ -51,18 +51,23 @@ def parse(
 
 
 def _schedules_as_text() -> tyro.constructors.ConstructorRegistry:
-    """Makes an option of a schedule one word, such as "linear(1, 0.05, 50000)"."""
+    """Makes an option of a schedule one word, such as "linear(1, 0.05, 50000)", and "None" if there may be none."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
-    def rule(about: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Schedule] | None:
-        if about.type is not Schedule:
+    def rule(about: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        optional = about.type == (Schedule | None)
+        if about.type is not Schedule and not optional:
             return None
+
+        def read(words: list[str]) -> Schedule | None:
+            return None if optional and words[0] == "None" else Schedule.from_value("schedule", words[0])
+
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
-            metavar="SCHEDULE",
-            instance_from_str=lambda words: Schedule.from_value("schedule", words[0]),
-            is_instance=lambda value: isinstance(value, Schedule),
+            metavar="{None}|SCHEDULE" if optional else "SCHEDULE",
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, Schedule) or (optional and value is None),
             str_from_instance=lambda value: [str(value)],
         )
 
@@ -99,7 +104,7 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
         part = one.default_factory
         if dataclasses.is_dataclass(part):
             unnamed = any(getattr(mark, "name", None) == "" for mark in getattr(hints[one.name], "__metadata__", ()))
-            yield from _names(part, prefix if unnamed else f"{prefix}{one.name}.")
+            yield from _names(part, prefix if unnamed else f"{prefix}{one.name.replace('_', '-')}.")
         else:
             yield prefix + one.name.replace("_", "-")
 

@@ -46,7 +46,7 @@ REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 @dataclass(frozen=True)
 class TopOptions:
-    """Show a live run: each process's rates and restarts, and its learners' samples.
+    """Show a live run: each process's rates and restarts, and each policy's updates and samples.
 
     The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
     batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start.
@@ -91,6 +91,7 @@ class Run:
     def __init__(self, control: Control) -> None:
         self.about = control.about
         self._control = control
+        self._policies: dict[str, dict[str, Any]] = self.about["policies"]
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
@@ -106,13 +107,14 @@ class Run:
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the run and of each worker; rates are since the last call."""
+        """The figures of the run, of each worker and of each policy; rates are since the last call."""
         for metric in self._telemetry.tail():
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
         before, now = self._before, self._count()
         self._before = now
         seconds = max(now.time - before.time, 1e-9)
         workers = {name: self._of_worker(name, before, now, seconds) for name in self._control.workers}
+        policies = {name: self._of_policy(name, before, now, seconds) for name in self._policies}
         steps = sum(now.steps.values())
         return {
             "run_dir": self.about["run_dir"],
@@ -120,6 +122,7 @@ class Run:
             "total_steps": self.about["total_steps"],
             "steps_per_s": (steps - sum(before.steps.values())) / seconds,
             "workers": workers,
+            "policies": policies,
         }
 
     def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
@@ -132,20 +135,28 @@ class Run:
         if not is_learner(name):
             rate = (now.steps[name] - before.steps[name]) / seconds
             return {**found, "steps": now.steps[name], "steps_per_s": rate}
-        learners = sum(is_learner(worker) for worker in self._control.workers)
-        drawn = now.updates[name] * self.about["batch_size"]
         rate = (now.updates[name] - before.updates[name]) / seconds
         found |= {"updates": now.updates[name], "updates_per_s": rate}
-        found["replay_ratio"] = drawn / max(sum(now.steps.values()) / learners, 1.0)
-        newest = self._newest.get(policy_of(name), {})
-        return found | {label: newest[label] for label in REPORTED if label in newest}
+        alone = policy_of(name)
+        return found | self._of_policy(alone, before, now, seconds) if alone in self._policies else found
+
+    def _of_policy(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
+        updates, about = now.updates[name], self._policies[name]
+        steps = about["share"] * sum(now.steps.values())
+        newest = self._newest.get(name, {})
+        ratio = updates * about["batch_size"] / max(steps, 1.0)
+        return {
+            "updates": updates,
+            "updates_per_s": (updates - before.updates[name]) / seconds,
+            **({"replay_ratio": ratio} if about["batch_size"] else {}),  # a queue is no replay
+        } | {label: newest[label] for label in REPORTED if label in newest}
 
     def _count(self) -> _Count:
-        workers = self._control.workers.items()
+        workers, policies = self._control.workers, self._control.tallies
         return _Count(
             time.monotonic(),
-            {name: counters.load(STEPS) for name, counters in workers},
-            {name: counters.load(UPDATES) for name, counters in workers},
+            {name: counters.load(STEPS) for name, counters in workers.items()},
+            {name: counters.load(UPDATES) for name, counters in (workers | policies).items()},
         )
 
 
@@ -198,18 +209,20 @@ def _print_json(figures: dict[str, Any]) -> None:
 
 
 def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
-    """A line for the run, and a row for each worker."""
+    """A line for the run, and a row for each worker, and for each policy that shares its learner."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",
         f"{figures['steps_per_s']:,.0f} steps/s",
     ]
+    alone = {policy_of(worker) for worker in figures["workers"]}
+    shared = {name: row for name, row in figures["policies"].items() if name not in alone}
     titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
     rows = {
-        worker: [
-            format(row[name], form) if name in row and (name, row[name]) != ("pid", 0) else ""
-            for name, form in COLUMNS.items()
+        name: [
+            format(row[column], form) if column in row and (column, row[column]) != ("pid", 0) else ""
+            for column, form in COLUMNS.items()
         ]
-        for worker, row in figures["workers"].items()
+        for name, row in (figures["workers"] | shared).items()
     }
     return FittedTable(headline, "worker", titles, rows, crop=crop, optional=["pid"])

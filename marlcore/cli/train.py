@@ -27,10 +27,11 @@ class TrainOptions:
     """
 
     env: str = "treasure_hunt"
-    """treasure_hunt, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
+    """treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
     <module>:<function>."""
     algo: str = "iqn"
-    """The learning algorithm: dqn, iqn or <module>:<class>; the options that begin with --algorithm are its own."""
+    """The learning algorithm: dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or <module>:<class>; options that
+    begin with --algorithm are its own."""
     seeds: tuple[int, ...] = ()
     """Instead of --seed: a run for each of these, one after another, with their curves together."""
     settings: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from .. import planning
 from ..kernels import jit
 from ..training import warm_up
 from .options import parse
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> int:
     """Runs `marlcore warmup`; 0, or 1 if the kernels cannot be kept."""
     parse(WarmupOptions, arguments, "warmup")
     with jit.quietly():
-        seconds = warm_up()
+        seconds = warm_up() + planning.warm_up()
     cache = jit.cache_directory()
     if cache is None:
         return 1  # the reason was printed

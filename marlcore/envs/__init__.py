@@ -15,14 +15,17 @@ from ..checks import check_whole
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
 from ..references import is_importable, resolve
+from .recall import Recall
 from .treasure_hunt import TreasureHunt
+from .two_player import TwoPlayer
 
-__all__ = ["NamedEnvironment", "TreasureHunt", "adapt", "factory", "make", "vectorize"]
+__all__ = ["NamedEnvironment", "Recall", "TreasureHunt", "TwoPlayer", "adapt", "factory", "make", "vectorize"]
 
 KINDS = (
-    "treasure_hunt, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
+    "treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
     "<module>:<function>"
 )
+OWN: dict[str, Any] = {"treasure_hunt": TreasureHunt, "recall": Recall}
 
 
 def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Environment:
@@ -31,6 +34,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
     Args:
         name: one of
             treasure_hunt;
+            recall, a test of memory;
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
             atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see atari.py).
@@ -40,7 +44,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
             <module>:<function>, made by the function (see `adapt`).
         wrappers: functions, each <module>:<function>, that take the environment as its package made it, and return
             another; the first one is applied first.
-        options: arguments of `TreasureHunt`, `gymnasium.make`, `env`, `parallel_env` or the function.
+        options: arguments of `TreasureHunt`, `Recall`, `gymnasium.make`, `env`, `parallel_env` or the function.
 
     Raises:
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
@@ -60,8 +64,8 @@ def _made(name: str, options: Mapping[str, Any], wrappers: Sequence[str]) -> Any
 
 def _bare(name: str, options: dict[str, Any]) -> Any:
     kind, _, rest = name.partition(":")
-    if name == "treasure_hunt":
-        return TreasureHunt(**options)
+    if name in OWN:
+        return OWN[name](**options)
     if game := _atari_game(name):
         from .atari import make_atari
 

@@ -18,6 +18,9 @@ from .agent_view import AgentView, failed, label_of, numbers
 __all__ = ["AgentBuffer", "AgentBuffers", "child_seeds"]
 
 
+TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
+
+
 @dataclass
 class _Told:
     """The results of a round: one item for each copy, but for `ended` and `infos`, which are of ended episodes."""
@@ -56,6 +59,7 @@ class AgentBuffer:
         self._begins = [True] * copies
         self._told = _Told()
         self._asked: list[int] = []
+        self._tags: dict[int, Any] = {}
 
     def begin_copy(self, copy: int) -> None:
         """Begins an episode in one copy."""
@@ -92,6 +96,8 @@ class AgentBuffer:
         """Takes the observation of a copy in which the agent acts next."""
         self._put(self._seen, copy, observation, info)
         self._asked.append(copy)
+        if self._begins[copy] and TAG in info:
+            self._tags[copy] = info[TAG]
 
     def outcome(self) -> Outcome | None:
         """What was told in this round, checked; None if nothing was. Raises EnvironmentFailed."""
@@ -111,12 +117,13 @@ class AgentBuffer:
     def turn(self) -> Turn | None:
         """What was asked in this round, checked; None if nothing was. Raises EnvironmentFailed."""
         asked, self._asked = self._asked, []
+        tags, self._tags = self._tags, {}
         if not asked:
             return None
         copies = self._numbers_of(asked)
         obs = self._rows(self._seen, copies)
         self.view.check(copies, obs, acting=True)
-        return Turn(self.view.agent, copies, obs, np.array([self._begins[copy] for copy in asked]))
+        return Turn(self.view.agent, copies, obs, np.array([self._begins[copy] for copy in asked]), tags)
 
     def _number(self, copy: int, reward: Any) -> float:
         try:

@@ -1,4 +1,4 @@
-"""Numba kernels: they check tickets, compute returns, copy rows and maintain trees of priorities.
+"""Numba kernels: they draw rows, compute returns, maintain trees of priorities, and plan backwards.
 
 Kernels take only arrays and numbers, allocate nothing, and draw from a generator whose state the caller owns. They
 never wait and never call Python. jit.py caches the compiled code on disk.

@@ -74,12 +74,52 @@ class LaneGeometry:
     def nbytes(self) -> int:
         return self.column_offset(len(self.columns))
 
+    @property
+    def whole(self) -> LaneGeometry:
+        """The geometry of all lanes."""
+        return self
+
+    def part(self, lanes: range) -> LaneGeometry:
+        """Consecutive lanes of these, in their places; they count from 0 there."""
+        return LanePart(len(lanes), self.capacity, self.columns, self.every, self.slots, self.whole, lanes.start)
+
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
         """The lanes in a mapped body. Raises ValueError: the body is too short for them."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
         return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
+
+
+@dataclass(frozen=True)
+class LanePart(LaneGeometry):
+    """Consecutive lanes of others, in their places.
+
+    Attributes:
+        others: the geometry of all lanes.
+        first: the number of the first of these lanes among all.
+    """
+
+    others: LaneGeometry | None = None
+    first: int = 0
+
+    def counters_offset(self, lane: int) -> int:
+        return super().counters_offset(self.first + lane)
+
+    def slot_offset(self, slot: int) -> int:
+        return self.whole.slot_offset(slot)
+
+    def column_offset(self, column: int) -> int:
+        return self.whole.column_offset(column) + self.first * self.rows(column) * self.stride(column)
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes
+
+    @property
+    def whole(self) -> LaneGeometry:
+        assert self.others is not None
+        return self.others
 
 
 class LaneClaim:

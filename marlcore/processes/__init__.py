@@ -8,9 +8,10 @@ workers' code: callers pass callables, and the names of modules to preload.
 from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
 from .forkserver import ForkServer, end_with_parent
 from .group import PRELOAD, WorkerContext, Workers
+from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
-from .telemetry import NAME_BYTES, Metric, Telemetry
+from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
 from .worker import WorkerProcess, check_picklable, reason_of
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "ForkServer",
     "Interrupts",
     "Metric",
+    "Pool",
+    "Reporter",
     "RestartPolicy",
     "Supervisor",
     "Telemetry",

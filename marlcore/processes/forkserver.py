@@ -87,6 +87,19 @@ class ForkServer:
         self._hurry = hurry
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._answered = False  # whether the server said that it is ready
+
+    def begin(self) -> None:
+        """Starts the server without waiting until it is ready, unless it was started; `fork` waits for that."""
+        if self._channel is None:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = start_program(theirs.fileno(), self._preload)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server was started, and `fork` need not wait for it."""
+        return self._answered or (self._channel is not None and readable(self._channel.fileno(), 0.0))
 
     def fork(self, report: int, function: Callable[..., None], *args: Any) -> Forked:
         """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
@@ -123,7 +136,7 @@ class ForkServer:
         """The server's answer; restarts the server if it is gone."""
         for failed in range(1, STARTS + 1):
             try:
-                channel = self._channel or self._start()
+                channel = self._start()
                 socket.send_fds(channel, [_FORK], fds)
                 return self._answer(channel, REPLY_S)
             except (_Gone, ConnectionError) as error:
@@ -158,11 +171,12 @@ class ForkServer:
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _start(self) -> socket.socket:
-        """Starts the server and waits until it is ready."""
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = start_program(theirs.fileno(), self._preload)
-        self._answer(self._channel, START_S, self._hurry)
+        """The channel of a server that is ready."""
+        self.begin()
+        assert self._channel is not None
+        if not self._answered:
+            self._answer(self._channel, START_S, self._hurry)
+            self._answered = True
         return self._channel
 
     @property
@@ -181,6 +195,7 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 log.error("process %d did not end within %g s of SIGKILL and is left alone", self._process.pid, KILL_S)
         self._channel = self._process = None
+        self._answered = False
 
 
 def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -350,7 +365,7 @@ def _run(task: int, report: int, tracker: int) -> None:
         with os.fdopen(task, "rb") as file:
             file.seek(0)
             function, args = pickle.load(file)
-        function(Connection(report, readable=False), *args)
+        function(Connection(report), *args)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

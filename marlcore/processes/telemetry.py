@@ -64,6 +64,15 @@ class Telemetry(Shared):
         """The writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Of each lane, the metrics that were read or lost so far; `read_from` continues there."""
+        return tuple(self._read)
+
+    def read_from(self, positions: Sequence[int]) -> None:
+        """Makes `tail` continue where another reader of this telemetry was; see `positions`."""
+        self._read = [int(position) for position in positions]
+
     def tail(self) -> list[Metric]:
         """The metrics reported since the last call, in order of time."""
         found = []

@@ -19,9 +19,9 @@ from typing import Any
 import cloudpickle
 
 from ..errors import EnvironmentFailed
-from .forkserver import KILL_S, ForkServer, leave, read_status, readable
+from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 
-__all__ = ["Failure", "WorkerProcess", "check_picklable", "reason_of", "wait_any"]
+__all__ = ["ChildProcess", "Failure", "WorkerProcess", "check_picklable", "reason_of", "surroundings", "wait_any"]
 
 STATUS_S = 1.0  # for a dead process's exit status to arrive
 MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback
@@ -47,37 +47,17 @@ def reason_of(error: BaseException) -> str:
     return "environment" if isinstance(error, EnvironmentFailed) else "worker"
 
 
-class WorkerProcess:
-    """One worker in its own process.
-
-    Arguments that another process cannot import are pickled by value: definitions in `__main__`, in a notebook or in a
-    function's body. So a worker never imports the program that started it.
-
-    Args:
-        server: forks the process.
-        name: the worker's name.
-        work: the function that the process calls.
-        prepare: called before `work` is unpickled, for example to set up a log that also records an unpickling error.
+class ChildProcess:
+    """A process that the fork server started.
 
     Attributes:
         name: the worker's name. pid: its process id.
     """
 
-    def __init__(
-        self, server: ForkServer, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None
-    ) -> None:
-        """Raises OSError: the system cannot start another process."""
+    def __init__(self, name: str, process: Forked) -> None:
         self.name = name
-        task = cloudpickle.dumps(work)
-        self._errors, child_end = multiprocessing.Pipe(duplex=False)
-        try:
-            with child_end:
-                # The worker unpickles the task, so that an error in it is reported as the worker's.
-                self._process = server.fork(child_end.fileno(), _work, _surroundings(name), name, prepare, task)
-        except BaseException:
-            self._errors.close()
-            raise
-        self.pid = self._process.pid
+        self.pid = process.pid
+        self._process = process
 
     @property
     def pidfd(self) -> int:
@@ -87,20 +67,6 @@ class WorkerProcess:
     @property
     def running(self) -> bool:
         return not readable(self.pidfd, 0.0)
-
-    def failure(self) -> Failure | None:
-        """How the worker failed; None while it runs or if it ended well."""
-        if self.running:
-            return None
-        try:
-            if self._errors.poll():
-                said = self._errors.recv()
-                return Failure(*said) if said else None
-        except (EOFError, OSError):
-            pass  # it died before or while sending
-        code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
-        reason = "worker" if code is not None and code >= 0 else "death"
-        return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
     def kill(self) -> None:
         """Kills the process at once."""
@@ -114,9 +80,60 @@ class WorkerProcess:
             log.error(
                 "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
             )
-        self._errors.close()
         os.close(self._process.pidfd)
         os.close(self._process.status)
+
+    def ending(self) -> Failure:
+        """How a process that has ended did so, by its exit status."""
+        code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
+        reason = "worker" if code is not None and code >= 0 else "death"
+        return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
+
+
+class WorkerProcess(ChildProcess):
+    """One worker in its own process.
+
+    Arguments that another process cannot import are pickled by value: definitions in `__main__`, in a notebook or in a
+    function's body. So a worker never imports the program that started it.
+
+    Args:
+        server: forks the process.
+        name: the worker's name.
+        work: the function that the process calls.
+        prepare: called before `work` is unpickled, for example to set up a log that also records an unpickling error.
+    """
+
+    def __init__(
+        self, server: ForkServer, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None
+    ) -> None:
+        """Raises OSError: the system cannot start another process."""
+        task = cloudpickle.dumps(work)
+        self._errors, child_end = multiprocessing.Pipe(duplex=False)
+        try:
+            with child_end:
+                # The worker unpickles the task, so that an error in it is reported as the worker's.
+                process = server.fork(child_end.fileno(), _work, surroundings(name), name, prepare, task)
+        except BaseException:
+            self._errors.close()
+            raise
+        super().__init__(name, process)
+
+    def failure(self) -> Failure | None:
+        """How the worker failed; None while it runs or if it ended well."""
+        if self.running:
+            return None
+        try:
+            if self._errors.poll():
+                said = self._errors.recv()
+                return Failure(*said) if said else None
+        except (EOFError, OSError):
+            pass  # it died before or while sending
+        return self.ending()
+
+    def close(self) -> None:
+        """Kills the process if it still runs, and closes this side's descriptors."""
+        super().close()
+        self._errors.close()
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
@@ -162,7 +179,7 @@ def _work(
     leave(0)
 
 
-def _surroundings(name: str) -> dict[str, Any]:
+def surroundings(name: str) -> dict[str, Any]:
     """multiprocessing's preparation data for spawned processes, without `__main__`: arguments, directory, path."""
     given = spawn.get_preparation_data(name)
     found = {key: value for key, value in given.items() if not key.startswith("init_main")}

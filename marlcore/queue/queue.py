@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..memory import Segment
 from ..spec import TransitionSpec
 from ..transitions import TransitionLanes, VectorWriter, Writer
-from .cursor import CursorLines, QueueGate, QueueGates
+from .cursor import CursorLines
+from .gates import QueueGate, QueueGates, UnreadLimit
 
 if TYPE_CHECKING:
     from .reader import TrajectoryReader
@@ -51,6 +53,7 @@ class TrajectoryQueue(TransitionLanes):
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
         lanes: the number of lanes.
         when_full: the behaviour of a writer whose lane is full of unread rows.
+        max_unread: transitions in all lanes together at which writers wait for the reader; None: for full lanes alone.
     """
 
     kind = "queue"
@@ -59,6 +62,7 @@ class TrajectoryQueue(TransitionLanes):
         self.when_full: str = segment.description["when_full"]
         if self.when_full not in WHEN_FULL:
             raise ValueError(f"when_full: expected one of {', '.join(WHEN_FULL)}, got {self.when_full!r}")
+        self.max_unread: int | None = segment.description.get("max_unread")
         super()._understand(segment)
         self._lines = CursorLines(segment, self._geometry)
         self._readers: weakref.WeakSet[TrajectoryReader] = weakref.WeakSet()
@@ -71,6 +75,7 @@ class TrajectoryQueue(TransitionLanes):
         lanes: int = 1,
         *,
         when_full: Literal["wait", "drop_oldest", "drop_newest"] = "wait",
+        max_unread: int | None = None,
         name: str = "queue",
         path: str | os.PathLike[str] | None = None,
     ) -> TrajectoryQueue:
@@ -84,6 +89,9 @@ class TrajectoryQueue(TransitionLanes):
             when_full: "wait": writers wait for the reader; a writer is at most one lane ahead of it. "drop_oldest":
                 writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never wait, and
                 drop rows that find no room; the row after a gap begins an episode.
+            max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
+                that they are never much ahead; exception: while the reader waits for more. An add that begins with one
+                fewer unread is made whole.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file for the queue; it stays until `unlink`.
 
@@ -93,9 +101,13 @@ class TrajectoryQueue(TransitionLanes):
         lane_rows = cls._lane_rows(spec, capacity, lanes)
         if when_full not in WHEN_FULL:
             raise ValueError(f"when_full: expected one of {', '.join(WHEN_FULL)}, got {when_full!r}")
+        if max_unread is not None:
+            check_whole("max_unread", max_unread)
+            if when_full != "wait":
+                raise ValueError(f"max_unread: expected None with when_full={when_full!r}, got {max_unread}")
         if lane_rows < LEAST_ROWS:
             raise ValueError(f"capacity: expected at least {LEAST_ROWS * lanes}, 3 rows a lane, got {capacity}")
-        return cls._create(spec, lanes, lane_rows, name, path, when_full=when_full)
+        return cls._create(spec, lanes, lane_rows, name, path, when_full=when_full, max_unread=max_unread)
 
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:
         """The writing end of a lane, exclusively for this process until it closes it or dies.
@@ -213,12 +225,18 @@ class TrajectoryQueue(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int, together: int = 1) -> QueueGate:
-        return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full, together)
+    def _gate(self, lane: int) -> QueueGate:
+        return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full, self._unread_limit())
 
     def _vector_gate(self, lanes: Iterable[int]) -> QueueGates:
-        numbers = list(lanes)
-        return QueueGates(self._gate(lane, len(numbers)) for lane in numbers)
+        memory, numbers = (self._segment, self._lanes, self._geometry), list(lanes)
+        gates = (QueueGate(*memory, lane, self.when_full, together=len(numbers)) for lane in numbers)
+        return QueueGates(gates, self._unread_limit())
+
+    def _unread_limit(self) -> UnreadLimit | None:
+        if self.max_unread is None:
+            return None
+        return UnreadLimit(self._segment, self._lanes, self._lines, self.max_unread)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The cursor; and each lane's transitions after it, those held and those overwritten."""

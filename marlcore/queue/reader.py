@@ -17,7 +17,7 @@ from ..memory import claim_reader, one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
-__all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader"]
+__all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader", "lane_rows_for"]
 
 
 @dataclass
@@ -37,6 +37,22 @@ class ReaderStats:
     skipped: int = 0
     lapped: int = 0
     waited: float = 0.0
+
+
+def lane_rows_for(
+    batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
+) -> int:
+    """The least rows of a lane with which such a reader and the writers of `together` lanes each never wait for ever.
+
+    Args:
+        batch_size, length, stack: of the reader, whose n_step is 1.
+        lanes: of the queue.
+        together: lanes of each vector writer; 1 for single writers.
+        state_every: the interval at which the spec stores recurrent states.
+    """
+    options = ReaderOptions(batch_size, length, stack, 1, 1.0, "repeat")
+    kept = max(stack, state_every if length is not None else 1) - 1
+    return 2 + kept + (length or 1) + options.whole * together // lanes
 
 
 @dataclass(frozen=True)
@@ -164,7 +180,9 @@ class TrajectoryReader:
             self.check_open()
             filled, ready, pending = self._copy_whole(memory)
             if filled:
+                self._cursor.starve(False)
                 batch = memory.batch()
+                batch.continues = self._continues(batch)
                 self._consume(self._next)
                 self._release()
                 self._first = (self._first + 1) % self._view.geometry.lanes
@@ -222,6 +240,16 @@ class TrajectoryReader:
                 path = self._view.segment.path
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
+    def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
+        """See Batch: numbers of a lane's neighbouring rows differ by the number of lanes."""
+        options, view = self._options, self._view
+        if options.length is not None or options.n_step > 1 or view.spec.next_obs:
+            return None
+        found = np.zeros(len(batch), np.bool_)
+        np.equal(batch.index[1:] - batch.index[:-1], view.geometry.lanes, out=found[:-1])
+        found &= ~(batch.terminated | batch.truncated)
+        return found
+
     def _consume(self, cursor: NDArray[np.int64]) -> None:
         passed, dropped, skipped = (cursor - self._cursor.now)[inorder.PASSED :].sum(axis=1).tolist()
         self._cursor.move(cursor)
@@ -235,6 +263,7 @@ class TrajectoryReader:
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
         """Sleeps until writers have added enough rows that a batch may be ready."""
+        self._cursor.starve(True)
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
         began, committed = time.monotonic(), int(self._drawing.windows[rows.HI].sum())

@@ -185,6 +185,7 @@ class ReplayBuffer(TransitionLanes):
         min_size: int | None = None,
         prioritized: Prioritized | None = None,
         sequence: Sequence | None = None,
+        lanes: range | None = None,
     ) -> Sampler:
         """A sampler of batches; any number may live at once, in any process, each with its own priorities.
 
@@ -199,6 +200,7 @@ class ReplayBuffer(TransitionLanes):
                 never written, the others must have room for them.
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
+            lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
 
         Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
         """
@@ -207,7 +209,13 @@ class ReplayBuffer(TransitionLanes):
 
         self._segment.check_open()
         options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
-        return Sampler(LaneView(self._segment, self._lanes, self._geometry, self._layout, self.spec), options)
+        geometry, native = self._geometry, self._lanes
+        if lanes is not None:
+            if not lanes or lanes.step != 1 or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
+                raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
+            geometry = self._geometry.part(lanes)
+            native = geometry.bind(self._segment.body)
+        return Sampler(LaneView(self._segment, native, geometry, self._layout, self.spec), options)
 
     def __len__(self) -> int:
         """Transitions held, without boundary rows.

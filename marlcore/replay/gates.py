@@ -141,12 +141,16 @@ class SampleGate(_Side):
 
     @classmethod
     def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, batch: int) -> SampleGate | None:
-        """The gate for a sampler of batches of `batch` rows; None without a limiter.
+        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter.
 
         Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: the replay has 16 samplers.
         """
         limiter = RateLimiter.of(segment)
-        return None if limiter is None else cls(segment, lanes, geometry, limiter, batch)
+        if limiter is None:
+            return None
+        if geometry.whole is not geometry:
+            lanes, geometry = geometry.whole.bind(segment.body), geometry.whole
+        return cls(segment, lanes, geometry, limiter, batch)
 
     def _take_slot(self) -> tuple[LaneClaim, int]:
         for slot in range(SLOTS):

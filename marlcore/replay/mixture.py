@@ -1,4 +1,4 @@
-"""Batches drawn from several replays in fixed shares, such as an anchor's and a pool's."""
+"""Batches drawn from several replays, or parts of one, in fixed shares, such as an anchor's and a pool's."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Mixture:
             of their replay's rows; each batch of the mixture is one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
         stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
+        lanes: for each replay the consecutive lanes to draw from; None: all. With it, `replays` may hold one replay
+            several times: its limiter then counts the rows of all lanes and of all parts together.
 
     Attributes:
         samplers: one for each replay. To keep their states with their replays, `save` each replay with its sampler, and
@@ -61,6 +63,7 @@ class Mixture:
         min_size: int = 1,
         prioritized: Prioritized | Several[Prioritized | None] | None = None,
         sequence: Sequence | None = None,
+        lanes: Several[range | None] | None = None,
     ) -> None:
         _check_replays(replays)
         check_whole("batch_size", batch_size)
@@ -71,12 +74,19 @@ class Mixture:
         )
         if len(preferred) != len(replays):
             raise ValueError(f"prioritized: expected one for each of {len(replays)} replays, got {len(preferred)}")
+        parts: list[Any] = [None] * len(replays) if lanes is None else list(lanes)
+        if len(parts) != len(replays):
+            raise ValueError(f"lanes: expected a range for each of {len(replays)} replays, got {len(parts)}")
         seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
         options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
         self.samplers: list[Sampler] = [
-            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, **options)
-            for replay, one_seed, one in zip(replays, seeds, preferred, strict=True)
+            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, lanes=part, **options)
+            for replay, one_seed, one, part in zip(replays, seeds, preferred, parts, strict=True)
         ]
+        self._one_replay = len(replays) > 1 and all(replay is replays[0] for replay in replays)
+        if self._one_replay:
+            for sampler in self.samplers:
+                sampler._alone = False
         self._batch_size = int(batch_size)
         self._inside: dict[int, None] = {}  # see guard.py
         self._owed = np.zeros(len(replays))
@@ -85,7 +95,14 @@ class Mixture:
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
         drawn = self._drawn()
-        return not any(sampler._limited() for sampler in drawn) and any(sampler.can_sample() for sampler in drawn)
+        if any(sampler._limited() for sampler in drawn):
+            return False
+        if not self._one_replay:
+            return any(sampler.can_sample() for sampler in drawn)
+        able = any(sampler._able() for sampler in drawn)
+        if not able:
+            drawn[0]._starve()
+        return able
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
@@ -130,6 +147,12 @@ class Mixture:
         """See `Sampler.clear`; for every replay."""
         for sampler in self.samplers:
             sampler.clear()
+
+    @property
+    def due(self) -> bool:
+        """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
+        limited = [sampler for sampler in self._drawn() if sampler._gate is not None]
+        return bool(limited) and all(sampler.due for sampler in limited)
 
     @property
     def stats(self) -> list[SamplerStats]:
@@ -202,6 +225,8 @@ class Mixture:
             if not len(rows):
                 return source
             if not shares.any():
+                if self._one_replay:
+                    self.samplers[0]._starve()
                 raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
 

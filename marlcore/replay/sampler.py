@@ -15,6 +15,7 @@ from ..checks import check_whole, state_array
 from ..errors import MarlcoreError, NotEnoughData
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
+from ..spec import Sequence
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Strategy, Window
 from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
@@ -23,36 +24,6 @@ from .uniform import Uniform
 __all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
 
 EQUAL = Prioritized(alpha=0.0)
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """Windows of consecutive transitions of one episode, for recurrent learners.
-
-    A window begins at an episode's first transition and at every `period` transitions from there. It ends early with
-    the episode, or where a writer was replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
-    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare it as an extra with
-    `Field(..., every=k)`, k a divisor of the period.
-
-    Attributes:
-        length: transitions of a window, burn-in included.
-        burn_in: first transitions that only warm up the recurrent state; `batch.mask` is False for them. Exception: a
-            window that begins its episode needs no burn-in.
-        period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
-            transition is trained on once.
-    """
-
-    length: int
-    burn_in: int = 0
-    period: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("sequence.length", self.length)
-        check_whole("sequence.burn_in", self.burn_in, 0)
-        if self.burn_in >= self.length:
-            raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
-        if self.period is not None:
-            check_whole("sequence.period", self.period)
 
 
 @dataclass
@@ -145,6 +116,7 @@ class Sampler:
             PriorityTree(prioritized, lanes, self._drawing) if prioritized else Uniform(self._drawing)
         )
         self._enough = False
+        self._alone = True  # whether writers need not wait while this sampler has too few rows
         self._cleared_at = 0  # the transitions inserted before
         self._drawing.generator[:] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
@@ -153,8 +125,7 @@ class Sampler:
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
-        self._view.segment.check_open()
-        able = self._has_enough() and self._strategy.can_draw()
+        able = self._able()
         return able if self._gate is None else self._gate.can_sample(able)
 
     @one_thread
@@ -259,6 +230,16 @@ class Sampler:
         self._drawing.set_floor(floor)
         self._cleared_at, self._enough = cleared_at, False
 
+    def _able(self) -> bool:
+        """Whether it has enough rows to draw, regardless of the limiter."""
+        self._view.segment.check_open()
+        return self._has_enough() and self._strategy.can_draw()
+
+    def _starve(self) -> None:
+        """Tells the limiter that too few rows can be drawn, until `_finish`."""
+        if self._gate is not None:
+            self._gate.starve()
+
     def _memory(self) -> BatchMemory:
         """Memory for a batch: that of a batch which its user has released, if there is one."""
         return self._drawing.memory()
@@ -302,7 +283,7 @@ class Sampler:
     def _finish(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
         """Ends a batch: weighs and counts the rows, perhaps zero, that this sampler drew of it, and advances beta."""
         self.stats.drawn += len(rows)
-        if self._gate is not None and len(rows):
+        if self._gate is not None and (len(rows) or not self._alone):
             self._gate.count(len(rows))
         self._strategy.weigh(memory, rows)
 
@@ -331,8 +312,8 @@ class Sampler:
 
     def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
         """Sleeps until `missing` is 0, woken by writers; without a deadline, only checks once more."""
-        if self._gate is not None:
-            self._gate.starve()
+        if self._alone:
+            self._starve()
         began = time.monotonic()
         until = began if deadline is None else deadline
         found = sleep_until(missing, self._drawing.event, until, self._view.segment.check_open)

@@ -6,8 +6,9 @@ never touches a row or a lane itself. Each name imports its module on first use,
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import imported_on_use
 
 if TYPE_CHECKING:
     from .config import ActorConfig as ActorConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .config import LearnerConfig as LearnerConfig
     from .config import MetricsConfig as MetricsConfig
     from .config import ReplayConfig as ReplayConfig
+    from .config import SelfPlayConfig as SelfPlayConfig
     from .config import SupervisionConfig as SupervisionConfig
     from .config_file import Settings as Settings
     from .config_file import read_settings as read_settings
@@ -71,6 +73,7 @@ _HOME = {
     "Result": "run",
     "Run": "run",
     "Schedule": "schedules",
+    "SelfPlayConfig": "config",
     "Sink": "sinks",
     "Status": "monitor",
     "SupervisionConfig": "config",
@@ -92,8 +95,4 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__getattr__ = imported_on_use(__name__, _HOME)

@@ -19,7 +19,7 @@ from ..spaces import Spaces, Values
 from ..spec import TransitionSpec
 from .policy import Player, PublishedPolicy
 
-__all__ = ["Actor", "Seat", "part_of"]
+__all__ = ["Acting", "Actor", "Seat", "part_of"]
 
 Report = Callable[[str, str, Sequence[float]], None]
 
@@ -44,6 +44,16 @@ class RowWriter(Protocol):
     def new_episode(self, lanes: NDArray[np.int64] | None = None) -> None: ...
 
 
+class Acting(Protocol):
+    """An agent in all copies, as an actor sees it."""
+
+    version: int
+
+    def finish(self, outcome: Outcome) -> None: ...
+
+    def act(self, turn: Turn) -> NDArray[Any]: ...
+
+
 class Seat:
     """An agent in all copies, with its actions whose outcome is still to come.
 
@@ -52,11 +62,12 @@ class Seat:
         player: chooses its actions.
         writer: appends its transitions, those of copy i to `lanes[i]`.
         spec: the fields of its rows.
-        lanes: int64 [copies].
+        lanes: int64 [copies], or [parts, copies] where the replay has several parts.
         report: called with (agent, name, values) at the end of episodes.
 
     Attributes:
         version: of the weights that act.
+        parts: int64 [copies], the part of the replay for each copy's next episode.
     """
 
     def __init__(
@@ -73,9 +84,11 @@ class Seat:
         self._agent = agent
         self._player = player
         self._spec = spec
-        self._lanes = lanes
+        self._lanes_of_parts = np.atleast_2d(lanes)
+        self._lanes = self._lanes_of_parts[0].copy()  # of the present episodes
         self._report = report
-        copies = len(lanes)
+        copies = len(self._lanes)
+        self.parts = np.zeros(copies, np.int64)
         fields = {name: np.zeros((copies, *one.shape), one.dtype) for name, one in spec.obs_fields.items()}
         self._obs: Values = fields if isinstance(spec.obs, Mapping) else fields[""]
         self._action = np.zeros((copies, *spec.action.shape), spec.action.dtype)
@@ -91,6 +104,7 @@ class Seat:
         self._write(outcome, some_ended)
         at = self._at(outcome.copies)
         self._waiting[at] = False
+        self._player.told(outcome.reward, at)
         self._returns[at] += outcome.reward
         self._lengths[at] += 1
         if some_ended:
@@ -115,7 +129,7 @@ class Seat:
                 outcome.terminated if some_ended else None,
                 outcome.truncated if some_ended else None,
                 outcome.final_obs if some_ended and outcome.truncated.any() else None,
-                None if isinstance(at, slice) else self._lanes[at],
+                None if isinstance(at, slice) and len(self._lanes_of_parts) == 1 else self._lanes[at],
                 **{name: rows[at] for name, rows in self._extras.items()},
             )
         except (ValueError, TypeError) as error:
@@ -135,18 +149,25 @@ class Seat:
             self._begin(turn.copies[turn.begins])
         chosen = self._player.choose(turn.obs, at, turn.begins)
         self._settle(turn, chosen)
-        if chosen.extras.keys() != self._extras.keys():
-            raise ValueError(
-                f"extras of the algorithm: expected {sorted(self._extras)}, as its transition says, "
-                f"got {sorted(chosen.extras)}"
-            )
-        for name, field in self._spec.extras.items():
-            self._extras[name][at] = rows_of(f"{name} of the algorithm", field, chosen.extras[name], len(turn.copies))
+        self._put_extras(at, chosen, len(turn.copies))
         _put(self._obs, at, turn.obs)
         self._action[at] = chosen.action
         self._versions[at] = self.version
         self._waiting[at] = True
         return chosen.action
+
+    def _put_extras(self, at: Any, chosen: Action, rows: int) -> None:
+        """Remembers the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
+        left = self._extras.keys() - chosen.extras.keys()
+        state = {name: part.numpy(force=True) for name, part in self._player.before.items() if name in left}
+        if chosen.extras.keys() | state.keys() != self._extras.keys():
+            raise ValueError(
+                f"extras of the algorithm: expected {sorted(self._extras.keys() - state.keys())}, "
+                f"as its transition says, got {sorted(chosen.extras)}"
+            )
+        for name, field in self._spec.extras.items():
+            value, whose = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
+            self._extras[name][at] = rows_of(f"{name} of the {whose}", field, value, rows)
 
     def _settle(self, turn: Turn, chosen: Action) -> None:
         """Does with earlier transitions what had to wait for the values of this turn."""
@@ -159,6 +180,11 @@ class Seat:
             self._report(self._agent, "transitions_lost", [len(lost)])
             self._waiting[lost] = False
         self._returns[copies], self._lengths[copies] = 0.0, 0
+        self._lanes[copies] = self._lanes_of_parts[self.parts[copies], copies]
+
+    def return_of(self, copy: int) -> float:
+        """What the agent has earned in the last episode of a copy."""
+        return float(self._returns[copy])
 
     def _at(self, copies: NDArray[np.int64]) -> Any:
         """An index of these copies' rows; all of them need no copy."""
@@ -171,9 +197,8 @@ class Actor:
     Args:
         env: the copies, whose first episodes have begun.
         policies: each with its first weights.
-        seats: by agent, with the policy by which it acts.
+        seats: by agent, with the policy by which it acts: a `Seat`, or what stands in for one.
         sync_interval: rounds between pulls.
-        max_lag: versions by which weights may be behind; staler ones are pulled before the next turn. None: any number.
 
     Raises: EnvironmentFailed, from `step`: an environment raised, or returned values that the replay refuses.
     """
@@ -182,16 +207,15 @@ class Actor:
         self,
         env: VectorEnvironment,
         policies: Mapping[str, PublishedPolicy],
-        seats: Mapping[str, tuple[Seat, PublishedPolicy]],
+        seats: Mapping[str, tuple[Acting, PublishedPolicy]],
         sync_interval: int,
-        max_lag: int | None = None,
     ) -> None:
         self._env = env
         self._policies = policies
         self._seats = seats
         self._sync_interval = sync_interval
-        self._max_lag = max_lag
         self._rounds = 0
+        self._turns: list[Turn] = []
 
     @property
     def episodes(self) -> int:
@@ -200,14 +224,22 @@ class Actor:
 
     def step(self) -> int:
         """Takes the actions that are due now; returns their number."""
-        if self._rounds % self._sync_interval == 0 or self._is_stale():
-            self._pull()
-        self._rounds += 1
-        outcomes, turns = self._env.observe()
+        self.observe()
+        return self.act()
+
+    def observe(self) -> None:
+        """Writes the outcomes of earlier actions; here it may wait for a learner."""
+        outcomes, self._turns = self._env.observe()
         for outcome in outcomes:
             self._seats[outcome.agent][0].finish(outcome)
+
+    def act(self) -> int:
+        """Takes the actions that are due, by the newest weights if it is time for them; returns their number."""
+        if self._rounds % self._sync_interval == 0 or any(policy.is_stale for policy in self._policies.values()):
+            self._pull()
+        self._rounds += 1
         taken = 0
-        for turn in turns:
+        for turn in self._turns:
             action = self._seats[turn.agent][0].act(turn)
             try:
                 self._env.act(turn, action)
@@ -216,9 +248,6 @@ class Actor:
                 raise
             taken += len(turn.copies)
         return taken
-
-    def _is_stale(self) -> bool:
-        return self._max_lag is not None and any(policy.lag > self._max_lag for policy in self._policies.values())
 
     def _pull(self) -> None:
         for policy in self._policies.values():

@@ -10,20 +10,22 @@ from numpy.typing import NDArray
 
 from ..envs import vectorize
 from ..errors import ClosedError
-from ..interfaces import PRIORITY
+from ..interfaces import PRIORITY, QueueSource, ReplaySource
 from ..memory import interrupt_waits_with
 from ..processes import EPISODES, READY, STEPS
-from ..replay import ReplayBuffer
 from ..spec import TransitionSpec
 from ..transitions import VectorWriter
 from ..weights import ParameterStore
-from .actor import Actor, Seat
+from .actor import Acting, Actor, Seat
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
 from .config import Config
 from .learner import choose_device
+from .memories import attach_memory
 from .names import actor_names
 from .policy import Player, PublishedPolicy
 from .prioritizing import PrioritizingSeat
+from .routes import RoutedSeat, Routes
+from .self_play.join import join_matches
 from .worker import WAIT_S, Worker
 
 __all__ = ["ActorWorker", "run_actor"]
@@ -51,15 +53,29 @@ class ActorWorker(Worker):
         policies, seats = {}, {}
         for i, plan in enumerate(blueprint.policies):
             policy = policies[plan.name] = self._policy(i, plan, exponents)
-            replay = self.hold(ReplayBuffer.attach(plan.replay))
+            memory = self.hold(attach_memory(plan))
             for agent in plan.agents:
-                lanes = plan.lanes_of(agent, self._index, config.actor.envs, config.actor.processes)[: env.copies]
-                writer = self.hold(replay.vector_writer(lanes))
+                lanes = self._lanes(plan, agent, env.copies)
+                writer = self.hold(memory.vector_writer(lanes.ravel().tolist()))
                 player = Player(policy, plan.spaces, env.copies, config.replay.pad)
-                seat = self._seat(plan, agent, player, writer, replay.spec, np.array(lanes))
-                seats[agent] = (seat, policy)
+                seats[agent] = (self._seat(plan, agent, player, writer, memory.spec, lanes), policy)
         env.reset(run_seed(config, "env", self._index, self._steps))
-        return Actor(env, policies, seats, config.actor.sync_interval, config.actor.max_policy_lag)
+        acting: dict[str, tuple[Acting, PublishedPolicy]] = {**seats}
+        if blueprint.self_play is not None:
+            acting = join_matches(blueprint, self, self._index, env, seats)
+        elif config.replay.mixture:
+            routes = Routes(config.replay.mixture)
+            for plan in blueprint.policies:
+                for agent in plan.agents if isinstance(plan.source, ReplaySource) else ():
+                    acting[agent] = RoutedSeat(agent, seats[agent][0], routes), seats[agent][1]
+        return Actor(env, policies, acting, config.actor.sync_interval)
+
+    def _lanes(self, plan: PolicyPlan, agent: str, copies: int) -> NDArray[np.int64]:
+        """The lanes of an agent's rows, int64 [parts, copies]."""
+        config = self._blueprint.config
+        envs, processes = config.actor.envs, config.actor.processes
+        parts = range(config.replay.parts if isinstance(plan.source, ReplaySource) else 1)
+        return np.array([plan.lanes_of(agent, self._index, envs, processes, part)[:copies] for part in parts])
 
     def _seat(
         self,
@@ -83,7 +99,8 @@ class ActorWorker(Worker):
         subscriber = store.subscriber(model)
         use = self._index * len(self._blueprint.policies) + index
         generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
-        policy = PublishedPolicy(plan.algorithm, model, generator, device, subscriber, exponents)
+        max_lag = 0 if isinstance(plan.source, QueueSource) else config.actor.max_policy_lag
+        policy = PublishedPolicy(plan.algorithm, model, generator, device, subscriber, exponents, max_lag)
         # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and policy.pull()):
             self.beat()
@@ -95,7 +112,16 @@ class ActorWorker(Worker):
 
     def step(self) -> int:
         """Makes one round; returns the steps taken."""
-        taken = self._actor.step()
+        self.observe()
+        return self.act()
+
+    def observe(self) -> None:
+        """Makes the first half of a round, in which it writes transitions."""
+        self._actor.observe()
+
+    def act(self) -> int:
+        """Makes the second half of a round; returns the steps taken."""
+        taken = self._actor.act()
         self._steps += taken
         self.counters.store(STEPS, self._steps)
         if self._actor.episodes:

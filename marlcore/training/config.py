@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..checks import check_whole
 from ..references import is_importable
 from .schedules import Custom, Exponential, Schedule, Stages
+from .self_play.settings import SelfPlayConfig
 
 if TYPE_CHECKING:
     from ..processes import RestartPolicy
@@ -25,6 +26,7 @@ __all__ = [
     "LearnerConfig",
     "MetricsConfig",
     "ReplayConfig",
+    "SelfPlayConfig",
     "SupervisionConfig",
 ]
 
@@ -39,6 +41,17 @@ def _require(config: object, name: str, low: float, high: float = math.inf, whol
     bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
+
+
+def _check_shares(name: str, shares: Any) -> None:
+    """Raises ValueError: there are shares, and their sum is not 1."""
+    if not isinstance(shares, Mapping):
+        raise TypeError(f"{name}: expected shares by name, got {shares!r}")
+    numbers = [*shares.values()]
+    if not all(isinstance(one, (int, float)) and not isinstance(one, bool) and one >= 0 for one in numbers) or (
+        numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)
+    ):
+        raise ValueError(f"{name}: expected numbers of at least 0 whose sum is 1, got {dict(shares)}")
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,9 @@ class ReplayConfig:
     clear_at_stage: bool = False
     """Train only on transitions of the current stage: those written before a learner publishes its number are not
     drawn any more."""
+    mixture: dict[str, float] = field(default_factory=dict)
+    """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
+    part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. None: one part."""
     path: str | None = None
     """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
     they are in /dev/shm."""
@@ -158,8 +174,14 @@ class ReplayConfig:
         _require(self, "beta", 0.0, 1.0, whole=False)
         if self.beta_steps is not None:
             _require(self, "beta_steps", 1)
+        _check_shares("mixture", self.mixture)
         if self.path is not None and not os.path.isdir(self.path):
             raise ValueError(f"path: expected an existing directory, got {self.path!r}")
+
+    @property
+    def parts(self) -> int:
+        """Parts of a policy's replay."""
+        return max(1, len(self.mixture))
 
     @property
     def priorities(self) -> Prioritized | None:
@@ -176,9 +198,10 @@ EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 class ExplorationConfig:
     """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
 
-    epsilon: Schedule = EPSILON
+    epsilon: Schedule | None = None
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
-    0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)"."""
+    0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
+    that exponential, unless the algorithm has another default."""
     ladder: float = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
@@ -186,12 +209,10 @@ class ExplorationConfig:
     """Further numbers for an algorithm's `explore`, by name."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", Schedule.from_value("epsilon", self.epsilon))
-        for count in (0,) if isinstance(self.epsilon, Custom) else (0, 10**9):  # a function may know no further
-            if not 0.0 <= self.epsilon.at(count) <= 1.0:
-                raise ValueError(f"epsilon: expected a probability, got {self.epsilon.at(count):g} from {self.epsilon}")
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", _probability("epsilon", self.epsilon))
         _require(self, "ladder", 0.0, whole=False)
-        taken = {"epsilon", "stage", "step", "updates"} & self.schedules.keys()
+        taken = {"epsilon", "stage", "step", "updates", "opponents", "odds"} & self.schedules.keys()
         if taken:
             raise ValueError(f"schedules: {min(taken)!r} is the name of a number that marlcore publishes itself")
         given = {name: Schedule.from_value(name, one) for name, one in self.schedules.items()}
@@ -199,12 +220,21 @@ class ExplorationConfig:
 
     @property
     def numbers(self) -> dict[str, Schedule]:
-        """Every schedule, by name."""
-        return {"epsilon": self.epsilon, **self.schedules}
+        """The schedules that are given, by name."""
+        return self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
 
     def exponents(self, copies: int) -> list[float]:
         """The exponent of epsilon in each copy."""
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
+
+
+def _probability(label: str, value: Any) -> Schedule:
+    """The schedule that a value stands for. Raises ValueError: its first or last number is no probability."""
+    schedule = Schedule.from_value(label, value)
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
+        if not 0.0 <= schedule.at(count) <= 1.0:
+            raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
+    return schedule
 
 
 SINKS = ("csv", "tensorboard", "wandb")
@@ -330,6 +360,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
@@ -359,13 +390,14 @@ class Config:
 
     def check_rows(self, policy: str = "", agents: int = 1) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
-        replay, lanes, learner = self.replay, self.lanes * agents, self.learner_of(policy)
+        replay, learner = self.replay, self.learner_of(policy)
+        lanes = self.lanes * agents * replay.parts
         need = replay.stack + learner.n_step
         if replay.capacity // lanes < need:
             raise ValueError(
                 f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
                 f"{replay.stack} + {learner.n_step} rows; rows of a lane are capacity / "
-                f"(processes x envs x agents of a policy) = {replay.capacity} / {lanes}, got {replay.capacity}"
+                f"(processes x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
             )
         rows = replay.capacity // lanes * lanes
         if learner.warmup > rows:
@@ -402,7 +434,7 @@ class Config:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The numbers that learners publish with their weights, by name."""
+        """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
         return self.exploration.numbers | ({"stage": Stages(self.stages)} if self.stages else {})
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import algos
+from ..envs.joint import JointObservations
 from ..interfaces import Algorithm
 from ..references import reference_to
 from .config import Config
@@ -29,7 +30,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     first = policies[0].algorithm
     one = all(algorithm is first for algorithm in algorithms.values())
     return {
-        "env": getattr(env_fn, "name", None) or reference_to(env_fn) or repr(env_fn),
+        "env": _name_of(env_fn),
         "algorithm": algos.name_of(first) if one else {name: algos.name_of(it) for name, it in algorithms.items()},
         "hyperparameters": _hyperparameters(first)
         if one
@@ -37,6 +38,11 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
         **config.to_dict(),
         "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
     }
+
+
+def _name_of(env_fn: Any) -> str:
+    made_by = env_fn.env_fn if isinstance(env_fn, JointObservations) else env_fn
+    return getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by)
 
 
 def _hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
@@ -100,12 +106,17 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
     if before.get("policies", now["policies"]) != now["policies"]:  # version 0.1.0 had none
         raise ValueError(f"resume: expected policies {before['policies']}, as the run had them, got {now['policies']}")
-    fixed = {"actor": ["processes", "envs"], "replay": ["capacity", "stack", "prioritized"], "learner": ["obs_norm"]}
+    fixed = {
+        "actor": ["processes", "envs"],
+        "replay": ["capacity", "stack", "prioritized", "mixture"],
+        "learner": ["obs_norm"],
+        "self_play": ["anchors"],  # whose order the payoff table knows
+    }
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
         fixed = {**fixed, "learner": ["obs_norm", "n_step"], "replay": [*fixed["replay"], "alpha"]}
     default = Config().to_dict()
     for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
-        section = before.get(part)
+        section = before.get(part, default[part])  # an earlier version may lack a part
         had = section.get(label, default[part][label]) if isinstance(section, dict) else None
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")

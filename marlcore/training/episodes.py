@@ -85,10 +85,13 @@ class Episodes:
             self._env.act(turn, self._choose(turn))
 
     def _choose(self, turn: Turn) -> NDArray[Any]:
-        at = slice(None) if len(turn.copies) == self._env.copies else turn.copies
-        return self._players[turn.agent].choose(turn.obs, at, turn.begins).action
+        return self._players[turn.agent].choose(turn.obs, self._at(turn.copies), turn.begins).action
+
+    def _at(self, copies: NDArray[np.int64]) -> Any:
+        return slice(None) if len(copies) == self._env.copies else copies
 
     def _add(self, outcome: Outcome) -> None:
+        self._players[outcome.agent].told(outcome.reward, self._at(outcome.copies))
         counts = self._left[outcome.copies] > 0
         at = self._place[outcome.copies[counts]]
         self._returns[outcome.agent][at] += outcome.reward[counts]

@@ -18,7 +18,7 @@ from .config import LearnerConfig
 from .normalizer import Normalizer
 from .schedules import Schedule
 
-__all__ = ["Beginning", "Learner", "Publications", "choose_device"]
+__all__ = ["Beginning", "Learner", "Publications", "choose_device", "crosses"]
 
 FROZEN_AFTER = 100  # updates
 
@@ -30,21 +30,32 @@ class Publications:
         publisher: of the weights.
         schedules: by name, evaluated at each publication.
         steps: the run's step count.
+        further: called before a publication with all its numbers; returns what else is published. None: nothing.
 
     Attributes:
         version: of the last publication. numbers: of the schedules, published with it.
     """
 
-    def __init__(self, publisher: Publisher, schedules: Mapping[str, Schedule], steps: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        schedules: Mapping[str, Schedule],
+        steps: Callable[[], int],
+        further: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None,
+    ) -> None:
         self._publisher = publisher
         self._schedules = schedules
         self.steps = steps
+        self._further = further
 
     def publish(self, updates: int) -> None:
         """Publishes the current weights, with the schedules' numbers, the updates for a successor, and the step."""
         counts = {"steps": self.steps(), "updates": updates}
         self.numbers = {name: _number(name, one, counts[one.of]) for name, one in self._schedules.items()}
-        self.version = self._publisher.publish(**self.numbers, updates=updates, step=counts["steps"])
+        everything: dict[str, Any] = {**self.numbers, "updates": updates, "step": counts["steps"]}
+        if self._further is not None:
+            everything |= self._further(everything)
+        self.version = self._publisher.publish(**everything)
 
 
 def _number(name: str, schedule: Schedule, count: int) -> float:
@@ -109,6 +120,7 @@ class Learner:
         self._report = report
         self._save = save
         self._sums: dict[str, torch.Tensor] = {}
+        self._summed = 0
         self._last_report = self._last_save = time.monotonic()
         self._clears = clears
         self._stage = beginning.stage
@@ -124,37 +136,40 @@ class Learner:
         tensors = batch.torch(self._device) if isinstance(batch, Batch) else batch
         if self._norm is not None:
             self._normalize(tensors, self._norm)
+        tensors.numbers = self._publications.numbers
         update = self._trainer.update(tensors)
         if not self._sums:
             _check_update(update)
         if self._prioritized and update.priority is not None:
             self._source.update_priorities(batch.index, update.priority)
-        self.updates += 1
         for name, value in update.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._after_update(batch)
+        self._summed += 1
+        before, self.updates = self.updates, self.updates + update.updates
+        self._after_update(batch, before)
         return True
 
     def _normalize(self, tensors: TorchBatch, norm: Normalizer) -> None:
         if self._config.obs_norm == "running" or self.updates < FROZEN_AFTER:
-            norm.update(tensors.obs)
+            norm.update(tensors.obs if tensors.mask is None else _held(tensors.obs, tensors.valid[..., -1]))
         tensors.obs, tensors.next_obs = norm(tensors.obs), norm(tensors.next_obs)
 
-    def _after_update(self, batch: Batch | TorchBatch) -> None:
+    def _after_update(self, batch: Batch | TorchBatch, before: int) -> None:
         config = self._config
-        if self.updates % config.publish_interval == 0:
+        if crosses(config.publish_interval, before, self.updates):
             self.publish()
-        if self.updates % config.log_interval == 0:
+        if crosses(config.log_interval, before, self.updates):
             self._report_averages(batch)
         too_long = time.monotonic() - self._last_save > config.checkpoint_seconds
-        if self.updates % config.checkpoint_interval == 0 or too_long:
+        if crosses(config.checkpoint_interval, before, self.updates) or too_long:
             self.save()
 
     def _report_averages(self, batch: Batch | TorchBatch) -> None:
         now, count = time.monotonic(), self.updates - self._reported
         for name, total in self._sums.items():
-            self._report(name, float(total) / count)
+            self._report(name, float(total) / self._summed)
         self._sums.clear()
+        self._summed = 0
         self._reported = self.updates
         for name, value in self._publications.numbers.items():
             self._report(name, value)
@@ -187,6 +202,16 @@ class Learner:
                 "trainer": self._trainer.state_dict(),
             }
         )
+
+
+def _held(obs: Any, held: torch.Tensor) -> Any:
+    """The observations [n, ...] of the steps, `held` bool [B, T], that windows have: zeros follow an episode's end."""
+    return {name: one[held] for name, one in obs.items()} if isinstance(obs, dict) else obs[held]
+
+
+def crosses(interval: int, before: int, after: int) -> bool:
+    """Whether a count passed a multiple of `interval`."""
+    return before // interval < after // interval
 
 
 def _check_update(update: Any) -> None:

@@ -1,4 +1,4 @@
-"""Learners in their worker: each builds its model, sampler and trainer, continues its predecessor, and saves."""
+"""Learners in their worker: each builds its model, feed and trainer, continues its predecessor, and saves."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import io
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from ..interfaces import ReplaySource
 from ..processes import DONE, READY, UPDATES
-from ..replay import Prefetch, ReplayBuffer, Sampler, Stateful
 from ..weights import ParameterStore
-from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from .blueprint import Blueprint, PolicyPlan, build_model, run_seed, schedules_of
 from .checkpoints import load_checkpoint
+from .feeds import Feed, feed_of
 from .files import write_atomically
-from .learner import Beginning, Learner, Publications, choose_device
+from .learner import Beginning, Learner, Publications, choose_device, crosses
 from .names import learner_names
 from .policy import PolicyModel
+from .self_play.join import join_league
+from .self_play.league import League
 from .worker import WAIT_S, Worker
 
 __all__ = ["LearnerWorker", "run_learner"]
@@ -49,22 +51,11 @@ class PolicyLearner:
         self._counters = worker.control.tallies[plan.name]
         device = choose_device(settings.device, index, settings.device_per_agent)
         model = build_model(plan, config, index).to(device)
-        replay = worker.hold(ReplayBuffer.attach(plan.replay))
         store = worker.hold(ParameterStore.attach(plan.weights))
         state = load_checkpoint(plan.checkpoint)
         updates = _restore(model, store, state)
-        source = plan.algorithm.source(ReplaySource(settings.n_step, config.replay.priorities))
-        self._sampler = replay.sampler(
-            settings.batch_size,
-            stack=config.replay.stack,
-            n_step=source.n_step,
-            gamma=settings.gamma,
-            seed=run_seed(config, "sampler", index, updates),
-            pad=config.replay.pad,
-            min_size=settings.warmup,
-            prioritized=source.prioritized,
-            sequence=source.sequence,
-        )
+        self._feed = feed = feed_of(plan, index, config, worker, updates, device)
+        self._league = join_league(blueprint, plan, model.acting, worker, state.get("self_play", {}))
         publisher = worker.hold(store.publisher(model.acting))
         published = _addresses(model)
         trainer = plan.algorithm.make_trainer(model.whole)  # after the publisher moved the weights into its row
@@ -74,41 +65,31 @@ class PolicyLearner:
             model.whole.compile(mode=settings.compile)  # after the trainer copied it for its target
         if state:
             trainer.load_state_dict(state["trainer"])
-        if state:
-            self._restore_draws(plan, state, again=updates != state["updates"])
-        batches: Sampler | Prefetch[Any] = self._sampler
-        if settings.prefetch and config.mode == "async":
-            batches = worker.hold(Prefetch(self._sampler, settings.prefetch, device))
-        self._batches, self._limited = batches, config.updates_per_step is not None and batches is not self._sampler
+            again = updates != state["updates"]
+            feed.restore(state, again)
+            if not again:
+                torch.set_rng_state(state["torch"])
+        if feed.on_policy:
+            settings = replace(settings, publish_interval=1)
         self._learner = Learner(
-            batches,
+            feed.batches,
             trainer,
-            Publications(publisher, config.schedules, lambda: worker.control.steps),
+            Publications(
+                publisher,
+                schedules_of(plan.algorithm, config),
+                lambda: worker.control.steps,
+                None if self._league is None else self._league.publish,
+            ),
             settings,
             device,
-            prioritized=source.prioritized is not None,
+            prioritized=feed.prioritized,
             norm=model.norm,
             report=partial(worker.report, plan.name),
-            save=partial(_save, plan, model, replay, batches),
+            save=partial(_save, plan, model, feed, self._league),
             clears=config.replay.clear_at_stage,
             beginning=Beginning(updates, int(state.get("stage", 0))),
         )
         self._counters.store(UPDATES, updates)
-
-    def _restore_draws(self, plan: PolicyPlan, state: Mapping[str, Any], again: bool) -> None:
-        """Continues the draws of a checkpoint; priorities only if the replay has their rows.
-
-        Args:
-            again: updates were made since the checkpoint, whose random numbers must not be repeated.
-        """
-        drawn, fresh = {name: one.numpy() for name, one in state["sampler"].items()}, self._sampler.state_dict()
-        if not plan.replay_was_saved and state.get("replay") != plan.replay.nonce:
-            drawn = fresh | {name: drawn[name] for name in ("generator", "batches") if name in drawn}
-        if again:
-            drawn["generator"] = fresh["generator"]
-        else:
-            torch.set_rng_state(state["torch"])
-        self._sampler.load_state_dict(drawn)
 
     @property
     def updates(self) -> int:
@@ -118,14 +99,15 @@ class PolicyLearner:
     @property
     def due(self) -> bool:
         """Whether an update is due by `updates_per_step`, or drawn ahead; never when the run is free."""
-        return self._sampler.due or (self._limited and self._batches.can_sample())
+        return self._feed.due
 
     def step(self, wait_s: float) -> bool:
         """Makes one update, if there is data within `wait_s` seconds."""
+        before = self._learner.updates
         updated = self._learner.step(wait_s)
         if updated:
             self._counters.store(UPDATES, self._learner.updates)
-            if self._learner.updates % self._log_interval == 0:
+            if crosses(self._log_interval, before, self._learner.updates):
                 self._report_stats()
         return updated
 
@@ -135,9 +117,10 @@ class PolicyLearner:
         self._learner.save()
 
     def _report_stats(self) -> None:
-        stats = self._sampler.stats
-        for name, value in {"lapped": stats.lapped, "redrawn": stats.redrawn, "waited_s": stats.waited}.items():
+        for name, value in self._feed.stats().items():
             self._worker.report(self.name, name, float(value))
+        if self._league is not None:
+            self._league.report()
 
 
 class LearnerWorker(Worker):
@@ -208,17 +191,15 @@ def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]
     return updates
 
 
-def _save(
-    plan: PolicyPlan, model: PolicyModel, replay: ReplayBuffer, sampler: Stateful, state: Mapping[str, Any]
-) -> None:
-    """Saves the replay, then the checkpoint: a replay newer than its checkpoint does no harm."""
-    if plan.saved_replay is not None:
-        replay.save(plan.saved_replay)
+def _save(plan: PolicyPlan, model: PolicyModel, feed: Feed, league: League | None, state: Mapping[str, Any]) -> None:
+    """Saves what the learner's batches come from, then the checkpoint."""
+    fed = feed.save()
     data = io.BytesIO()
-    drawing = {name: torch.from_numpy(array) for name, array in sampler.state_dict().items()}
-    random = {"torch": torch.get_rng_state(), "sampler": drawing, "replay": plan.replay.nonce}
-    torch.save({**state, **model.saved(), **random}, data)
+    played = {} if league is None else {"self_play": league.state_dict()}
+    torch.save({**state, **model.saved(), **fed, **played, "torch": torch.get_rng_state()}, data)
     write_atomically(plan.checkpoint, data.getvalue())
+    if league is not None:
+        league.write()
 
 
 def run_learner(name: str, blueprint: Blueprint, attempt: int) -> None:

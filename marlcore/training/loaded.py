@@ -13,9 +13,9 @@ import torch
 from ..checks import as_field
 from ..envs.agent_view import AgentView
 from ..interfaces import Algorithm
-from ..spaces import ALONE, MASK, Spaces, Values
+from ..spaces import ALONE, JOINT, MASK, Spaces, Values
 from ..weights import ParameterStore
-from .blueprint import Blueprint, build_model
+from .blueprint import Blueprint, build_model, schedules_of
 from .checkpoints import kept_steps, load_checkpoint
 from .config import Config
 from .files import write_atomically
@@ -59,16 +59,18 @@ class LoadedPolicy:
         self._player = self.player(1)
         self._begins = np.ones(1, np.bool_)
 
-    def act(self, obs: Any, mask: Any = None) -> Any:
+    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> Any:
         """The action for an observation, as the environment's `step` takes it.
 
         Args:
             obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
                 if the environment puts it there.
             mask: of the allowed actions, if the environment gives it elsewhere.
+            reward: of the action before; recurrent policies may have it as an input. Ignored where an episode begins.
 
         Raises: ValueError, TypeError: the observation is not of the space.
         """
+        self._player.told(np.array([reward]), slice(None))
         chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
         self._begins = np.zeros(1, np.bool_)
         action = self.spaces.shifted(chosen.action)[0]
@@ -96,6 +98,9 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     if mask is not None and spaces.masked:
         mask = AgentView("", spaces, "info", False).mask(mask).astype(bool)
+    joint = next((part for part in spaces.parts if part.name == JOINT), None)
+    if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
+        obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
     values = spaces.values(obs, mask)
     if isinstance(values, dict):
         assert isinstance(spaces.obs, Mapping)
@@ -150,7 +155,7 @@ class SavedRun:
         model = build_model(assigned, self.config, self.policies.index(assigned))
         model.restore(state)
         counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}
-        schedules = self.config.schedules
+        schedules = schedules_of(assigned.algorithm, self.config)
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
         return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import rows_of
-from ..interfaces import Action, Algorithm
+from ..checks import names_error, rows_of
+from ..interfaces import PREVIOUS_REWARD, Action, Algorithm
 from ..spaces import MASK, Spaces, Values
-from ..spec import Field
 from .normalizer import Normalizer
+from .stack import Stack
 
 __all__ = [
     "ActingModel",
@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 FIRST_PULL_S = 0.1
-COUNTS = ("updates", "step")  # published with the weights, beside the numbers of exploration
+# Published with the weights, beside the numbers of exploration
+NO_EXPLORATION = ("updates", "step", "opponents", "odds")
 
 
 class ActingModel(torch.nn.Module):
@@ -143,6 +144,7 @@ class PublishedPolicy(Policy):
     Args:
         subscriber: of the policy's weights.
         exponents: float64 [copies], of epsilon in each copy of the environment.
+        max_lag: versions by which weights may be behind; staler ones are pulled before the next turn. None: any number.
     """
 
     def __init__(
@@ -153,9 +155,11 @@ class PublishedPolicy(Policy):
         device: torch.device,
         subscriber: Subscriber,
         exponents: NDArray[np.float64],
+        max_lag: int | None = None,
     ) -> None:
         super().__init__(algorithm, model, generator, device, {})
         self._subscriber = subscriber
+        self._max_lag = max_lag
         self._exponents = None if (exponents == 1.0).all() else exponents
 
     @property
@@ -168,6 +172,16 @@ class PublishedPolicy(Policy):
         """Versions published since the acting weights."""
         return self._subscriber.newest - self._subscriber.version
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the acting weights are behind by more than `max_lag` versions."""
+        return self._max_lag is not None and self.lag > self._max_lag
+
+    @property
+    def published(self) -> Mapping[str, Any]:
+        """What came with the acting weights."""
+        return self._subscriber.extras
+
     def pull(self) -> bool:
         """Takes newer weights, if any; it waits for them only while it has none."""
         try:
@@ -176,20 +190,20 @@ class PublishedPolicy(Policy):
             return False  # their learner is overwriting them, or died doing so: the next pull gets them
         if pulled:
             explore = exploration_of(self._subscriber.extras)
-            if self._exponents is not None:
+            if self._exponents is not None and "epsilon" in explore:
                 explore["epsilon"] = explore["epsilon"] ** self._exponents
             self._explore = explore
         return pulled
 
     def _exploration(self, at: Any) -> Mapping[str, Any] | None:
-        if self._exponents is None or self._explore is None:
+        if self._exponents is None or self._explore is None or "epsilon" not in self._explore:
             return self._explore
         return {**self._explore, "epsilon": self._explore["epsilon"][at]}
 
 
 def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of exploration among what was published with the weights."""
-    return {name: value for name, value in extras.items() if name not in COUNTS}
+    return {name: value for name, value in extras.items() if name not in NO_EXPLORATION}
 
 
 class Player:
@@ -200,19 +214,24 @@ class Player:
         spaces: the agent's.
         copies: of the environment.
         pad: the padding of stacks; the same as in training.
+
+    Attributes:
+        before: the recurrent state, [k, ...] by name, with which the last actions were chosen; empty without one.
     """
 
     def __init__(self, policy: Policy, spaces: Spaces, copies: int, pad: Literal["repeat", "zero"]) -> None:
         self.policy = policy
         self._copies = copies
         self._action = spaces.action_field
-        self._stack = _Stack(spaces.obs, copies, spaces.stack, pad) if spaces.stack > 1 else None
+        self._stack = Stack(spaces.obs, copies, spaces.stack, pad) if spaces.stack > 1 else None
         self._state: dict[str, torch.Tensor] | None = None
+        self.before: Mapping[str, torch.Tensor] = {}
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """Chooses actions for the k observations of the copies `at`, of which some begin an episode.
 
-        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype.
+        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype, or its state has other parts
+            or another shape than before.
         """
         if self._stack is not None:
             obs = self._stack.push(obs, at, begins)
@@ -221,52 +240,38 @@ class Player:
             state = {name: rows[at] for name, rows in self._state.items()}
             if begins.any():
                 fresh = torch.from_numpy(begins)
-                state = {name: torch.where(_wide(fresh, rows), 0.0, rows) for name, rows in state.items()}
+                state = {name: rows.masked_fill(_wide(fresh, rows), 0) for name, rows in state.items()}
         chosen = self.policy.act(obs, at, state)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if chosen.state is not None:
-            self._keep(chosen.state, at)
+            self.before = state or {name: torch.zeros_like(rows) for name, rows in chosen.state.items()}
+            self._keep(chosen.state, at, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
 
-    def _keep(self, state: Mapping[str, torch.Tensor], at: Any) -> None:
+    def _keep(self, state: Mapping[str, torch.Tensor], at: Any, rows: int) -> None:
+        """Keeps the state [rows, ...] of the copies `at`, and leaves `before` as it is."""
         if self._state is None:
-            self._state = {name: rows.new_zeros((self._copies, *rows.shape[1:])) for name, rows in state.items()}
-        for name, rows in self._state.items():
-            rows[at] = state[name]
+            self._state = {name: part.new_zeros((self._copies, *part.shape[1:])) for name, part in state.items()}
+        if state.keys() != self._state.keys():
+            raise names_error("state of the algorithm", self._state, state)
+        for name, kept in self._state.items():
+            if state[name].shape != (rows, *kept.shape[1:]):
+                expected, came = (rows, *kept.shape[1:]), tuple(state[name].shape)
+                raise ValueError(f"{name} of the algorithm's state: expected shape {expected}, got {came}")
+        if isinstance(at, slice):
+            self._state = dict(state)  # `before` holds views of the old tensors
+            return
+        with torch.inference_mode():  # which may have made the tensors
+            for name, kept in self._state.items():
+                kept[at] = state[name]
+
+    def told(self, reward: NDArray[Any], at: Any) -> None:
+        """Takes the rewards [k] of the last actions in the copies `at` into a state that has a part for them."""
+        if self._state is not None and PREVIOUS_REWARD in self._state:
+            with torch.inference_mode():
+                self._state[PREVIOUS_REWARD][at] = torch.as_tensor(reward).to(self._state[PREVIOUS_REWARD])
 
 
 def _wide(flags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Flags [k] in a shape that broadcasts over rows [k, ...], on their device."""
     return flags.to(rows.device).reshape(-1, *([1] * (rows.ndim - 1)))
-
-
-class _Stack:
-    """The last observations of each copy, oldest first, in the form [copies, stack, ...] of a model's input."""
-
-    def __init__(
-        self, obs: Field | Mapping[str, Field], copies: int, stack: int, pad: Literal["repeat", "zero"]
-    ) -> None:
-        self._frames: Values = (
-            np.zeros((copies, stack, *obs.shape), obs.dtype)
-            if isinstance(obs, Field)
-            else {name: np.zeros((copies, stack, *one.shape), one.dtype) for name, one in obs.items()}
-        )
-        self._pad = pad
-
-    def push(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Values:
-        """The stacks [k, stack, ...] that end with these observations [k, ...]."""
-        if isinstance(self._frames, dict):
-            assert isinstance(obs, dict)
-            return {name: self._pushed(frames, obs[name], at, begins) for name, frames in self._frames.items()}
-        assert not isinstance(obs, dict)
-        return self._pushed(self._frames, obs, at, begins)
-
-    def _pushed(self, frames: NDArray[Any], obs: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        stacks: NDArray[Any] = frames[at]
-        stacks[:, :-1] = stacks[:, 1:]
-        stacks[:, -1] = obs
-        if begins.any():
-            stacks[begins, :-1] = obs[begins, None] if self._pad == "repeat" else 0
-        if not isinstance(at, slice):
-            frames[at] = stacks
-        return stacks

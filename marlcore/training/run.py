@@ -14,16 +14,22 @@ from types import TracebackType
 from typing import Any
 
 from ..envs import factory, vectorize
+from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound
-from ..interfaces import Algorithm
+from ..interfaces import Algorithm, QueueSource, ReplaySource
 from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
 from .learner import choose_device
 from .loaded import LoadedPolicy, load_policy, published_policy
+from .memories import source_of
 from .monitor import Status
+from .on_policy import check_on_policy
 from .policies import AssignedPolicy, assign
 from .progress import final_returns
+from .self_play.payoff import FILE as PAYOFF
+from .self_play.picture import draw_payoff
+from .self_play.start import check_self_play, policies_in_self_play
 from .session import Session
 from .sinks import read_metrics
 from .warmup import compile_before_a_run
@@ -74,8 +80,8 @@ def train(
             several copies at once, whose number then replaces config.actor.envs: a Gymnasium vector environment,
             EnvPool. Other processes call it too, so in async mode cloudpickle must be able to pickle it: any function
             or class, a lambda, a partial. Or a name for `envs.make`: "gymnasium:CartPole-v1".
-        algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "module:Class";
-            or a dict of these by policy, see config.policies.
+        algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "r2d2",
+            "module:Class"; or a dict of these by policy, see config.policies.
         config: the settings.
         progress: show a table of the run's progress.
         resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir. The algorithm
@@ -241,9 +247,16 @@ class _Plan:
         make_env = factory(env_fn)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:
+            if config.self_play.pool:
+                config = dataclasses.replace(config, policies=policies_in_self_play(config, env.agents))
             policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
             if env.copies > 1:  # a vector environment has its own number of copies
                 config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, envs=env.copies))
+        joint = [agent for one in policies if getattr(one.algorithm, "wants_joint", False) for agent in one.agents]
+        if joint:
+            make_env = _with_joint_observations(make_env, tuple(joint))
+            with closing(vectorize(make_env, 1)) as env:
+                policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
         for name in config.learners:
             if all(name != policy.name for policy in policies):
                 raise ValueError(
@@ -251,7 +264,11 @@ class _Plan:
                 )
         for policy in policies:
             choose_device(config.learner_of(policy.name).device)
-            config.check_rows(policy.name, len(policy.agents))
+            if isinstance(source_of(policy, config), ReplaySource):
+                config.check_rows(policy.name, len(policy.agents))
+        check_on_policy(policies, config)
+        if config.self_play.pool:
+            check_self_play(config, policies[0])
         if config.mode == "async":
             check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
         _warn_of_short_run(config, policies)
@@ -267,11 +284,21 @@ class _Plan:
         _warn_of_few_samples(self.config, self.policies, status.steps, status.updates)
         metrics = read_metrics(run_dir / "metrics.csv")
         algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in self.policies))
-        draw(metrics, run_dir / "curves.png", f"{session.described['env']}, {algorithms}, seed {self.config.seed}")
+        title = f"{session.described['env']}, {algorithms}, seed {self.config.seed}"
+        draw(metrics, run_dir / "curves.png", title)
+        if (run_dir / PAYOFF).exists():
+            draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
         returns = final_returns(metrics, self.config.total_steps)
         return Result(
             run_dir, status.steps, status.updates, returns, session.telemetry.lost, session.sinks.lost, status.restarts
         )
+
+
+def _with_joint_observations(env_fn: Callable[[], Any], agents: tuple[str, ...]) -> Callable[[], Any]:
+    """Raises ValueError: the environment is of a kind without them."""
+    joined = JointObservations(env_fn, agents)
+    joined().close()
+    return joined
 
 
 def _steps_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...], steps: float) -> float:
@@ -284,6 +311,8 @@ def _warn_of_few_samples(
 ) -> None:
     """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
     for policy in policies:
+        if isinstance(source_of(policy, config), QueueSource):
+            continue  # it reads each transition once
         inserted = _steps_of(policy, policies, steps)
         if config.updates_per_step is not None or inserted <= config.learner_of(policy.name).warmup:
             continue
@@ -297,12 +326,14 @@ def _warn_of_few_samples(
 
 
 def _warn_of_short_run(config: Config, policies: tuple[AssignedPolicy, ...]) -> None:
-    """Warns if a run ends before the warm-up of a replay."""
+    """Warns if a run ends before the warm-up of a replay, or before a queue's first batch."""
     for policy in policies:
-        steps = _steps_of(policy, policies, config.total_steps)
-        warmup = config.learner_of(policy.name).warmup
-        if steps <= warmup:
+        steps, source = _steps_of(policy, policies, config.total_steps), source_of(policy, config)
+        label, needed = "learner.warmup", config.learner_of(policy.name).warmup
+        if isinstance(source, QueueSource):
+            label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
+        if steps <= needed:
             log.warning(
-                "learner.warmup: %s takes %s of the %d steps, and learns only after %d: it will learn nothing",
-                policy.name, f"{steps:.1f}".removesuffix(".0"), config.total_steps, warmup,
+                "%s: %s takes %s of the %d steps, and learns only after %d: it will learn nothing",
+                label, policy.name, f"{steps:.1f}".removesuffix(".0"), config.total_steps, needed,
             )  # fmt: skip

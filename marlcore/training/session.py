@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import secrets
 import time
 import traceback
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import MarlcoreError, WorkerFailed
-from ..memory import PREFIX, survey_names
+from ..interfaces import ReplaySource
 from ..processes import (
     PID,
     PRELOAD,
@@ -33,7 +32,6 @@ from ..processes import (
     WorkerProcess,
     reason_of,
 )
-from ..replay import RateLimiter, ReplayBuffer
 from ..weights import ParameterStore
 from .actor_worker import ActorWorker
 from .blueprint import Blueprint, PolicyPlan, build_model
@@ -43,6 +41,7 @@ from .describe import check_resumed, describe
 from .evaluator_worker import EvaluatorWorker
 from .learner_worker import LearnerWorker
 from .loaded import save_policies
+from .memories import create_memory, source_of
 from .monitor import Monitor
 from .names import EVALUATOR, actor_names, is_learner, learner_names
 from .policies import AssignedPolicy
@@ -50,6 +49,7 @@ from .policy import PolicyModel
 from .progress import Progress
 from .roles import run_worker
 from .run_directory import RunDirectory, setup_logging
+from .self_play.start import create_self_play, odds_fields, published_numbers
 from .sinks import open_sinks
 from .worker import Worker
 
@@ -58,7 +58,6 @@ __all__ = ["Session"]
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
 SERIAL_ROUNDS = 50  # between looks at telemetry
-TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 STOPPING = "stopping: writing checkpoints ..."
 
 log = logging.getLogger(__name__)
@@ -106,9 +105,10 @@ class Session:
             if config.evaluation.interval:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
-            about = _about(config, self.run.path, self.telemetry)
+            about = _about(policies, config, self.run.path, self.telemetry)
             self.control = stack.enter_context(closing(Control.create(workers, names, **about)))
-            plans = tuple(_create_memory(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
+            plans = tuple(_plan_of(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
+            self_play = create_self_play(stack, policies, config, self.run.path)
             if resume is not None:  # last, when no check can fail any more
                 self.run.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
@@ -116,7 +116,8 @@ class Session:
                         self.run.replay_path(policy.name).unlink(missing_ok=True)
             save_policies(self.run.path, env_fn, policies, config)
             began = time.monotonic() - _restore_progress(self.run, self.control, config, names)
-            self.blueprint = Blueprint(env_fn, config, plans, self.control.handle, self.telemetry.handle, began)
+            handles = self.control.handle, self.telemetry.handle
+            self.blueprint = Blueprint(env_fn, config, plans, *handles, began, self_play)
             table = stack.enter_context(Progress()) if show else None
             self.monitor = Monitor(self.run, self.sinks, self.control, self.telemetry, table, config.total_steps, began)
             stack.callback(self.monitor.finish)
@@ -129,7 +130,7 @@ class Session:
             return stack.enter_context(RunDirectory.create(self.config.run_dir, self.described))
         check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
-        _warn_of_what_begins_anew(run, [policy.name for policy in policies])
+        _warn_of_what_begins_anew(run, policies, self.config)
         return run
 
     def work(self) -> None:
@@ -162,25 +163,37 @@ class Session:
         self._stack.__exit__(kind, error, trace)
 
 
-def _about(config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
-    """The description of the run for `marlcore top`."""
+def _about(policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
+    """The description of the run for `marlcore top`; a policy's share is that of its agents in the run's steps."""
+    agents = sum(len(policy.agents) for policy in policies)
     return {
         "run_dir": str(run_dir.resolve()),
         "pid": os.getpid(),
         "total_steps": config.total_steps,
-        "batch_size": config.learner.batch_size,
+        "policies": {
+            policy.name: {
+                "batch_size": config.learner_of(policy.name).batch_size if _has_replay(policy, config) else 0,
+                "share": len(policy.agents) / agents,
+            }
+            for policy in policies
+        },
         "telemetry": dataclasses.asdict(telemetry.handle),
     }
 
 
-def _warn_of_what_begins_anew(run: RunDirectory, agents: list[str]) -> None:
+def _warn_of_what_begins_anew(run: RunDirectory, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Warns of parts of a resumed run that were not saved."""
-    for agent in agents:
-        if not run.checkpoint_path(agent).exists():
-            log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", agent)
-    empty = [agent for agent in agents if not run.replay_path(agent).exists()]
+    for policy in policies:
+        if not run.checkpoint_path(policy.name).exists():
+            log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
+    replays = [policy.name for policy in policies if _has_replay(policy, config)]
+    empty = [name for name in replays if not run.replay_path(name).exists()]
     if empty:
         log.warning("resume: replays were not saved (replay.save): empty at first for %s", ", ".join(empty))
+
+
+def _has_replay(policy: AssignedPolicy, config: Config) -> bool:
+    return isinstance(source_of(policy, config), ReplaySource)
 
 
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
@@ -198,30 +211,13 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     return float(saved.get("time_s", 0.0))
 
 
-def _create_memory(
-    stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
-) -> PolicyPlan:
-    """A policy's replay and weights, closed with the stack; the replay is the saved one if the run has it.
+def _plan_of(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory) -> PolicyPlan:
+    """A policy's memory and weights, closed with the stack.
 
     Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
     """
     name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    lanes = len(policy.agents) * config.lanes
-    file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
-    spec, limiter = policy.algorithm.transition(policy.spaces), config.limiter(name, lanes)
-    if saved.exists():
-        replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=f"replay.{index}", into=file))
-        if replay.limiter != limiter and replay.limiter != _of_0_1_0(limiter):
-            raise ValueError(
-                f"resume: expected a configuration that gives {name} the limiter of its saved replay, "
-                f"{replay.limiter}, got {limiter}"
-            )
-    else:
-        replay = stack.enter_context(
-            ReplayBuffer.create(spec, config.replay.capacity, lanes, limiter=limiter, name=f"replay.{index}", path=file)
-        )
-    if file is not None:
-        stack.callback(replay.unlink)
+    transitions = create_memory(stack, policy, index, config, run)
     model = build_model(policy, config, index)
     state = load_checkpoint(checkpoint)
     if state:
@@ -229,7 +225,7 @@ def _create_memory(
     store = ParameterStore.create(
         model.acting,
         mode=config.learner_of(name).publish_mode,
-        extras={"updates": (), "step": (), **dict.fromkeys(config.schedules, ())},
+        extras=published_numbers(policy.algorithm, config) | odds_fields(config.self_play),
         begins_after=state.get("version", 0),
         name=f"weights.{index}",
     )
@@ -241,7 +237,8 @@ def _create_memory(
         policy.algorithm,
         checkpoint,
         saved if config.replay.save else None,
-        replay.handle,
+        source_of(policy, config),
+        transitions,
         store.handle,
         saved.exists(),
     )
@@ -257,17 +254,6 @@ def _check_checkpoint(path: Path, state: dict[str, Any], model: PolicyModel, pol
             f"resume: expected a checkpoint of {policy.name}'s {type(policy.algorithm).__name__}, got {str(path)!r} "
             f"({reason})"
         ) from None
-
-
-def _new_file(directory: Path, name: str) -> Path:
-    """A new name for a replay's file; first removes such files of runs that were killed."""
-    survey_names(directory, TRANSIENT, remove=True)
-    return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
-
-
-def _of_0_1_0(limiter: RateLimiter | None) -> RateLimiter | None:
-    """The limiter that version 0.1.0 saved for the same settings: learners could be ahead of their actors."""
-    return None if limiter is None else dataclasses.replace(limiter, lead=None)
 
 
 def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
@@ -345,11 +331,13 @@ def _take_turns(
 ) -> None:
     rounds = 0
     while may_go_on():
-        for actor in actors:
-            if not actor.done:
-                _guarded(actor, actor.step)
-        for learner in learners:
+        acting = [actor for actor in actors if not actor.done]
+        for actor in acting:
+            _guarded(actor, actor.observe)
+        for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.catch_up)
+        for actor in acting:
+            _guarded(actor, actor.act)
         for evaluator in evaluators:
             _guarded(evaluator, partial(evaluator.step, may_go_on))
         rounds += 1

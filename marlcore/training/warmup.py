@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ..kernels import columns, jit, sumtree
+from ..kernels import advantages, columns, jit, sumtree
 from ..kernels.plan import COLUMN
 from ..kernels.random import next_random
 from ..notices import say
@@ -43,10 +43,17 @@ def warm_up() -> float:
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
     _compile_what_the_drop_ins_use()
+    _compile_what_algorithms_use()
     cache = jit.cache_directory()
     if cache is not None:
         (cache / jit.WARM).touch()
     return time.monotonic() - began
+
+
+def _compile_what_algorithms_use() -> None:
+    rows = [np.zeros(1, np.float32) for _ in range(7)]
+    given, continues, (ratio, *filled) = rows[:4], np.zeros(1, np.bool_), rows[4:]
+    advantages.trace(*given, continues, ratio, np.ones(2), 1.0, *filled)
 
 
 def _compile_what_the_drop_ins_use() -> None:

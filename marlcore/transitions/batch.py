@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,8 @@ class Batch:
             batch has the axis T after B. Exceptions: weight, index (the sequence's first transition), and extras stored
             at intervals (the recurrent state before the sequence).
         source: None; in a batch of a Mixture int64 [B], the number of each row's replay.
+        continues: None; in a batch of single transitions from a queue, with n_step 1, bool [B]: whether the batch's
+            next row is the next transition of the same episode.
     """
 
     obs: Any
@@ -89,6 +92,7 @@ class Batch:
     extras: dict[str, NDArray[Any]]
     mask: NDArray[np.bool_] | None
     source: NDArray[np.int64] | None = None
+    continues: NDArray[np.bool_] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
         """`dicts` names the fields that are dicts; each batch has its own copy of them."""
@@ -109,7 +113,9 @@ class Batch:
 
 
 class TorchBatch:
-    """The fields of a `Batch` as tensors."""
+    """The fields of a `Batch` as tensors; a run's learner adds `numbers`, see `Trainer.update`."""
+
+    numbers: Mapping[str, float]
 
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         import torch
@@ -135,6 +141,7 @@ class TorchBatch:
         self.extras: dict[str, torch.Tensor] = convert(batch.extras)
         self.mask: torch.Tensor | None = convert(batch.mask)
         self.source: torch.Tensor | None = convert(batch.source)
+        self.continues: torch.Tensor | None = convert(batch.continues)
 
     def __len__(self) -> int:
         return len(self.reward)

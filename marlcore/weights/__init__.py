@@ -4,6 +4,6 @@ A model is flattened into one row of bytes; publishing copies that row into a la
 shows a reader a mix of two publications.
 """
 
-from .store import ParameterStore
+from .store import ParameterStore, Subscriber
 
-__all__ = ["ParameterStore"]
+__all__ = ["ParameterStore", "Subscriber"]

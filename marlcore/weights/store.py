@@ -41,7 +41,8 @@ class ParameterStore(Shared):
     the extras. With n slots, a read is discarded if the n-th later publish begins before it ends.
 
     Attributes:
-        mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3).
+        mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
+        slots: versions that the store holds.
         layout: the places of the tensors and extras in a row.
         begins_after: the version that the first publish follows; 0 unless the store continues another one.
     """
@@ -49,18 +50,19 @@ class ParameterStore(Shared):
     kind = "parameter store"
 
     def _understand(self, segment: Segment) -> None:
-        self.mode: str = segment.description["mode"]
+        self.mode: Mode | int = segment.description["mode"]
+        self.slots = _slots_of(self.mode)
         self.begins_after: int = segment.description["begins_after"]
         check_whole("begins_after", self.begins_after, 0, _MOST_VERSIONS)
         self.layout = RowLayout.from_dict(segment.description)
-        self._geometry = LaneGeometry(1, SLOTS[self.mode], (self.layout.nbytes,))
+        self._geometry = LaneGeometry(1, self.slots, (self.layout.nbytes,))
         self._lanes = self._geometry.bind(segment.body)
 
     @classmethod
     def create(
         cls,
         model: torch.nn.Module,
-        mode: Mode = "double_buffer",
+        mode: Mode | int = "double_buffer",
         extras: Mapping[str, tuple[int, ...] | Field] | None = None,
         *,
         begins_after: int = 0,
@@ -71,7 +73,7 @@ class ParameterStore(Shared):
 
         Args:
             model: defines the tensors of a row; on any device.
-            mode: the number of slots.
+            mode: the number of slots, by a name or as a number, for a store of which more versions are read.
             extras: further arrays published with the weights: a shape for float64, or a Field.
             begins_after: the last version of the store that this one continues; the first publish has the next one.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
@@ -80,13 +82,13 @@ class ParameterStore(Shared):
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the store.
         """
-        if mode not in SLOTS:
-            raise ValueError(f"mode: expected one of {', '.join(SLOTS)}, got {mode!r}")
+        slots = _slots_of(mode)
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
         check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
-        description = {"kind": cls.kind, "mode": mode, "begins_after": int(begins_after), **layout.to_dict()}
-        geometry = LaneGeometry(1, SLOTS[mode], (layout.nbytes,))
+        described = mode if isinstance(mode, str) else slots
+        description = {"kind": cls.kind, "mode": described, "begins_after": int(begins_after), **layout.to_dict()}
+        geometry = LaneGeometry(1, slots, (layout.nbytes,))
 
         def fill(put: Put) -> None:
             # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
@@ -131,8 +133,8 @@ class ParameterStore(Shared):
     def slot_tensor(self, slot: int) -> torch.Tensor:
         """A slot's row in shared memory, uint8 [layout.nbytes]; only the publisher writes; reads are unvalidated."""
         self.check_open()
-        if not 0 <= slot < SLOTS[self.mode]:
-            raise ValueError(f"slot: expected 0 to {SLOTS[self.mode] - 1}, got {slot!r}")
+        if not 0 <= slot < self.slots:
+            raise ValueError(f"slot: expected 0 to {self.slots - 1}, got {slot!r}")
         start = self._geometry.column_offset(0) + slot * self.layout.nbytes
         return torch.from_numpy(self._segment.body[start : start + self.layout.nbytes])
 
@@ -303,14 +305,35 @@ class Subscriber:
         """
         if self._store.version == self.version:
             return False
+        self._take(self._copy_newest(timeout))
+        return True
+
+    @one_thread
+    def pull_version(self, version: int) -> bool:
+        """Copies this version into the local model, whole or not at all.
+
+        Args:
+            version: of the last ones published, as many as the store has slots.
+
+        Returns: False if the store does not hold it: it was overwritten, or is still to come; the model is unchanged.
+
+        Raises: LayoutMismatch, UsedByTwoThreads: as `pull`.
+        """
+        check_whole("version", version)
+        self._store.check_open()
+        if self._lanes.read(0, version - 1, 1, self._scratch.numpy()) != 0:
+            return False
+        self._take(version)
+        return True
+
+    def _take(self, version: int) -> None:
+        """Moves a whole copy, which is in the scratch row, into the model."""
         if self._flat.moved():
             self._flat.bind()
             self._slots.clear()
-        version = self._copy_newest(timeout)
         self._flat.row.copy_(self._scratch)
         self.extras = copied_extras(self._scratch_extras)
         self.version = version
-        return True
 
     def _copy_newest(self, timeout: float) -> int:
         """Copies the newest row into the scratch row; returns its version."""
@@ -343,7 +366,7 @@ class Subscriber:
         version = self._store.version
         if version == 0:
             raise NotEnoughData(f"{self._store!r}: nothing was published yet")
-        tensors, extras = self._slot((version - 1) % SLOTS[self._store.mode])
+        tensors, extras = self._slot((version - 1) % self._store.slots)
         lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([version - 1]), np.zeros(1, np.uint8))
         view = InPlaceView(version, tensors, copied_extras(extras), lambda: lapped(1) == 0)
         try:
@@ -359,3 +382,12 @@ class Subscriber:
             tensors = {name: view for group, view in pairs for name in group.names}
             self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
         return self._slots[slot]
+
+
+def _slots_of(mode: Any) -> int:
+    """The number of slots. Raises ValueError: the mode is neither a name nor a number of slots."""
+    if isinstance(mode, str) and mode in SLOTS:
+        return SLOTS[mode]
+    if not isinstance(mode, (int, np.integer)) or isinstance(mode, bool) or mode < 1:
+        raise ValueError(f"mode: expected {', '.join(SLOTS)} or a number of slots, got {mode!r}")
+    return int(mode)

@@ -120,6 +120,14 @@ BEFORE = {
     "an action space for the algorithm": (
         lambda: {"env_fn": "gymnasium:Pendulum-v1"}, "DQN: expected a Discrete, MultiDiscrete or MultiBinary",
     ),
+    "a discrete action space for a continuous algorithm": (
+        lambda: {"env_fn": "gymnasium:CartPole-v1", "algorithm": "td3"},
+        "TD3: expected a Box of floats as the action space, got Discrete(2)",
+    ),
+    "an action space without bounds": (
+        lambda: {"env_fn": partial(space_of, None, gym.Box(-np.inf, np.inf, (2,))), "algorithm": "sac"},
+        "SAC: expected an action space with finite bounds, got Box(-inf, inf, (2,), float32)",
+    ),
     "an agent of the policies": (
         lambda: {"config": asked(policies={"agent_0": "a", "agnt_1": "a"})},
         "policies: expected agents of the environment, got 'agnt_1'; did you mean 'agent_1'?",

@@ -342,7 +342,7 @@ class ReplayMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-QUIET = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
+QUIET = settings(database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
 TestReplayMachine = ReplayMachine.TestCase
 TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=100)
 

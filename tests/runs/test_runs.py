@@ -316,6 +316,7 @@ BAD_INPUT = [
     (["--totl-steps", "1"], "unknown option --totl-steps; did you mean --total-steps? see marlcore train --help"),
     (["--batch-size", "3"], "unknown option --batch-size; did you mean --learner.batch-size? see"),
     (["--learner.batchsize=3"], "unknown option --learner.batchsize; did you mean --learner.batch-size? see"),
+    (["--self-play.pol", "3"], "unknown option --self-play.pol; did you mean --self-play.pool? see"),
     (["--algo", "dqn", "--algorithm.kappa", "1"], "--algorithm.kappa is no option of dqn; see"),
     (["--learner.warmup", "200000"], "learner.warmup: expected at most the 100000 rows that replay.capacity gives"),
     (["--env", "CartPole-v1"], "got 'CartPole-v1'; did you mean gymnasium:CartPole-v1?"),

@@ -18,6 +18,13 @@ def box_spaces(shape: tuple[int, ...] = (3,), actions: int = 2, dtype: Any = np.
     return Spaces(gym.Box(0, 100, shape, dtype), gym.Discrete(actions), **options)
 
 
+def continuous_spaces(action: gym.Box | None = None, **options: Any) -> Spaces:
+    """An observation of three numbers, with a Box of 2 x 3 components, no two of which have the same bounds."""
+    low = np.array([[-1, 0, -5], [2, -0.5, -3]], np.float32)
+    high = np.array([[1, 4, -1], [2.5, 0, 9]], np.float32)
+    return Spaces(gym.Box(-10, 10, (3,), np.float32), action or gym.Box(low, high), **options)
+
+
 def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
     """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
     lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
@@ -33,6 +40,8 @@ def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
 def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
     """Random actions as rows hold them."""
     space = spaces.action
+    if isinstance(space, gym.Box):
+        return torch.from_numpy(rng.uniform(space.low, space.high, (rows, *space.shape)).astype(space.dtype))
     high = {gym.Discrete: "n", gym.MultiDiscrete: "nvec"}.get(type(space))
     limit = getattr(space, high) if high else 2
     return torch.from_numpy(rng.integers(limit, size=(rows, *space.shape)).astype(space.dtype))

@@ -20,14 +20,15 @@ BELOW = {
     "processes": ["memory"],
     "replay": ["transitions"],
     "queue": ["transitions"],
-    "algos": [],
+    "planning": ["memory", "processes"],
+    "algos": ["kernels"],
     "envs": [],
     "training": ["replay", "queue", "weights", "processes", "algos", "envs"],
-    "cli": ["training"],
+    "cli": ["training", "planning"],
     "testing": ["cli"],
-    "compat": ["training"],
+    "compat": ["training", "planning"],
 }
-TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup"}
+TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup", "lazy"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

@@ -49,7 +49,7 @@ def test_epsilon_may_differ_from_row_to_row(algorithm):
     assert 680 < (chosen[1000:] != best[1000:]).sum() < 820  # 750 are expected, five standard deviations are 68
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(masks=arrays(bool, (8, 5)), seed=st.integers(0, 2**16))
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.5, 1.0])
 def test_only_allowed_actions_are_chosen(epsilon, masks, seed):

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces as gym
 from updates import box_spaces, made_batch, made_trainer
 
-from marlcore.algos import ALGORITHMS, DQN, IQN, make
+from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
 from marlcore.interfaces import ReplaySource
 from marlcore.replay import Prioritized
 from marlcore.spaces import Spaces
@@ -225,9 +225,10 @@ def test_rows_have_no_extras_and_the_source_is_the_chosen_one(algorithm):
 
 
 def test_make_gives_defaults_by_name():
-    assert {name: make(name) for name in ALGORITHMS} == {"dqn": DQN(), "iqn": IQN()}
+    assert {name: make(name) for name in ("dqn", "iqn", "td3")} == {"dqn": DQN(), "iqn": IQN(), "td3": TD3()}
 
 
 def test_make_names_the_known_algorithms_when_asked_for_another():
-    with pytest.raises(ValueError, match=r"^algorithm: expected one of dqn, iqn or module:Class, got 'ppo'$"):
-        make("ppo")
+    known = ", ".join(sorted(ALGORITHMS))
+    with pytest.raises(ValueError, match=rf"^algorithm: expected one of {known} or module:Class, got 'dqm'$"):
+        make("dqm")

@@ -90,7 +90,7 @@ def ended_where_nothing_is_allowed(spaces, batch):
     return batch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spaces=all_spaces(), double=st.booleans(), seed=st.integers(0, 2**16))
 def test_dqn_loss_is_the_weighted_huber_loss(spaces, double, seed):
     """DQN's loss is the weighted Huber loss of the error towards the best allowed action; |error| is the priority."""
@@ -113,7 +113,7 @@ def test_dqn_loss_is_the_weighted_huber_loss(spaces, double, seed):
     np.testing.assert_allclose(update.priority.numpy(), np.abs(target - taken), rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spaces=all_spaces(), double=st.booleans(), seed=st.integers(0, 2**16))
 def test_iqn_loss_is_the_weighted_quantile_huber_loss(spaces, double, seed):
     """IQN's loss is the weighted quantile Huber loss towards the best allowed action; a row's loss is its priority."""

@@ -37,7 +37,7 @@ def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments: list[
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
     with Telemetry.create(["actor-0"]) as telemetry:
-        about = {"pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(telemetry.handle)}
+        about = {"pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(telemetry.handle)}
         with Control.create(["actor-0"], run_dir="/a/run", **about):
             assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
 

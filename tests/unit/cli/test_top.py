@@ -26,10 +26,11 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """A run that goes on until it is stopped, when its learners have reported something."""
     path = tmp_path / "run"
-    options = ["--total-steps", "100000000", "--learner.warmup", "100", "--learner.log-interval", "20"]
+    options = [*getattr(request, "param", []), "--total-steps", "100000000"]
+    options += ["--learner.warmup", "100", "--learner.log-interval", "20"]
     process = subprocess.Popen(
         [*MARLCORE, "train", *options, "--run-dir", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -72,6 +73,23 @@ def test_one_look_at_a_live_run(run):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("run", [["--learner.processes", "2"]], indirect=True)
+def test_policies_that_share_a_learner_have_rows_of_their_own(run):
+    figures = json.loads(top("--once", "--json").stdout)
+    assert figures["workers"].keys() == {"actor-0", "learner-0", "learner-1"}
+    policies = figures["policies"]
+    assert policies.keys() == {"agent_0", "agent_1", "agent_2"}
+    for row in policies.values():
+        assert row["updates"] > 0 and row["updates_per_s"] > 0 and row["policy_lag_p99"] >= 0
+        assert row["replay_ratio"] == pytest.approx(64 * row["updates"] / (figures["steps"] / 3), rel=0.01)
+    assert sum(row["updates"] for row in policies.values()) == pytest.approx(
+        sum(row.get("updates", 0) for row in figures["workers"].values()), rel=0.01
+    )
+    table = top("--once", "--interval", "0.1").stdout
+    assert "learner-1" in table and "agent_2" in table
+
+
+@pytest.mark.long
 def test_it_ends_with_the_run_and_with_ctrl_c(run):
     _, process = run
     follows = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
@@ -103,7 +121,7 @@ def test_bad_input_is_one_line(arguments, message):
 def test_whoever_looks_cannot_write():
     with Telemetry.create(["actor-0"]) as telemetry:
         handle = telemetry.handle
-        about = {"run_dir": "x", "pid": os.getpid(), "total_steps": 1, "batch_size": 1, "telemetry": vars(handle)}
+        about = {"run_dir": "x", "pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(handle)}
         with Control.create(["actor-0", "evaluator"], **about) as control:
             looking = Control.watch(control.handle)
             assert not looking._segment.body.flags.writeable

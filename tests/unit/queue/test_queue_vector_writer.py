@@ -10,7 +10,7 @@ import pytest
 from mapped import Mapped
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
-from marlcore.queue.cursor import QueueGates
+from marlcore.queue.gates import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
 

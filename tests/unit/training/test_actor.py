@@ -44,7 +44,9 @@ class Scene:
         self.network = build_model(AssignedPolicy(AGENT, (AGENT,), spaces, DQN()), CONFIG, 0).acting
         extras: dict[str, tuple[int, ...] | Field] = {"epsilon": (), "updates": ()}
         self.store = mc.ParameterStore.create(self.network, "snapshot", extras)
-        plan = PolicyPlan(AGENT, (AGENT,), spaces, DQN(), Path(), None, self.replay.handle, self.store.handle)
+        plan = PolicyPlan(
+            AGENT, (AGENT,), spaces, DQN(), Path(), None, mc.ReplaySource(), self.replay.handle, self.store.handle
+        )
         self.blueprint = Blueprint(HUNT, CONFIG, (plan,), self.control.handle, self.telemetry.handle, time.monotonic())
         self.actors: list[ActorWorker] = []
         self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, self.blueprint)), daemon=True)

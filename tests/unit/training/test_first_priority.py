@@ -34,6 +34,12 @@ def best(obs: NDArray[Any]) -> NDArray[np.float64]:
 class Player:
     """Values that depend on nothing but the observation."""
 
+    def __init__(self) -> None:
+        self.before: dict[str, Any] = {}
+
+    def told(self, reward: Any, at: Any) -> None:
+        pass
+
     def choose(self, obs: Any, at: Any, begins: Any) -> mc.Action:
         unknown = {"priority": np.full(len(obs), np.nan, np.float32)}
         return mc.Action(obs[:, 1] % 4, unknown, values={"taken": taken(obs), "best": best(obs)})

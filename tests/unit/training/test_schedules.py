@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlcore as mc
+from marlcore.training.blueprint import schedules_of
 from marlcore.training.config import EPSILON, ExplorationConfig
 from marlcore.training.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
 
@@ -104,6 +105,31 @@ def test_settings_of_version_0_1_0_give_the_schedule_that_they_described() -> No
     old = {"epsilon_start": 0.9, "epsilon_min": 0.1, "epsilon_decay": 0.25, "epsilon_decay_freq": 10}
     config = mc.Config.from_dict({"exploration": old})
     assert config.exploration.epsilon == Exponential(0.9, 0.1, rate=0.75, every=10, of="updates")
+
+
+class Warm(mc.DQN):
+    """Its actors heat up, and explore little."""
+
+    def schedules(self) -> dict[str, object]:
+        return {"heat": "linear(0, 1, 10)", "epsilon": 0.05}
+
+
+class Bare:
+    """An algorithm that does not derive from mc.Algorithm."""
+
+
+def test_the_configurations_schedules_come_before_the_algorithms() -> None:
+    asked = mc.Config(exploration=ExplorationConfig(epsilon=0.3, schedules={"heat": 2, "more": 1}))
+    assert schedules_of(mc.DQN(), mc.Config()) == {"epsilon": EPSILON}
+    assert schedules_of(Bare(), mc.Config()) == {"epsilon": EPSILON}  # type: ignore[arg-type]
+    assert schedules_of(Warm(), mc.Config()) == {"epsilon": Constant(0.05), "heat": Linear(0, 1, 10)}
+    assert schedules_of(Warm(), asked) == {"epsilon": Constant(0.3), "heat": Constant(2), "more": Constant(1)}
+    assert schedules_of(Warm(), mc.Config(stages=(5,)))["stage"] == Stages((5,))
+
+
+def test_a_configuration_without_epsilon_is_read_back_as_it_was() -> None:
+    assert mc.Config().exploration.epsilon is None
+    assert mc.Config.from_dict(mc.Config().to_dict()) == mc.Config()
 
 
 def test_stages_count_the_beginnings_that_were_reached() -> None:

@@ -492,7 +492,9 @@ def test_extras_may_be_nan_and_infinite(extras_store, extras_publisher):
 
 
 def test_wrong_declarations_are_refused(model):
-    with pytest.raises(ValueError, match="mode: expected one of snapshot"):
+    with pytest.raises(
+        ValueError, match="mode: expected snapshot, double_buffer, triple_buffer or a number of slots, got"
+    ):
         ParameterStore.create(model, "quadruple")
     with pytest.raises(ValueError, match="identifiers"):
         ParameterStore.create(model, extras={"a b": ()})

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field, came, names_error
-from ..errors import NotEnoughData
-from ..memory import invalidate_after_fork
-from ..spec import Field
-from .checks import whole_number
-from .npz import read_npz
-from .ring import Held, Ints, Ring, Rows
-from .tail import Tail, newest_count
+from ...checks import as_field, came, names_error
+from ...errors import NotEnoughData
+from ...memory import invalidate_after_fork
+from ...spec import Field
+from ..checks import whole_number
+from ..npz import read_npz
+from ..ring import Held, Ints, Ring, Rows
+from ..tail import Tail, newest_count
+from .extra_data import ExtraData
 
 __all__ = ["Buffer"]
 
@@ -37,6 +37,12 @@ Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[An
 
 _ONE = ("action", "reward", "done")
 _SAVED = {"states", "n_frames", "idx", *(f"{name}s" for name in _ONE)}
+
+
+def _extra_field(given: Any) -> Field:
+    if isinstance(given, Field):
+        return given
+    return Field(given if isinstance(given, tuple) else (), "int64")
 
 
 class Buffer:
@@ -50,7 +56,7 @@ class Buffer:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further int64 fields: a tuple is the field's shape; any other value means a scalar.
+        extra_fields: further fields: a Field; a tuple for an int64 field of that shape; anything else for an int64.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
@@ -68,8 +74,7 @@ class Buffer:
         self.capacity = capacity
         self.obs_shape = obs_shape
         self.n_frames = n_frames
-        extras = {name: Field(shape if isinstance(shape, tuple) else (), "int64")
-                  for name, shape in extra_fields.items()}  # fmt: skip
+        extras = {name: _extra_field(given) for name, given in extra_fields.items()}
         self._ring = Ring(
             {
                 "obs": Field(tuple(obs_shape), "float32"),
@@ -84,7 +89,7 @@ class Buffer:
             shared=False,
         )
         self._extra_fields = extras
-        self._nothing = {name: np.zeros(field.shape, np.int64) for name, field in extras.items()}
+        self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
         self._tail: Tail | None = None
         invalidate_after_fork(self)
@@ -173,6 +178,26 @@ class Buffer:
             np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
+    def put_rows(self, columns: Mapping[str, NDArray[Any]], size: int) -> None:
+        """Appends rows, at most `capacity`, of another buffer whose `size` is given, and which is this one's then.
+
+        Args:
+            columns: obs, action, reward, done and the extra fields, each [rows, *shape].
+        """
+        rows = len(columns["obs"])
+        fitted = {name: as_field(name, Field((rows, *one.shape), one.dtype), columns[name])
+                  for name, one in self._ring.fields.items() if name != "count"}  # fmt: skip
+        self._ring.append({**fitted, "count": np.full(rows, size)}, rows)
+        self._tail = None
+
+    def positions(self) -> Ints:
+        """The positions that hold rows, oldest first: int64 [rows]."""
+        window = self._window()
+        found: Ints = (
+            np.arange(window.stored) + (window.head if window.stored == self.capacity else 0)
+        ) % self.capacity
+        return found
+
     def clear(self) -> None:
         """Deletes every row, for all processes."""
         self._ring.clear()
@@ -227,28 +252,27 @@ class Buffer:
     @property
     def states(self) -> NDArray[np.float32]:
         """A copy of all observations by position: float32 [capacity, *obs_shape], zeros at empty positions."""
-        return self._snapshot()["obs"]
+        return self._snapshot("obs")["obs"]
 
     @property
     def actions(self) -> NDArray[np.int64]:
         """A copy of all actions by position: int64 [capacity]."""
-        return self._snapshot()["action"]
+        return self._snapshot("action")["action"]
 
     @property
     def rewards(self) -> NDArray[np.float32]:
         """A copy of all rewards by position: float32 [capacity]."""
-        return self._snapshot()["reward"]
+        return self._snapshot("reward")["reward"]
 
     @property
     def dones(self) -> NDArray[np.float32]:
         """A copy of all ends of episodes by position: float32 [capacity]."""
-        return self._snapshot()["done"]
+        return self._snapshot("done")["done"]
 
     @property
-    def extra_data(self) -> Mapping[str, NDArray[np.int64]]:
-        """Copies of the extra fields by position, each int64 [capacity, *shape]."""
-        found = self._snapshot()
-        return MappingProxyType({name: found[name] for name in self._extra_fields})
+    def extra_data(self) -> Mapping[str, NDArray[Any]]:
+        """Copies of the extra fields by position, each [capacity, *shape], made where one is looked up."""
+        return ExtraData(tuple(self._extra_fields), lambda name: self._snapshot(name)[name])
 
     def save(self, output_file: str | Path) -> None:
         """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
@@ -389,9 +413,9 @@ class Buffer:
             picks = np.random.choice(len(places), count, replace=False)  # slow: it permutes all of them
         return places[picks]
 
-    def _snapshot(self) -> dict[str, NDArray[Any]]:
-        """Read-only copies of all fields by position; zeros at empty positions."""
-        found = self._ring.at(np.arange(self.capacity))
+    def _snapshot(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Read-only copies of these fields, or all, by position; zeros at empty positions."""
+        found = self._ring.at(np.arange(self.capacity), *names)
         for array in found.values():
             array.flags.writeable = False
         return found

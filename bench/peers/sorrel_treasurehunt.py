@@ -1,0 +1,105 @@
+"""sorrel's treasurehunt, run by sorrel's own loop or by run_experiment_mp; a program for sorrel's environment.
+
+It prints one line of JSON: updates, agent-steps, seconds, the seconds before the first turn, and each epoch's score.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sorrel.examples.treasurehunt.entities import EmptyEntity
+from sorrel.examples.treasurehunt.env import TreasurehuntEnv
+from sorrel.examples.treasurehunt.world import TreasurehuntWorld
+from sorrel.utils.logging import Logger
+
+WORLD = {"height": 21, "width": 21, "gem_value": 10, "food_value": 5, "bone_value": -10, "spawn_prob": 0.005}
+
+
+def make(agents: int, epochs: int, turns: int, seed: int) -> Any:
+    """sorrel's example, with sorrel's own settings of the model and the world."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    config = {
+        "experiment": {"epochs": epochs - 1, "max_turns": turns, "record_period": 50},
+        "model": {
+            "agent_vision_radius": 2,
+            "epsilon_decay": 0.0005,
+            "observation_spec": "onehot",
+            "num_agents": agents,
+        },
+        "world": WORLD,
+    }
+    return TreasurehuntEnv(TreasurehuntWorld(config=config, default_entity=EmptyEntity()), config)
+
+
+def sequential(env: Any) -> dict[str, Any]:
+    updates = [0]
+    step = env._model_train_step
+
+    def counted(agent: Any) -> Any:
+        updates[0] += 1
+        return step(agent)
+
+    env._model_train_step = counted
+    experiment, logger = env.config.experiment, Logger(env.config.experiment.epochs)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        env.run_experiment(animate=False, logger=logger, output_dir=Path(folder))
+    seconds = time.perf_counter() - began
+    steps = (experiment.epochs + 1) * experiment.max_turns * len(env.agents)
+    return {"updates": updates[0], "steps": steps, "seconds": seconds, "start_s": 0.0, "scores": logger.rewards}
+
+
+def in_processes(env: Any, seed: int, kill: bool, options: dict[str, Any]) -> dict[str, Any]:
+    from marlcore.compat.sorrel import run_experiment_mp
+    from marlcore.memory import survey_segments
+
+    before = {segment.name for segment in survey_segments()}
+    logger = Logger(env.config.experiment.epochs)
+    if kill:
+        threading.Thread(target=kill_a_learner, args=(logger, env.config.experiment.epochs // 2), daemon=True).start()
+    done = run_experiment_mp(env, logger=logger, seed=seed, **options)
+    return {
+        "updates": done.updates, "steps": done.steps, "seconds": done.seconds, "start_s": done.start_s,
+        "scores": logger.rewards, "restarts": done.restarts,
+        "left": [segment.name for segment in survey_segments() if not segment.held and segment.name not in before],
+    }  # fmt: skip
+
+
+def kill_a_learner(logger: Any, epoch: int) -> None:
+    """SIGKILL of the second learner once this epoch was recorded."""
+    from marlcore.processes import PID, Control
+
+    while len(logger.rewards) < epoch:
+        time.sleep(0.01)
+    for path in Path("/dev/shm").glob("marlcore-control-*"):
+        with Control.watch(path) as control:
+            if control.about["pid"] == os.getpid():
+                os.kill(control.notes["learner-1"].load(PID), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    before = sum(os.times()[:4])
+    torch.set_num_threads(given["threads"])
+    environment = make(given["agents"], given["epochs"], given["turns"], given["seed"])
+    if given["side"] == "sequential":
+        found = sequential(environment)
+    else:
+        found = in_processes(environment, given["seed"], given["kill"], given["options"])
+    found["scores"] = [float(score) for score in found["scores"]]
+    found["cpu_s"] = sum(os.times()[:4]) - before  # of all processes, with the start of those of run_experiment_mp
+    found["epsilon"] = float(environment.agents[0].model.epsilon)
+    print(json.dumps(found))

@@ -1,0 +1,169 @@
+"""`python -m bench.self_play`: the last policy of a run of self-play against the first of its pool, in 200 games.
+
+Half of the games are played from each side, greedily. Games without chance begin with a few random moves, since they
+would all be the same. In "exploring" games both sides explore as they did when they were trained: the first member,
+which was admitted untrained, acts at random, and the last policy in one move of twenty. `--speed` compares the
+episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import marlcore as mc
+from marlcore.envs import NamedEnvironment
+from marlcore.envs.puck import chaser, idle, two_player_puck
+from marlcore.training import read_metrics
+
+GAMES = 200
+DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A game and what trains it."""
+
+    make: Any
+    steps: int
+    anchors: Any
+    opening: int = 0  # random moves
+    n_step: int = 1
+    updates_per_step: float = 0.25
+    balanced: float = 0.3  # updates a step for which serial mode spends half of its time in updates
+
+
+TASKS = {
+    "puck": Task(two_player_puck, 60_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
+    "tictactoe_v3": Task(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 60_000, {}, opening=2),
+    "connect_four_v3": Task(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
+}
+
+
+class Opening:
+    """A PettingZoo AEC environment of masked actions whose first moves are random."""
+
+    def __init__(self, env: Any, moves: int) -> None:
+        self._env = env
+        self._moves = moves
+        self._rng = np.random.default_rng(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._env.reset(seed=seed)
+        for _ in range(self._moves):
+            mask = self._env.observe(self._env.agent_selection)["action_mask"]
+            self._env.step(int(self._rng.choice(np.flatnonzero(mask))))
+
+
+def opened(task: Task) -> Any:
+    """What makes the games that are counted."""
+    return (lambda: Opening(task.make(), task.opening)) if task.opening else task.make
+
+
+def config_of(task: Task, seed: int, mode: Any, run_dir: Path) -> mc.Config:
+    return mc.Config(
+        total_steps=task.steps,
+        seed=seed,
+        mode=mode,
+        run_dir=str(run_dir),
+        updates_per_step=task.updates_per_step,
+        actor=mc.ActorConfig(envs=8, sync_interval=10),
+        learner=mc.LearnerConfig(n_step=task.n_step, warmup=1000, device="cpu"),
+        exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, task.steps // 3)),
+        self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors=task.anchors, explore=task.opening > 0),
+    )
+
+
+def learn(name: str, seed: int, mode: Any) -> None:
+    """Trains, plays the games and prints a row."""
+    task = TASKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        result = mc.train(task.make, DQN, config_of(task, seed, mode, Path(folder) / "run"), progress=False)
+        seconds = time.monotonic() - began
+        scores = [" / ".join(map(str, score(task, result.run_dir, explore))) for explore in (False, True)]
+    sys.stdout.write(
+        f"| {name} | {seed} | {result.steps:,} | {result.updates['main']:,} | {seconds:.0f} | {' | '.join(scores)} |\n"
+    )
+    sys.stdout.flush()
+
+
+def score(task: Task, run_dir: Path, explore: bool) -> tuple[int, int, int]:
+    """Games won, drawn and lost by the last policy against the first."""
+    first = mc.load_policy(run_dir, "main", "opponent-1")
+    agents = json.loads((run_dir / "config.json").read_text())["policies"]
+    won = drawn = 0
+    for seed, (agent, other) in enumerate(zip(agents, reversed(agents), strict=True)):
+        options: dict[str, Any] = {"policies": {other: first}, "seed": seed, "explore": explore}
+        outcome = mc.evaluate(run_dir, GAMES // 2, env_fn=opened(task), **options)
+        won += int((outcome.returns[agent] > 0.5).sum())  # puck pays a little for standing well
+        drawn += int((abs(outcome.returns[agent]) <= 0.5).sum())
+    return won, drawn, GAMES - won - drawn
+
+
+def speed(name: str, steps: int, updates: float, mode: Any) -> float:
+    """Episodes/s of the last four fifths of a run without games of the policy against itself."""
+    task = replace(TASKS[name], steps=steps, updates_per_step=updates)
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(task, 0, mode, Path(folder) / "run")
+        config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
+        result = mc.train(task.make, DQN, config, progress=False)
+        metrics = read_metrics(result.run_dir / "metrics.csv")
+    times = sorted(metric.time_s for metric in metrics if metric.name == "episode_return")
+    first = len(times) // 5
+    return (len(times) - first - 1) / (times[-1] - times[first])
+
+
+def compare(name: str, steps: int, updates: float, rounds: int) -> None:
+    """Prints the medians of both modes, measured in turn."""
+    modes = ("serial", "async")
+    rates = {mode: [] for mode in modes}  # type: dict[str, list[float]]
+    for _ in range(rounds):
+        for mode in modes:
+            rates[mode].append(speed(name, steps, updates, mode))
+    serial, overlapped = (median(rates[mode]) for mode in modes)
+    sys.stdout.write(
+        f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
+        f"ratio {overlapped / serial:.2f}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.self_play", description=__doc__.partition(":")[2].strip())
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
+    parser.add_argument("--seeds", default="0,1,2", help="with commas between")
+    parser.add_argument("--mode", default="async", choices=["async", "serial"])
+    parser.add_argument("--speed", action="store_true", help="compare async with serial mode")
+    parser.add_argument("--steps", type=int, default=20_000, help="of a run of --speed")
+    parser.add_argument("--updates", type=float, help="updates a step in runs of --speed; by default the game's")
+    parser.add_argument("--rounds", type=int, default=3, help="of --speed")
+    options = parser.parse_args()
+    sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
+    if options.speed:
+        for name in options.task or TASKS:
+            compare(name, options.steps, options.updates or TASKS[name].balanced, options.rounds)
+        return
+    sys.stdout.write("| game | seed | steps | updates | seconds | greedy: won / drawn / lost | exploring |\n")
+    sys.stdout.write("|---|---|---|---|---|---|---|\n")
+    for name in options.task or TASKS:
+        for seed in options.seeds.split(","):
+            learn(name, int(seed), options.mode)
+
+
+if __name__ == "__main__":
+    main()

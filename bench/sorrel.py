@@ -1,0 +1,87 @@
+"""`python -m bench.sorrel`: sorrel's treasurehunt, by sorrel's own loop and by run_experiment_mp, at equal updates.
+
+For each seed both sides run one after the other, each in a process of its own, in the environment that
+`python -m bench.peers.install_sorrel` makes. The rate leaves out the seconds before the first turn, in which processes
+start; the last column has them. `--kill` has a learner killed by SIGKILL in the middle of each run in processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from .peers.install_sorrel import ENVIRONMENT, MISSING, PYTHON, installed
+
+PROGRAM = Path(__file__).with_name("peers") / "sorrel_treasurehunt.py"
+
+
+def run(side: str, seed: int, threads: int, given: argparse.Namespace) -> dict[str, Any]:
+    """One experiment of one side."""
+    wanted = {
+        "side": side, "seed": seed, "threads": threads, "agents": given.agents, "epochs": given.epochs,
+        "turns": given.turns, "kill": given.kill, "options": json.loads(given.options),
+    }  # fmt: skip
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
+    command = [str(PYTHON), str(PROGRAM), json.dumps(wanted)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def rate(found: dict[str, Any]) -> float:
+    """Agent-steps a second from the first turn to the end."""
+    return float(found["steps"] / (found["seconds"] - found["start_s"]))
+
+
+def row(side: str, seed: int, found: dict[str, Any]) -> str:
+    scores = found["scores"]
+    half = scores[len(scores) // 2 :]
+    return (
+        f"| {side} | {seed} | {found['updates']} | {found['steps']} | {found['seconds']:.1f} "
+        f"| {found['cpu_s']:.1f} | {rate(found):.0f} "
+        f"| {fmean(scores):.1f} +- {stdev(scores):.1f} | {fmean(half):.1f} +- {stdev(half):.1f} "
+        f"| {found.get('restarts', '')} | {found['start_s']:.1f} |\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.sorrel", description="sorrel's loop and run_experiment_mp")
+    parser.add_argument("--agents", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--seeds", default="0,1,2", help="with commas between")
+    parser.add_argument("--threads", default="1", help="of torch in sorrel's own loop, with commas between")
+    parser.add_argument("--kill", action="store_true", help="a learner, in the middle")
+    parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
+    given = parser.parse_args()
+    if not installed():
+        sys.exit(f"sorrel is not installed: {MISSING}")
+    counts = [int(count) for count in given.threads.split(",")]
+    sides = [(f"sequential, threads: {count}", "sequential", count) for count in counts]
+    sides.append(("in processes", "processes", 1))
+    titles = ["side", "seed", "updates", "agent-steps", "seconds", "CPU s", "agent-steps/s", "score of an epoch",
+              "second half", "restarts", "s before the first turn"]  # fmt: skip
+    sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
+    sys.stdout.write(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|\n")
+    rates: dict[str, list[float]] = {name: [] for name, _, _ in sides}
+    for seed in map(int, given.seeds.split(",")):
+        for name, side, threads in sides:
+            found = run(side, seed, threads, given)
+            rates[name].append(rate(found))
+            sys.stdout.write(row(name, seed, found))
+            sys.stdout.flush()
+            if found.get("left"):
+                sys.exit(f"left behind in /dev/shm: {found['left']}")
+    best = max(median(rates[name]) for name in rates if name != "in processes")
+    times = median(rates["in processes"]) / best
+    sys.stdout.write(f"in processes: {times:.2f} times sorrel's own loop; load {os.getloadavg()[0]:.1f} after\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A pair of critics: two estimates of an action's value, computed together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..spaces import Spaces
+from .torso import Torso
+
+__all__ = ["PairedLinear", "TwinCritics"]
+
+
+class TwinCritics(nn.Module):
+    """Two networks from an observation and an action to a value, which share no fully connected layer.
+
+    Encoders of images are shared. Each layer of both networks is one batched product: for small networks, torch's
+    overhead for each operation is most of their time.
+    """
+
+    def __init__(self, spaces: Spaces, actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.encoder = Torso(spaces, ())
+        widths = (self.encoder.size + actions, *hidden, 1)
+        self.layers = nn.ModuleList(PairedLinear(*pair) for pair in pairwise(widths))
+        self._parts = (self.encoder,)
+        self._tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]  # see Dense
+
+    def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
+        """The values [count, B] of actions [B, size] in [-1, 1], of the first network or of both."""
+        features = self._parts[0].forward(obs)
+        x = torch.cat([features, action], 1).expand(count, -1, -1)
+        *inner, last = self._tensors
+        for tensors in inner:
+            x = torch.baddbmm(tensors["bias"][:count], x, tensors["weight"][:count]).relu_()
+        return torch.baddbmm(last["bias"][:count], x, last["weight"][:count]).squeeze(2)
+
+
+class PairedLinear(nn.Module):
+    """The parameters of two layers of the same sizes, initialized as those of nn.Linear are.
+
+    Attributes:
+        weight: [2, inputs, outputs]. bias: [2, 1, outputs].
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(2, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(2, 1, outputs).uniform_(-bound, bound))

@@ -1,0 +1,204 @@
+"""Distributions over the actions of each kind of space, by the outputs of a policy network.
+
+Actors draw with NumPy, from their own generator; learners compute log-probabilities and entropies with torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from ..checks import came
+from ..spec import Field
+
+__all__ = ["Bernoulli", "Categorical", "Distribution", "Draw", "Gaussian", "distribution_of"]
+
+NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too
+DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
+
+
+class Draw(NamedTuple):
+    """Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows."""
+
+    action: NDArray[Any]
+    log_prob: NDArray[np.float32]
+    extras: Mapping[str, NDArray[Any]] = MappingProxyType({})
+
+
+class Distribution(nn.Module):
+    """Base of the distributions over a space's actions.
+
+    Attributes:
+        outputs: how many of a network it takes.
+        extras: the fields that rows store beside the action.
+    """
+
+    outputs: int
+    extras: Mapping[str, Field] = MappingProxyType({})
+
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+        """Draws k actions.
+
+        Args:
+            output: of the network, [k, outputs].
+            mask: bool [k, outputs], the allowed values of each component; None allows all.
+        """
+        raise NotImplementedError
+
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
+        """The most probable actions [k, ...]."""
+        raise NotImplementedError
+
+    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probabilities [B] of a batch's actions, and the entropies [B]."""
+        raise NotImplementedError
+
+
+def distribution_of(owner: str, space: gymnasium.Space) -> Distribution:
+    """The distribution over a space's actions. Raises ValueError: there is none for it; `owner` begins the message."""
+    if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
+        return Categorical(space)
+    if isinstance(space, gym.MultiBinary):
+        return Bernoulli(space)
+    if isinstance(space, gym.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    expected = "a Discrete, MultiDiscrete, MultiBinary or Box of floats as action space"
+    raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
+
+
+class Categorical(Distribution):
+    """A Discrete, or the components of a MultiDiscrete, independent of each other."""
+
+    def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
+        super().__init__()
+        self._sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
+        self._alone = not space.shape
+        self._dtype = np.dtype(space.dtype)
+        self.outputs = sum(self._sizes)
+
+    def _logarithms(self, output: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+        """Each component's log-probabilities [k, values]."""
+        if mask is not None:
+            output = output.masked_fill(~mask, NEVER)
+        parts = [output] if len(self._sizes) == 1 else torch.split(output, self._sizes, 1)
+        return [torch.log_softmax(one, 1) for one in parts]
+
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+        each = [one.cpu().numpy() for one in self._logarithms(output, mask)]
+        drawn = [_one_of_each(logs, generator) for logs in each]
+        rows = np.arange(len(each[0]))
+        log_prob = [logs[rows, actions] for logs, actions in zip(each, drawn, strict=True)]
+        return Draw(self._joined(drawn), _sum(log_prob))
+
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
+        if mask is not None:
+            output = output.masked_fill(~mask, NEVER)
+        return self._joined([one.argmax(1).cpu().numpy() for one in torch.split(output, self._sizes, 1)])
+
+    def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
+        found = components[0] if self._alone else np.stack(components, 1)
+        return found.astype(self._dtype, copy=False)
+
+    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        actions = batch.action.long().reshape(len(output), -1)
+        each = self._logarithms(output, mask)
+        taken = [one.gather(1, actions[:, i, None]).squeeze(1) for i, one in enumerate(each)]
+        entropies = [-(one.exp() * one).sum(1) for one in each]
+        return _sum(taken), _sum(entropies)
+
+
+class Bernoulli(Distribution):
+    """A MultiBinary: each value is 1 with a probability of its own."""
+
+    def __init__(self, space: gym.MultiBinary) -> None:
+        super().__init__()
+        self._shape: tuple[int, ...] = space.shape
+        self._dtype = np.dtype(space.dtype)
+        self.outputs = math.prod(space.shape)
+
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+        ones = generator.random(output.shape) < torch.sigmoid(output).cpu().numpy()
+        drawn = torch.from_numpy(ones).to(output.device)
+        return Draw(self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy())
+
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
+        return self._shaped((output > 0).cpu().numpy())
+
+    def _shaped(self, ones: NDArray[np.bool_]) -> NDArray[Any]:
+        return ones.reshape(-1, *self._shape).astype(self._dtype)
+
+    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ones = batch.action.reshape(output.shape).bool()
+        entropy = (functional.softplus(output) - output * torch.sigmoid(output)).sum(1)
+        return _log_prob_of_bits(output, ones), entropy
+
+
+class Gaussian(Distribution):
+    """A Box: a diagonal normal distribution, whose standard deviations are parameters of their own.
+
+    A draw is in units of half the range from its centre, or of 1 from 0 where the space has no bounds. The environment
+    gets it clipped to the space, as is usual (Huang et al. 2022, "The 37 implementation details of proximal policy
+    optimization"); rows store the draw itself too, whose probability is known.
+    """
+
+    def __init__(self, space: gym.Box) -> None:
+        super().__init__()
+        self._shape: tuple[int, ...] = space.shape
+        self._dtype = np.dtype(space.dtype)
+        self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
+        bounded = np.isfinite(self._low) & np.isfinite(self._high)
+        low, high = np.where(bounded, self._low, -1.0), np.where(bounded, self._high, 1.0)
+        self._centre, self._half = (low + high) / 2, (high - low) / 2
+        self.outputs = math.prod(space.shape)
+        self.extras = {DRAWN: Field(self._shape, "float32")}
+        self.log_std = nn.Parameter(torch.zeros(self.outputs))
+
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+        mean, log_std = output.cpu().numpy(), self.log_std.detach().cpu().numpy()
+        noise = generator.standard_normal(mean.shape, np.float32)
+        drawn = mean + np.exp(log_std) * noise
+        log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
+        return Draw(self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)})
+
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
+        return self._clipped(output.cpu().numpy())
+
+    def _clipped(self, drawn: NDArray[Any]) -> NDArray[Any]:
+        action: NDArray[Any] = np.clip(self._centre + self._half * drawn, self._low, self._high)
+        return action.astype(self._dtype).reshape(-1, *self._shape)
+
+    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = batch.extras[DRAWN].reshape(output.shape)
+        noise = (drawn - output) * torch.exp(-self.log_std)
+        half = 0.5 * math.log(2 * math.pi)
+        log_prob = -(0.5 * noise * noise + self.log_std + half).sum(1)
+        return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
+
+
+def _one_of_each(logs: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.int64]:
+    """A value of each row, int64 [k], drawn by log-probabilities [k, values]; never one of probability 0."""
+    passed = np.exp(logs).cumsum(1)
+    place = generator.random(len(logs)) * passed[:, -1]
+    drawn: NDArray[np.int64] = (passed > place[:, None]).argmax(1)
+    return drawn
+
+
+def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
+    return -functional.softplus(torch.where(ones, -output, output)).sum(1)
+
+
+def _sum(components: list[Any]) -> Any:
+    total = components[0]
+    for one in components[1:]:
+        total = total + one
+    return total

@@ -1,0 +1,104 @@
+"""Networks of a policy and of the value of observations, for algorithms that learn both."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..spaces import MASK, Spaces
+from .dense import linear
+from .distributions import distribution_of
+from .recurrent_torso import RecurrentTorso
+from .torso import Torso
+
+__all__ = ["ACTIVATIONS", "PolicyNetwork", "PolicyValue", "ValueNetwork", "initialize"]
+
+ACTIVATIONS = {"tanh": torch.tanh_, "relu": torch.relu_}
+
+
+class PolicyNetwork(nn.Module):
+    """Observations to the outputs [B, outputs] that a distribution over actions takes.
+
+    Args:
+        torso: the first layers, with the attribute `size`.
+
+    Attributes:
+        distribution: over the actions.
+    """
+
+    def __init__(self, owner: str, spaces: Spaces, torso: Torso | RecurrentTorso) -> None:
+        super().__init__()
+        self._stacked = spaces.stack > 1
+        self._masked = spaces.masked
+        self.distribution = distribution_of(owner, spaces.action)
+        self.torso = torso
+        self.head = nn.Linear(self.torso.size, self.distribution.outputs)
+        initialize(self.torso)
+        initialize(self.head, 0.01)  # nearly uniform at first
+        self._parts = (self.torso, self.head._parameters)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        return self.outputs(self._parts[0].forward(obs))
+
+    def outputs(self, features: torch.Tensor) -> torch.Tensor:
+        """The outputs for the torso's features [B, size]."""
+        return linear(self._parts[1], features)
+
+    def mask(self, obs: Any) -> torch.Tensor | None:
+        """The mask in a batch's observations, bool [B, outputs]; None without one."""
+        if not self._masked:
+            return None
+        mask: torch.Tensor = obs[MASK][:, -1] if self._stacked else obs[MASK]
+        return mask
+
+
+class ValueNetwork(nn.Module):
+    """Observations to their values [B]."""
+
+    def __init__(self, spaces: Spaces, hidden: tuple[int, ...], activation: str) -> None:
+        super().__init__()
+        self.torso = Torso(spaces, hidden, ACTIVATIONS[activation])
+        self.head = nn.Linear(self.torso.size, 1)
+        initialize(self.torso)
+        initialize(self.head, 1.0)
+        self._parts = (self.torso, self.head._parameters)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        torso, head = self._parts
+        return linear(head, torso.forward(obs)).squeeze(1)
+
+
+class PolicyValue(nn.Module):
+    """A policy, which is the part that acts, and a critic beside it.
+
+    Args:
+        of_critic: names of the parts of an observation that the policy does not see.
+
+    Attributes:
+        acting: the policy.
+        critic: its value.
+    """
+
+    def __init__(
+        self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: str, of_critic: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__()
+        torso = Torso(spaces, hidden, ACTIVATIONS[activation], of_critic)
+        self.acting = PolicyNetwork(owner, spaces, torso)
+        self.critic = ValueNetwork(spaces, hidden, activation)
+
+    def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's outputs [B, outputs] and the values [B]."""
+        return self.acting(obs), self.critic(obs)
+
+
+def initialize(part: nn.Module, gain: float = math.sqrt(2)) -> None:
+    """Orthogonal weights and zero biases (Huang et al. 2022, detail 2)."""
+    for module in part.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(module.weight, gain)
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)

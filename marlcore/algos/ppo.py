@@ -1,0 +1,313 @@
+"""Proximal policy optimization, of one agent or of many (IPPO), from a queue of transitions.
+
+Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
+implementation details of proximal policy optimization" (the ICLR blog track); for transitions of older policies the
+correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the policy before the update instead of the one
+that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from ..checks import check_whole
+from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
+from ..spaces import Spaces
+from ..spec import Field, TransitionSpec
+from .adam import ClippedAdam
+from .advantages import gae, vtrace
+from .distributions import distribution_of
+from .hyperparameters import check_positive, check_sizes
+from .policy_value import ACTIVATIONS, PolicyNetwork, PolicyValue
+from .value_normalizer import ValueNormalizer
+
+__all__ = ["PPO", "PPOTrainer", "Rows", "taken"]
+
+LOG_PROB = "log_prob"
+RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
+ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
+
+
+@dataclass(frozen=True)
+class PPO(Algorithm):
+    """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
+
+    learning_rate: float | str = 3e-4
+    """Adam's step size; a number or a schedule, such as "linear(3e-4, 0, 1000000)"."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units in each fully connected layer of the policy, and of the critic."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """After each fully connected layer."""
+    batch_size: int = 2048
+    """Transitions from one policy to the next, over all agents and environment copies that share it."""
+    epochs: int = 10
+    """Passes over each batch."""
+    minibatch_size: int = 256
+    """Transitions of each gradient step; at most batch_size."""
+    gae_lambda: float = 0.95
+    """Weight of later errors in an advantage, from 0 to 1: 0 trusts the critic, 1 the rewards."""
+    clip: float = 0.2
+    """How far an action's probability may move, as a fraction, before it counts no more; above 0."""
+    clip_value: float | None = None
+    """How far the critic's prediction may move in an update; None: any distance."""
+    entropy_coefficient: float | str = 0.0
+    """Weight of the policy's entropy in the loss; a number or a schedule."""
+    value_coefficient: float = 0.5
+    """Weight of the critic's loss; above 0."""
+    max_grad_norm: float = 0.5
+    """Larger gradients are scaled down to this norm; above 0."""
+    target_kl: float | None = 0.02
+    """Ends an update's passes when the policy has moved this far, as an estimate of the divergence; None: never."""
+    normalize_advantages: bool = True
+    """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
+    normalize_values: bool = True
+    """The critic predicts values less the running mean of the targets, divided by their standard deviation (Yu et al.
+    2022, arXiv:2103.01955, section 3); its loss and clip_value are in these units. False: reward_scale times rewards.
+    """
+    reward_scale: float = 1.0
+    """Factor on rewards, above 0."""
+    correction: Literal["vtrace", "gae"] = "vtrace"
+    """"vtrace" weighs transitions of older policies by today's probability of their actions; for those of today's it is
+    GAE. "gae" takes all as today's. In serial mode all are, but for the first one of each copy in a batch."""
+    ratio_clip: float = 1.0
+    """With V-trace: largest weight of a transition; the paper's rho-bar."""
+    trace_clip: float = 1.0
+    """With V-trace: largest weight that a transition gives to later ones; the paper's c-bar."""
+
+    def __post_init__(self) -> None:
+        positive = ("clip", "value_coefficient", "max_grad_norm", "reward_scale", "ratio_clip", "trace_clip")
+        optional = [name for name in ("clip_value", "target_kl") if getattr(self, name) is not None]
+        check_positive("PPO", **{name: getattr(self, name) for name in (*positive, *optional)})
+        check_sizes("PPO", self.hidden)
+        for name in ("batch_size", "epochs"):
+            check_whole(f"PPO {name}", getattr(self, name))
+        check_whole("PPO minibatch_size", self.minibatch_size, 1, self.batch_size)
+        if not 0.0 <= self.gae_lambda <= 1.0:
+            raise ValueError(f"PPO gae_lambda: expected a number from 0 to 1, got {self.gae_lambda!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"PPO activation: expected {' or '.join(ACTIVATIONS)}, got {self.activation!r}")
+        if self.correction not in ("vtrace", "gae"):
+            raise ValueError(f"PPO correction: expected vtrace or gae, got {self.correction!r}")
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row with the action's log-probability. Raises ValueError: see `distribution_of`."""
+        extras = distribution_of("PPO", spaces.action).extras
+        return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
+
+    def source(self, chosen: ReplaySource) -> QueueSource:
+        """Each transition once, in batches of batch_size."""
+        return QueueSource(self.batch_size)
+
+    def schedules(self) -> Mapping[str, Any]:
+        """The learning rate and the weight of the entropy."""
+        return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
+
+    def make_model(self, spaces: Spaces) -> PolicyValue:
+        """An untrained model."""
+        return PolicyValue("PPO", spaces, self.hidden, self.activation)
+
+    def act(
+        self,
+        model: torch.nn.Module,
+        obs: Any,
+        *,
+        explore: Mapping[str, Any] | None,
+        state: Mapping[str, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """Actions drawn from the policy; if greedy, the most probable ones."""
+        policy = cast(PolicyNetwork, model)
+        with torch.inference_mode():
+            return self.chosen(policy, policy.forward(obs), explore, mask, generator)
+
+    def chosen(
+        self,
+        policy: PolicyNetwork,
+        output: torch.Tensor,
+        explore: Mapping[str, Any] | None,
+        mask: torch.Tensor | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """The actions for a policy's outputs [k, outputs]; see `act`."""
+        if explore is None:
+            return Action(policy.distribution.mode(output, mask))
+        drawn = policy.distribution.sample(output, mask, generator)
+        return Action(drawn.action, {LOG_PROB: drawn.log_prob, **drawn.extras})
+
+    def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
+        """A trainer that updates `model` in place, on its device."""
+        return PPOTrainer(self, cast(PolicyValue, model))
+
+
+class Evaluated(NamedTuple):
+    """What the model says of B transitions, each [B]; values in the critic's units."""
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor
+
+
+class Rows(NamedTuple):
+    """Transitions with what an update holds fixed, each [B, ...]; values and targets in the critic's units."""
+
+    obs: Any
+    action: torch.Tensor
+    extras: dict[str, torch.Tensor]
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor
+
+
+class PPOTrainer:
+    """Passes over each batch with the clipped objective."""
+
+    def __init__(self, hyper: PPO, model: PolicyValue) -> None:
+        self.hyper = hyper
+        self.model = model
+        parameters: list[torch.Tensor] = list(model.parameters())
+        self.optimizer = ClippedAdam(parameters, lr=1.0, eps=ADAM_EPS)
+        self.normalizer = ValueNormalizer(parameters[0].device)
+        self.generator = torch.Generator()
+        self.generator.manual_seed(int(torch.randint(2**62, ())))
+
+    def update(self, batch: Any) -> Update:
+        """Steps on the minibatches of one batch.
+
+        Returns: means over the steps: loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
+            divergence from the policy before), clip_fraction, grad_norm before clipping; and of the batch
+            explained_variance, the part of the targets' variance that the critic explained before.
+        """
+        hyper = self.hyper
+        self.optimizer.set_learning_rate(batch.numbers[RATE])
+        single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
+        with torch.set_grad_enabled(single):  # one step needs no second pass through the network
+            now = self.evaluate(batch)
+        rows = self._prepare(batch, Evaluated(*(one.detach() for one in now)))
+        bonus = batch.numbers[BONUS]
+        steps = [self._step(now, rows, bonus)] if single else list(self._steps(rows, bonus))
+        means = torch.stack(steps).mean(0)
+        metrics = dict(zip(METRICS, means, strict=True))
+        unexplained = (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)
+        return Update({**metrics, "explained_variance": 1 - unexplained}, updates=len(steps))
+
+    def evaluate(self, rows: Any) -> Evaluated:
+        """The log-probabilities of the rows' actions, the policy's entropies and the values."""
+        output, value = self.outputs(rows)
+        policy = self.model.acting
+        log_prob, entropy = policy.distribution(output, policy.mask(rows.obs), rows)
+        return Evaluated(log_prob, entropy, value)
+
+    def outputs(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's outputs and the values."""
+        output, value = self.model(rows.obs)
+        return output, value
+
+    def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
+        """The values of the next observations of these rows, in the critic's units."""
+        values: torch.Tensor = self.model.critic(taken(batch.next_obs, which))
+        return values
+
+    def _prepare(self, batch: Any, now: Evaluated) -> Rows:
+        """The batch with its advantages, and with the log-probabilities to which those after the steps are compared."""
+        hyper, acted = self.hyper, batch.extras[LOG_PROB]
+        corrected = hyper.correction == "vtrace"
+        value = self.normalizer.denormalized(now.value)
+        given = (hyper.reward_scale * batch.reward, batch.discount, value, self._following(batch, value))
+        if corrected:
+            ratio = torch.exp(now.log_prob - acted)
+            clips = hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip
+            found = vtrace(*given, batch.continues, ratio, *clips)
+        else:
+            found = gae(*given, batch.continues, hyper.gae_lambda)
+        before = now.log_prob if corrected else acted
+        if hyper.normalize_values:
+            self.normalizer.update(found.target)
+        value, target = self.normalizer.normalized(value), self.normalizer.normalized(found.target)
+        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(found.advantage), target)
+
+    def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
+        """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""
+        following = torch.zeros_like(value)
+        following[:-1] = value[1:]
+        cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
+        if len(cut):
+            with torch.no_grad():
+                following[cut] = self.normalizer.denormalized(self.values_after(batch, cut))
+        return following
+
+    def _normalized(self, advantage: torch.Tensor) -> torch.Tensor:
+        if not self.hyper.normalize_advantages or len(advantage) < 2:
+            return advantage
+        return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+    def _steps(self, rows: Rows, bonus: float) -> Iterator[torch.Tensor]:
+        """Steps on all minibatches, in a new order each pass."""
+        for _ in range(self.hyper.epochs):
+            steps = [self._step(self.evaluate(part), part, bonus) for part in self.minibatches(rows)]
+            yield from steps
+            moved = torch.stack(steps).mean(0)[METRICS.index("approx_kl")]
+            if self.hyper.target_kl is not None and moved > self.hyper.target_kl:
+                return
+
+    def minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """The rows in a new order, in minibatches."""
+        order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
+        shuffled = Rows(*(taken(one, order) for one in rows))
+        for first in range(0, len(order), self.hyper.minibatch_size):
+            yield Rows(*(taken(one, slice(first, first + self.hyper.minibatch_size)) for one in shuffled))
+
+    def _step(self, now: Evaluated, rows: Rows, bonus: float) -> torch.Tensor:
+        """One gradient step; returns METRICS."""
+        hyper = self.hyper
+        moved = now.log_prob - rows.log_prob
+        ratio = torch.exp(moved)
+        clipped = ratio.clamp(1 - hyper.clip, 1 + hyper.clip)
+        policy_loss = -torch.minimum(rows.advantage * ratio, rows.advantage * clipped).mean()
+        value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
+        loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        grad_norm = self.optimizer.clip_and_step(hyper.max_grad_norm)
+        with torch.no_grad():
+            kl, beyond = (ratio - 1 - moved).mean(), (ratio != clipped).float().mean()
+            return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
+
+    def _value_loss(self, value: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Half the mean squared error; with clip_value of the worse of the value and the clipped one (detail 9)."""
+        errors = (value - rows.target).square()
+        most = self.hyper.clip_value
+        if most is not None:
+            clipped = rows.value + (value - rows.value).clamp(-most, most)
+            errors = torch.maximum(errors, (clipped - rows.target).square())
+        return 0.5 * errors.mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state besides the network that resuming needs; live tensors, so save before the next update."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "normalizer": self.normalizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`; the caller restores the network's weights."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.normalizer.load_state_dict(state["normalizer"])
+
+
+METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
+
+def taken(values: Any, which: Any) -> Any:
+    """Rows of a tensor, or of each tensor in a dict."""
+    if isinstance(values, dict):
+        return {name: taken(one, which) for name, one in values.items()}
+    return values[which]

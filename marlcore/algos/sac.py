@@ -1,0 +1,146 @@
+"""Soft actor-critic (SAC) with a learned temperature, for continuous actions.
+
+Haarnoja et al. 2018, "Soft actor-critic algorithms and applications" (arXiv:1812.05905).
+A random policy climbs the value of its actions plus its entropy, times a temperature, which is learned so that the
+entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn import functional
+
+from ..interfaces import Update
+from ..spaces import Spaces
+from .actor_critic import ActorCritic, ActorCriticTrainer
+from .adam import ClippedAdam
+from .continuous import Continuous, ContinuousPolicy
+from .hyperparameters import check_common, check_positive
+
+__all__ = ["SAC", "GaussianPolicy", "SACTrainer"]
+
+LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class SAC(Continuous):
+    """Hyperparameters of SAC."""
+
+    owner = "SAC"
+
+    learning_rate: float = 1e-3
+    """Adam's step size, for the policy, the critics and the temperature, above 0."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units in each fully connected layer of the policy and of each critic, at least one layer."""
+    temperature: float = 0.1
+    """The weight of the entropy at first, alpha in the paper, in units of reward_scale times the reward; above 0."""
+    target_entropy: float | None = None
+    """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
+    tau: float = 0.01
+    """Fraction of the critics mixed into their targets after each update, in (0, 1]."""
+    max_grad_norm: float = 10.0
+    """Larger gradients are scaled down to this norm; above 0."""
+    reward_scale: float = 0.1
+    """Factor on rewards, above 0."""
+
+    def __post_init__(self) -> None:
+        check_common(self)
+        check_positive("SAC", temperature=self.temperature)
+        entropy = self.target_entropy
+        if entropy is not None and not (isinstance(entropy, (int, float)) and math.isfinite(entropy)):
+            raise ValueError(f"SAC target_entropy: expected a finite number or None, got {entropy!r}")
+
+    def make_model(self, spaces: Spaces) -> ActorCritic[GaussianPolicy]:
+        """An untrained model. Raises ValueError: see BoxActions."""
+        return ActorCritic(GaussianPolicy("SAC", spaces, self.hidden, 2), spaces, self.hidden)
+
+    def make_trainer(self, model: torch.nn.Module) -> SACTrainer:
+        """A trainer that updates `model` in place, on its device."""
+        return SACTrainer(self, cast("ActorCritic[GaussianPolicy]", model))
+
+
+class GaussianPolicy(ContinuousPolicy):
+    """Observations to a normal distribution for each component, squashed by tanh into [-1, 1]."""
+
+    def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The means [B, size] and the logarithms of the standard deviations [B, size] before tanh."""
+        mean, log_std = self.outputs(obs).chunk(2, 1)
+        return mean, log_std.clamp(*LOG_STD)
+
+    def greedy(self, obs: Any) -> torch.Tensor:
+        return self.forward(obs)[0].tanh()
+
+    def noisy(self, obs: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        mean, log_std = self.forward(obs)
+        return (mean + log_std.exp() * noise).tanh_()
+
+    def sample(self, obs: Any, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions [B, size] of standard normal noise [B, size], and the logarithms [B] of their densities.
+
+        The logarithm of tanh's derivative 1 - tanh(x)^2 is 2 (log 2 - x - softplus(-2 x)), without a cancellation
+        (Haarnoja et al. 2018, appendix C, equation 21).
+        """
+        mean, log_std = self.forward(obs)
+        before = mean + log_std.exp() * noise
+        density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
+        slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
+        return before.tanh(), (density - slope).sum(1)
+
+
+class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
+    """Critics, policy and temperature that learn at each update; targets of the critics."""
+
+    def __init__(self, hyper: SAC, model: ActorCritic[GaussianPolicy]) -> None:
+        super().__init__(model, hyper, followed=model.critics)
+        self.sac = hyper
+        size = self.policy.actions.size
+        self.target_entropy = -float(size) if hyper.target_entropy is None else hyper.target_entropy
+        start = math.log(hyper.temperature)
+        self.log_temperature = torch.full((), start, device=self.device, requires_grad=True)
+        self.temperature_optimizer = ClippedAdam([self.log_temperature], lr=hyper.learning_rate)
+
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1).
+
+        Returns: see `improve_critics`; the metrics also have the entropy of the policy, and the temperature.
+        """
+        temperature = self.log_temperature.detach().exp()
+        metrics, priority = self.improve_critics(batch, self.targets(batch))
+        action, log_prob = self.policy.sample(batch.obs, self.normal(len(batch.reward), self.policy.actions.size))
+        value = self.critics(batch.obs, action).amin(0)
+        self.descend(self.policy_optimizer, (temperature * log_prob - value).mean())  # equation 7
+        entropy = -log_prob.detach().mean()
+        self.descend(self.temperature_optimizer, self.log_temperature * (entropy - self.target_entropy))  # equation 18
+        self.updates += 1
+        self.follow()
+        return Update({**metrics, "entropy": entropy, "temperature": temperature}, priority)
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """The scaled reward plus the discounted soft value of the next observation, float32 [B] (equations 2, 3, 5)."""
+        noise = self.normal(len(batch.reward), self.policy.actions.size)
+        action, log_prob = self.policy.sample(batch.next_obs, noise)
+        future = self.target(batch.next_obs, action).amin(0) - self.log_temperature.exp() * log_prob
+        targets: torch.Tensor = self.sac.reward_scale * batch.reward + batch.discount * future
+        return targets
+
+    def state_dict(self) -> dict[str, Any]:
+        """ActorCriticTrainer's state, with the temperature's."""
+        own = {
+            "log_temperature": self.log_temperature.detach(),
+            "temperature_optimizer": self.temperature_optimizer.state_dict(),
+        }
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`; the caller restores the model's weights."""
+        super().load_state_dict(state)
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

@@ -1,0 +1,264 @@
+"""EMPO's two tabular functions, with EMPO's names, signatures and results, computed by marlcore.planning.
+
+    from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
+    WorldModel.get_dag_parallel = get_dag_parallel      # EMPO's class; EMPO itself is not needed
+
+Differences from EMPO:
+
+- Where not all profiles are possible, an agent expects the possible ones; EMPO indexes its lists by profile, and fails.
+- Results are the same for any number of workers. A worker's exception is raised, never swallowed.
+- `prior.values` and its parts are read-only mappings, which look a number up when it is asked for.
+- `use_float16` also stores policies as float32; they are returned as float64 that sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.backup import OFFERED
+from ..planning import AgentPolicies, backward_induction, build_graph
+
+__all__ = ["TabularHumanPolicyPrior", "compute_human_policy_prior", "get_dag_parallel"]
+
+Goal = Any
+Values = Mapping[Hashable, Mapping[int, Mapping[Goal, Any]]]
+
+
+def get_dag_parallel(world_model: Any, return_probabilities: bool = False, num_workers: int | None = None) -> Any:
+    """All states that the world model can reach, and their successors, as Python lists.
+
+    Args:
+        return_probabilities: also return the transitions.
+        num_workers: processes; None: one for each processor. Small graphs are built by one in any case.
+
+    Returns: (states, state_to_idx, successors), or (states, state_to_idx, successors, transitions). Every successor of
+        states[i] has a number above i; successors[i] are sorted; transitions[i] has (action profile, probabilities,
+        successor numbers) for each possible profile.
+
+    Raises: see `marlcore.planning.build_graph`.
+    """
+    with build_graph(world_model, workers=num_workers, progress=False) as graph:
+        states, index, successors, transitions = graph.to_lists()
+    return (states, index, successors, transitions) if return_probabilities else (states, index, successors)
+
+
+def compute_human_policy_prior(
+    world_model: Any,
+    human_agent_indices: Sequence[int],
+    possible_goal_generator: Any = None,
+    believed_others_policy: Callable[[Any, int, int], Sequence[tuple[float, Any]]] | None = None,
+    *,
+    beta_h: float = 10.0,
+    gamma_h: float | None = None,
+    rho_h: float | None = None,
+    parallel: bool = False,
+    num_workers: int | None = None,
+    level_fct: Callable[[Any], int] | None = None,
+    return_Vh: bool = False,  # noqa: N803
+    optimistic: bool = False,
+    use_float16: bool = True,
+    quiet: bool = False,
+    progress_callback: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Goal-conditioned Boltzmann policies of the human agents; all other agents are robots.
+
+    Args:
+        possible_goal_generator: `generate(state, agent_index)` gives (goal, weight) pairs, `goal.is_achieved(state)` 0
+            or 1; by default `world_model.possible_goal_generator`.
+        believed_others_policy: (state, agent_index, action) -> (probability, action profile) pairs; by default the
+            other humans act at random.
+        gamma_h, rho_h: at most one of them. A world model's `transition_durations(state, actions, transitions)` counts
+            where there is a discount.
+        parallel, num_workers: the number of workers; one unless `parallel`.
+        level_fct: see `marlcore.planning.build_graph`.
+        return_Vh: also return the values, by state, agent and goal.
+        optimistic: expect the best of the robots instead of the worst.
+        use_float16: store values as float16 instead of float64.
+        progress_callback: called with (states done, all states).
+
+    Returns: the prior, or (prior, values).
+
+    Raises: see `marlcore.planning.backward_induction`. ValueError: there is no goal generator.
+    """
+    generator = possible_goal_generator
+    if generator is None:
+        generator = getattr(world_model, "possible_goal_generator", None)
+    if generator is None:
+        raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
+    workers = num_workers if parallel else 1
+    lasting = _Durations(world_model) if hasattr(world_model, "transition_durations") else None
+    with build_graph(world_model, workers=workers, progress=not quiet, level_fct=level_fct) as graph:
+        humans = [int(agent) for agent in human_agent_indices]
+        with backward_induction(
+            graph, generator.generate, humans,
+            robots=[agent for agent in range(graph.agents) if agent not in humans],
+            optimistic=optimistic, believed=believed_others_policy, beta=beta_h, gamma=gamma_h, rho=rho_h,
+            durations=lasting, dtype="float16" if use_float16 else "float64", workers=workers,
+            progress=progress_callback,
+        ) as policies:  # fmt: skip
+            arrays = {agent: policies[agent] for agent in humans}  # they keep the memory, without its name
+        acting = np.diff(graph.row_start) > 0
+        tables = _Tables(graph.states, graph.index, acting, arrays)
+    prior = TabularHumanPolicyPrior(world_model, humans, generator, _Policies(tables))
+    return (prior, _Values(tables)) if return_Vh else prior
+
+
+class TabularHumanPolicyPrior:
+    """A callable prior: `prior(state, agent, goal)` is how likely each action is.
+
+    Attributes:
+        values: policies by state, agent and goal; without terminal states.
+        world_model, human_agent_indices, possible_goal_generator: as given. Pickling leaves the world model out.
+    """
+
+    def __init__(
+        self, world_model: Any, human_agent_indices: list[int], possible_goal_generator: Any, values: Values
+    ) -> None:
+        self.world_model = world_model
+        self.human_agent_indices = human_agent_indices
+        self.possible_goal_generator = possible_goal_generator
+        self.values = values
+
+    def __call__(self, state: Any, human_agent_index: int, possible_goal: Goal | None = None) -> NDArray[np.float64]:
+        """The probability of each action, float64 [actions]; without a goal, the weighted mean over the goals.
+
+        Raises: KeyError: the state is terminal or unknown, or has no such goal on offer.
+        """
+        by_goal = self.values[state][human_agent_index]
+        if possible_goal is not None:
+            found: NDArray[np.float64] = by_goal[possible_goal]
+            return found
+        offers = [*self.possible_goal_generator.generate(state, human_agent_index)]
+        total: NDArray[np.float64] = sum(weight * by_goal[goal] for goal, weight in offers)
+        total /= sum(weight for _, weight in offers)
+        return total
+
+    def sample(self, state: Any, human_agent_index: int | None = None, possible_goal: Goal | None = None) -> Any:
+        """Draws an agent's action from NumPy's global generator; without an agent, a list of all humans' actions."""
+        if human_agent_index is None:
+            if possible_goal is not None:
+                raise ValueError("possible_goal: expected None where all humans' actions are drawn")
+            return [self.sample(state, agent) for agent in self.human_agent_indices]
+        p = self(state, human_agent_index, possible_goal)
+        return int(np.random.choice(len(p), p=p / p.sum()))
+
+    def profile_distribution(self, state: Any) -> list[tuple[float, list[int]]]:
+        """The possible profiles of the humans, who act independently, with their probabilities."""
+        return _joint([self(state, agent) for agent in self.human_agent_indices])
+
+    def profile_distribution_with_fixed_goal(
+        self, state: Any, human_agent_index: int, possible_goal: Goal
+    ) -> list[tuple[float, list[int]]]:
+        """The same if one human pursues this goal."""
+        goals = [possible_goal if agent == human_agent_index else None for agent in self.human_agent_indices]
+        return _joint([self(state, agent, goal) for agent, goal in zip(self.human_agent_indices, goals, strict=True)])
+
+    def set_world_model(self, world_model: Any) -> None:
+        self.world_model = world_model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "world_model": None}
+
+
+def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]:
+    found = []
+    for profile in product(*(range(len(policy)) for policy in policies)):
+        p = float(np.prod([policy[action] for policy, action in zip(policies, profile, strict=True)]))
+        if p > 0.0:
+            found.append((p, [*profile]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Durations:
+    world_model: Any
+
+    def __call__(self, state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Sequence[float]:
+        found: Sequence[float] = self.world_model.transition_durations(state, [*profile], outcomes)
+        return found
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The result of backward induction by state."""
+
+    states: list[Any]
+    index: dict[Any, int]
+    acting: NDArray[np.bool_]
+    arrays: dict[int, AgentPolicies]
+
+    @cached_property
+    def columns(self) -> dict[int, dict[Goal, int]]:
+        """By agent and goal, the goal's number."""
+        return {agent: {goal: i for i, goal in enumerate(its.goals)} for agent, its in self.arrays.items()}
+
+    def by_agent(self, state: Hashable, values: bool) -> dict[int, Mapping[Goal, Any]]:
+        """Each agent's values, or policies, in a state."""
+        i = self.index[state]
+        return {agent: _ByGoal(its, self.columns[agent], i, values) for agent, its in self.arrays.items()}
+
+
+def _whole(policy: NDArray[Any]) -> NDArray[np.float64]:
+    """A policy as float64 that sums to 1."""
+    found = policy.astype(np.float64)
+    return found if policy.dtype == np.float64 else found / found.sum()
+
+
+class _ByGoal(Mapping[Goal, Any]):
+    """An agent's values, or policies, in one state, for the goals on offer there."""
+
+    def __init__(self, its: AgentPolicies, column: Mapping[Goal, int], state: int, values: bool) -> None:
+        self._its = its
+        self._column = column
+        self._state = state
+        self._values = values
+
+    def __getitem__(self, goal: Goal) -> Any:
+        i = self._column[goal]
+        if not self._its.flags[self._state, i] & OFFERED:
+            raise KeyError(goal)
+        return float(self._its.values[self._state, i]) if self._values else _whole(self._its.policy[self._state, i])
+
+    def __iter__(self) -> Iterator[Goal]:
+        return (self._its.goals[i] for i in self._its.on_offer(self._state))
+
+    def __len__(self) -> int:
+        return len(self._its.on_offer(self._state))
+
+
+class _Values(Mapping[Hashable, Any]):
+    """By state, agent and goal: values."""
+
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
+
+    def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:
+        return self._tables.by_agent(state, values=True)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._tables.states)
+
+    def __len__(self) -> int:
+        return len(self._tables.states)
+
+
+class _Policies(_Values):
+    """By state that is not terminal, agent and goal: policies."""
+
+    def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:
+        if not self._tables.acting[self._tables.index[state]]:
+            raise KeyError(state)
+        return self._tables.by_agent(state, values=False)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return (state for state, acting in zip(self._tables.states, self._tables.acting, strict=True) if acting)
+
+    def __len__(self) -> int:
+        return int(self._tables.acting.sum())

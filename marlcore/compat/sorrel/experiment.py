@@ -1,0 +1,99 @@
+"""sorrel's experiments in processes: `run_experiment_mp`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...processes import Interrupts
+from .options import Options, check_environment, schedule_of
+from .session import Session
+
+__all__ = ["Experiment", "run_experiment_mp"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The outcome of an experiment.
+
+    Attributes:
+        epochs: that were played to their end. steps: agent-steps.
+        updates: calls of `train_step`, of all agents together.
+        restarts: of processes that died.
+        seconds: from the call to its end. start_s: of them, those before the first turn, in which processes start.
+        scores: the world's total reward in each epoch. losses: in each epoch, the sum over all agents.
+    """
+
+    epochs: int
+    steps: int
+    updates: int
+    restarts: int
+    seconds: float
+    start_s: float
+    scores: list[float]
+    losses: list[float]
+
+
+def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
+    """`env.run_experiment()` in processes: one steps the world, and one for each agent's model trains it.
+
+    The actor calls the environment's own `take_turn`: entities first, then the agents one after another. Each learner
+    calls its model's own `train_step`, as often as sorrel's loop would, and its epoch hooks and `epsilon_decay`.
+    Weights, buffers of the networks and epsilon reach the actor together. Each model's memory becomes a
+    `marlcore.compat.sorrel.Buffer` that holds what it held. A process that dies is started again and goes on.
+
+    At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
+    optimizer's state, epsilon and whatever else they keep; their memories have the rows. A model's networks are then
+    other objects than before; the model and its memory are the same ones.
+
+    Args:
+        env: an Environment of sorrel, ready for `run_experiment`. Agents may share a model; it has one learner then.
+        config: in the place of `env.config`; a mapping or an OmegaConf configuration.
+        logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
+        options: see `Options`: updates_per_epoch, ahead, copies, seed, logging, output_dir, ...
+
+    Raises:
+        TypeError, ValueError: bad input, in one line; nothing was started.
+        SharedMemoryFull: no room for the memories and weights.
+        WorkerFailed: a process raised, died or hung more often than `max_restarts`; it carries the tracebacks.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the learners saved their models first.
+    """
+    began = time.monotonic()
+    chosen = Options(**options)
+    check_environment(env)
+    config = env.config if config is None else _as_config(config)
+    schedule = schedule_of(config, chosen.animate)
+    seed = int(np.random.randint(2**31)) if chosen.seed is None else chosen.seed
+    if not chosen.logging:
+        logger = None
+    elif logger is None:
+        logger = _console(schedule.epochs - 1)
+    interrupts = Interrupts()
+    with interrupts, Session(env, config, chosen, schedule, seed, interrupts, logger) as session:
+        try:
+            session.work()
+        finally:
+            session.hand_back()
+        found = session.counts()
+    interrupts.deliver()
+    book = session.book
+    seconds = time.monotonic() - began
+    return Experiment(**found, seconds=seconds, start_s=session.began - began, scores=book.scores, losses=book.losses)
+
+
+def _as_config(config: Any) -> Any:
+    if not isinstance(config, Mapping):
+        return config
+    from omegaconf import OmegaConf  # sorrel's own dependency
+
+    return OmegaConf.create(dict(config))
+
+
+def _console(epochs: int) -> Any:
+    from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
+
+    return ConsoleLogger(epochs)

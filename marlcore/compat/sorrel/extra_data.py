@@ -1,0 +1,32 @@
+"""The extra fields of a buffer, copied only where one is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+__all__ = ["ExtraData"]
+
+
+class ExtraData(Mapping[str, NDArray[Any]]):
+    """The extra fields of a buffer by name; sorrel's agents ask at each step whether there is one of a certain name."""
+
+    def __init__(self, names: tuple[str, ...], copy: Callable[[str], NDArray[Any]]) -> None:
+        self._names = names
+        self._copy = copy
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._copy(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

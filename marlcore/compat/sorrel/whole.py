@@ -1,0 +1,45 @@
+"""A whole model, optimizer and all: how a learner saves it, and how its successor and the caller get it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...weights import ParameterStore
+from .packing import pack, unpack
+from .role import networks
+
+__all__ = ["copied", "restore", "save"]
+
+_MEMORY = "memory"
+
+
+def save(model: Any, memory: Any, path: str) -> None:
+    """Writes all of the model but its memory to a file."""
+    with open(path, "wb") as file:
+        file.write(pack(model, [(memory, _MEMORY)]))
+
+
+def copied(model: Any, memory: Any) -> Any:
+    """A copy of the model with the same memory, whose tensors have memory of their own."""
+    return unpack(pack(model, [(memory, _MEMORY)]), {_MEMORY: memory})
+
+
+def restore(model: Any, memory: Any, store: ParameterStore, saved: tuple[str, ...]) -> Mapping[str, Any]:
+    """Gives a model what its learner saved last, and the weights and epsilon that it published last.
+
+    Returns: the extras of that publication.
+
+    Raises: TimeoutError: the only slot of a snapshot store is torn, since its publisher died while it wrote; the model
+        is unchanged.
+    """
+    subscriber = store.subscriber(networks(model))
+    subscriber.pull()
+    extras = subscriber.extras
+    if extras["saved"]:
+        whole = unpack(Path(saved[int(extras["saved"]) % 2]).read_bytes(), {_MEMORY: memory})
+        vars(model).update(vars(whole))
+        store.subscriber(networks(model)).pull()  # the saved weights are older
+    model.epsilon = extras["epsilon"]
+    return extras

@@ -1,0 +1,140 @@
+"""Environments of two players whose one `step` takes both actions in one vector, such as hockey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import came, check_whole
+
+__all__ = ["PLAYERS", "TwoPlayer"]
+
+PLAYERS = ("player_1", "player_2")
+WINNER = "winner"
+
+
+class TwoPlayer:
+    """An environment that is written for its first player, as a PettingZoo Parallel environment of both.
+
+    It is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
+    `get_info_agent_two()` and, unless the game is zero-sum, `get_reward_agent_two(info)`. `step` takes the first
+    player's action, followed by the second's; `info["winner"]` is 1 if the first player has won, -1 if the second has,
+    otherwise 0. Each player here has an info of its own, in which the winner is 1 for the player that has won.
+
+    Args:
+        env: the environment, or Gymnasium's wrappers of it.
+        actions: [n, k], a table from which players choose a row by its number, for algorithms of discrete actions;
+            None: an action is the player's half of the Box, float [k].
+        max_steps: steps after which an episode without a winner is truncated, even if the environment calls that an
+            end; None leaves ends as they are.
+
+    Attributes:
+        possible_agents: "player_1" and "player_2". agents: those of the current episode.
+
+    Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table has
+        other columns than a half.
+    """
+
+    def __init__(self, env: Any, *, actions: ArrayLike | None = None, max_steps: int | None = None) -> None:
+        game = next((one for one in (env, getattr(env, "unwrapped", env)) if hasattr(one, "obs_agent_two")), None)
+        if game is None or not hasattr(game, "get_info_agent_two"):
+            missing = "obs_agent_two" if game is None else "get_info_agent_two"
+            raise TypeError(f"env: expected a game of two players with the method {missing}, got {came(env)}")
+        if max_steps is not None:
+            check_whole("max_steps", max_steps)
+        self.possible_agents = list(PLAYERS)
+        self.agents: list[str] = []
+        self.metadata = getattr(env, "metadata", {})
+        self.render_mode = getattr(env, "render_mode", None)
+        self._env = env
+        self._game = game
+        self._max_steps = max_steps
+        self._reward_of_two = getattr(game, "get_reward_agent_two", None)
+        self._halves = dict(zip(PLAYERS, _halves(env.action_space), strict=True))
+        self._table = None if actions is None else _checked_table(actions, self._halves)
+
+    def observation_space(self, agent: str) -> gym.Space:
+        """The environment's observation space, which both players share."""
+        return self._env.observation_space
+
+    def action_space(self, agent: str) -> gym.Space:
+        """A player's half of the Box; with a table, the numbers of its rows."""
+        return self._halves[agent] if self._table is None else gym.Discrete(len(self._table))
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self._env.reset(seed=seed)
+        self.agents = list(PLAYERS)
+        self._steps = 0
+        return self._by_player(obs), self._infos(info)
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+        """Perform both players' actions."""
+        both = [actions[agent] if self._table is None else self._table[int(actions[agent])] for agent in PLAYERS]
+        obs, reward, terminated, truncated, info = self._env.step(np.concatenate(both))
+        self._steps += 1
+        if self._max_steps is not None and self._steps >= self._max_steps and not info.get(WINNER):
+            terminated, truncated = False, True
+        if terminated or truncated:
+            self.agents = []
+        infos = self._infos(info)
+        rewards = float(reward), self._second_reward(float(reward), infos[PLAYERS[1]])
+        return (
+            self._by_player(obs),
+            dict(zip(PLAYERS, rewards, strict=True)),
+            dict.fromkeys(PLAYERS, bool(terminated)),
+            dict.fromkeys(PLAYERS, bool(truncated)),
+            infos,
+        )
+
+    def _by_player(self, first: Any) -> dict[str, Any]:
+        """Both observations, in the dtype of the space: physics engines compute with another one."""
+        space = self._env.observation_space
+        both = first, self._game.obs_agent_two()
+        if isinstance(space, gym.Box):
+            both = np.asarray(both[0], space.dtype), np.asarray(both[1], space.dtype)
+        return dict(zip(PLAYERS, both, strict=True))
+
+    def _infos(self, first: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        second = dict(self._game.get_info_agent_two())
+        if WINNER in first:
+            second[WINNER] = -first[WINNER]
+        return dict(zip(PLAYERS, (dict(first), second), strict=True))
+
+    def _second_reward(self, first: float, info: Mapping[str, Any]) -> float:
+        return -first if self._reward_of_two is None else float(self._reward_of_two(info))
+
+    def render(self) -> Any:
+        """See the environment's own."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def _halves(space: Any) -> tuple[gym.Box, gym.Box]:
+    if not isinstance(space, gym.Box) or len(space.shape) != 1 or space.shape[0] % 2:
+        raise ValueError(f"action space: expected a Box of an even length, half of it each player's, got {space}")
+    k = space.shape[0] // 2
+    low, high = space.low, space.high
+    return gym.Box(low[:k], high[:k], dtype=space.dtype), gym.Box(low[k:], high[k:], dtype=space.dtype)
+
+
+def _checked_table(actions: ArrayLike, halves: Mapping[str, gym.Box]) -> NDArray[Any]:
+    half = halves[PLAYERS[0]]
+    table = np.asarray(actions, half.dtype)
+    if table.ndim != 2 or not len(table) or table.shape[1] != half.shape[0]:
+        raise ValueError(
+            f"actions: expected a table [n, {half.shape[0]}] of a player's actions, got shape {table.shape}"
+        )
+    for row in table:
+        if not all(one.contains(row) for one in halves.values()):
+            raise ValueError(f"actions: expected rows within {half}, got {row.tolist()}")
+    return table

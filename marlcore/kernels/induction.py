@@ -1,0 +1,137 @@
+"""Backward induction of one agent: values and policies of states whose successors' values are known.
+
+    Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
+    pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
+
+Where believed profiles are not possible, p is conditioned on the possible ones. An action without any is never taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .backup import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
+from .half import narrow
+from .jit import inlined, jit
+
+__all__ = ["Belief", "Scratch", "induce"]
+
+
+class Belief(NamedTuple):
+    """What an agent believes of the others' actions.
+
+    Attributes:
+        start: int64 [choices + 1], where the entries of each choice begin; a choice is an action, or an action in a
+            state if `stride` is the number of actions, and 0 otherwise.
+        probability: float64 [entries]. base: int64 [entries], the profile without the agent's and the robots' actions.
+        robots: int64 [robots' profiles], each to be added to a base.
+        best: whether the agent hopes for the robots' best profile instead of fearing the worst.
+    """
+
+    start: Any
+    stride: int
+    probability: Any
+    base: Any
+    robots: Any
+    best: bool
+
+
+class Scratch(NamedTuple):
+    """Memory for one thread: float64 [actions, goals], [goals], [goals], [actions] and [actions]."""
+
+    q: Any
+    total: Any
+    extreme: Any
+    mass: Any
+    chosen: Any
+
+
+@inlined
+def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
+    """Writes the worst, or best, expectation over robots' profiles to scratch.extreme; False if none is possible."""
+    found = False
+    total, extreme = scratch.total, scratch.extreme
+    for i in range(len(belief.robots)):
+        row = row_of(rows, state, profile + belief.robots[i])
+        if row < 0:
+            continue
+        for goal in range(len(total)):
+            total[goal] = 0.0
+        add_expectation(rows, row, flags, values, total)
+        for goal in range(len(total)):
+            better = total[goal] > extreme[goal] if belief.best else total[goal] < extreme[goal]
+            if better or not found:
+                extreme[goal] = total[goal]
+        found = True
+    return found
+
+
+@inlined
+def _evaluate(rows, state, action, place, belief, flags, values, scratch):
+    """Writes an action's Q to the scratch; returns the believed probability of its possible profiles."""
+    q, missing, mass = scratch.q[action], False, 0.0
+    for goal in range(len(q)):
+        q[goal] = 0.0
+    choice = state * belief.stride + action
+    for entry in range(belief.start[choice], belief.start[choice + 1]):
+        p = belief.probability[entry]
+        if not _expect_extreme(rows, state, belief.base[entry] + action * place, belief, flags, values, scratch):
+            missing = True
+            continue
+        mass += p
+        for goal in range(len(q)):
+            q[goal] += p * scratch.extreme[goal]
+    if missing and mass > 0.0:
+        divide(q, mass)
+    scratch.mass[action] = mass
+    return mass
+
+
+@inlined
+def _choose(flag, goal, beta, scratch):
+    """Writes the policy for one goal to scratch.chosen; returns its value."""
+    chosen, value = scratch.chosen, 0.0
+    if flag & ACHIEVED:
+        chosen[:] = 0.0
+        for action in range(len(chosen)):
+            if scratch.mass[action] > 0.0:
+                chosen[action] = 1.0
+                break
+        return 0.0
+    soften(scratch.q[:, goal], scratch.mass, beta, chosen)
+    for action in range(len(chosen)):
+        value += chosen[action] * scratch.q[action, goal]
+    return value
+
+
+@jit
+def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
+    """Computes one agent's values and policies in the states `numbers`, in this order, for all goals.
+
+    Args:
+        rows, belief, scratch: see above.
+        place: n to the power of the agent's index.
+        beta: the inverse temperature of the softmax, at least 0; infinity takes the best action.
+        flags: uint8 [states, goals], OFFERED and ACHIEVED. A goal that is not offered has the value 0 and no policy.
+        values: [states, goals], float64, float32 or float16's bits; zero in terminal states.
+        policy: [states, goals, actions], float64 or float32; zero.
+        numbers: int64 [n]; the successors of each state lie before it, or were computed by earlier calls.
+
+    Returns: -1, or a state in which no believed profile is possible; the states after it are not computed.
+    """
+    for i in range(len(numbers)):
+        state = numbers[i]
+        if rows.first[state] == rows.first[state + 1]:
+            continue
+        possible = 0.0
+        for action in range(len(scratch.mass)):
+            possible += _evaluate(rows, state, action, place, belief, flags, values, scratch)
+        if not possible > 0.0:
+            return state
+        for goal in range(flags.shape[1]):
+            if flags[state, goal] & OFFERED:
+                value = _choose(flags[state, goal], goal, beta, scratch)
+                values[state, goal] = narrow(values, value)
+                for action in range(len(scratch.chosen)):
+                    policy[state, goal, action] = scratch.chosen[action]
+    return -1

@@ -1,0 +1,109 @@
+"""Building the graph of a world model: its states are enumerated, then ordered, then written to one segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from time import monotonic
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import cgroup
+from ..checks import came, check_whole
+from .crew import Crew
+from .expansion import Expansion
+from .exploration import explore
+from .graph import Graph
+from .headroom import Headroom
+from .model import Profiles, WorldModel
+from .order import Edges, given_levels, longest_paths, topological_order
+from .progress import FRAME_S, Progress
+
+__all__ = ["build_graph"]
+
+
+def build_graph(
+    model: WorldModel,
+    *,
+    workers: int | None = None,
+    probabilities: bool | Literal["float32", "float64"] = True,
+    batch: int | None = None,
+    progress: bool = True,
+    level_fct: Callable[[Any], int] | None = None,
+    min_free_memory_fraction: float = 0.1,
+) -> Graph:
+    """The graph of all states that the model can reach from its initial state.
+
+    The graph is the same, to the last bit, for any number of workers, whatever worker is killed meanwhile. Afterwards
+    the model is in its initial state.
+
+    Args:
+        model: see WorldModel. Workers have copies, pickled by value where another process cannot import them.
+        workers: processes that expand states, this one included; None: as many as this process may use processors.
+            The others start after 0.05 s, if the graph is not complete by then, and get states only where that saves
+            time. With 1, nothing is pickled but the states.
+        probabilities: False leaves them out of the graph; True means "float64".
+        batch: states that a worker gets at a time; then the workers start at once, whatever the graph's size. None: as
+            many as take 50 ms.
+        progress: show a line on standard error while it is a terminal.
+        level_fct: the level of a state, an integer that every transition lowers, or that every one raises. None: the
+            transitions of the longest path to an end.
+        min_free_memory_fraction: of the machine's memory, and of this process's limit; 0 checks nothing.
+
+    Raises:
+        ValueError: the transitions have a cycle, probabilities are negative or do not sum to 1, there are more than
+            2^31 profiles, `level_fct` contradicts the graph, or an argument is out of range.
+        TypeError: a state is not hashable; the model or a state cannot be pickled, or changes when it is.
+        WorldModelFailed: the model raised. WorkerFailed: four workers died of the same states.
+        NotEnoughMemory, SharedMemoryFull: no room for the graph.
+    """
+    dtype, headroom = _dtype(probabilities), Headroom(min_free_memory_fraction)
+    workers = cgroup.processors() if workers is None else workers
+    check_whole("workers", workers)
+    if batch is not None:
+        check_whole("batch", batch)
+    profiles = Profiles.of(model)
+    model.reset()
+    root = _hashable(model.get_state())
+    with ExitStack() as held:
+        watch = _Watch(headroom, held.enter_context(Progress(progress)))
+        crew = held.enter_context(closing(Crew(model, profiles, root, workers, batch))) if workers > 1 else None
+        found = explore(model, profiles, root, crew, watch.look)
+    model.set_state(root)
+    headroom.check(len(found.states), found.nbytes)
+    edges = Edges.of(found.first, np.asarray(found.successor))
+    order = topological_order(found.states, edges)
+    level = longest_paths(edges, order) if level_fct is None else given_levels(found.states, edges, level_fct)
+    return Graph.of(found, order, level, profiles, dtype)
+
+
+class _Watch:
+    """Looks at the memory and shows the progress, now and then."""
+
+    def __init__(self, headroom: Headroom, progress: Progress) -> None:
+        self._headroom, self._progress = headroom, progress
+        self._due = monotonic() + FRAME_S
+
+    def look(self, found: Expansion) -> None:
+        """Raises NotEnoughMemory."""
+        now = monotonic()
+        if now >= self._due:
+            self._due = now + FRAME_S
+            self._headroom.check(len(found.states))
+            self._progress.show(len(found.rows), len(found.states))
+
+
+def _dtype(probabilities: object) -> str | None:
+    named = {True: "float64", False: None, "float64": "float64", "float32": "float32"}
+    if not isinstance(probabilities, (bool, str)) or probabilities not in named:
+        raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {came(probabilities)}")
+    return named[probabilities]
+
+
+def _hashable(state: Any) -> Any:
+    try:
+        hash(state)
+    except TypeError:
+        raise TypeError(f"state: expected something hashable, got {came(state)}, the initial state") from None
+    return state

@@ -1,0 +1,143 @@
+"""Expansions: the possible transitions of states, as arrays that grow while a world model is enumerated."""
+
+from __future__ import annotations
+
+import traceback
+from array import array
+from collections.abc import Hashable, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import came
+from ..errors import WorldModelFailed
+from .model import Profiles, Transition
+
+__all__ = ["Expansion"]
+
+TOLERANCE = 1e-6  # of a sum of probabilities
+
+
+class Expansion:
+    """The transitions of some states; their successors are numbered in the order in which they first occur.
+
+    Attributes:
+        states: the numbered states, in the order of their numbers.
+        rows: by expanded state, its possible profiles.
+        profile, outcomes: by possible profile, its index and its number of outcomes.
+        successor, probability: by outcome, the successor's number and the probability.
+    """
+
+    def __init__(self, *states: Hashable) -> None:
+        """Args:
+        states: those that have the first numbers.
+        """
+        self.states = [*states]
+        self._numbers = {state: number for number, state in enumerate(states)}
+        self.rows = array("i")
+        self.profile, self.outcomes = array("i"), array("i")
+        self.successor, self.probability = array("i"), array("d")
+        self._checked = (0, 0, 0)  # expanded states, possible profiles and outcomes
+
+    def add(self, transition: Transition, profiles: Profiles, state: Any) -> None:
+        """Expands a state.
+
+        Raises:
+            WorldModelFailed: the model raised, or returned something else than pairs.
+            TypeError: a successor is not hashable.
+        """
+        numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
+        number = numbers.setdefault
+        before = len(self.profile)
+        found: Any = None
+        try:
+            for index, actions in enumerate(profiles):
+                found = transition(state, actions)
+                if found is None:
+                    continue
+                for chance, reached in found:
+                    successor(number(reached, len(numbers)))
+                    probability(chance)
+                self.profile.append(index)
+                self.outcomes.append(len(found))
+        except Exception as error:
+            raise _explained(error, state, actions, found) from error
+        self.rows.append(len(self.profile) - before)
+        self._list_new_states()
+
+    def extend(self, other: Expansion) -> None:
+        """Appends the transitions of another expansion, both checked, and numbers its new states in their order."""
+        numbers = self._numbers
+        numbered = np.array([numbers.setdefault(state, len(numbers)) for state in other.states], np.int32)
+        self.successor.frombytes(numbered[np.asarray(other.successor)].tobytes())
+        self.rows += other.rows
+        self.profile += other.profile
+        self.outcomes += other.outcomes
+        self.probability += other.probability
+        self._checked = (len(self.rows), len(self.profile), len(self.successor))
+        self._list_new_states()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, of which a graph needs about as many again."""
+        arrays = (self.rows, self.profile, self.outcomes, self.successor, self.probability)
+        return sum(array.itemsize * len(array) for array in arrays)
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """int64 [expanded states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1."""
+        row = np.cumsum([0, *self.rows])
+        outcome: NDArray[np.int64] = np.cumsum(np.concatenate([[0], np.asarray(self.outcomes)]))
+        return np.asarray(outcome[row])
+
+    def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
+        """Checks the probabilities of the states expanded since the last check.
+
+        Args:
+            expanded: all states that this was given to expand, in their order.
+
+        Raises: ValueError: some are negative or do not sum to 1; the message names the state and the profile.
+        """
+        states, rows, outcomes = self._checked
+        counts = np.asarray(self.rows)[states:]
+        lengths = np.asarray(self.outcomes)[rows : rows + int(counts.sum())]
+        chances = np.asarray(self.probability)[outcomes : outcomes + int(lengths.sum())]
+        row_of = np.repeat(np.arange(len(lengths)), lengths)
+        wrong = ~(np.abs(np.bincount(row_of, chances, len(lengths)) - 1.0) <= TOLERANCE)
+        wrong[row_of[chances < 0.0]] = True
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            state = expanded[states + int(np.searchsorted(np.cumsum(counts), row, "right"))]
+            raise ValueError(
+                "transition_probabilities: expected probabilities of at least 0 that sum to 1, got "
+                f"{came(chances[row_of == row].tolist())} in state {came(state)} with profile "
+                f"{profiles[self.profile[rows + row]]}"
+            )
+        self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
+
+    def _list_new_states(self) -> None:
+        new = len(self._numbers) - len(self.states)
+        self.states += [*islice(reversed(self._numbers), new)][::-1]
+
+
+def _explained(error: Exception, state: Any, profile: tuple[int, ...], found: Any) -> Exception:
+    """The error of a world model, with the state and the profile that caused it."""
+    for successor in _unhashable(found) if isinstance(error, TypeError) else ():
+        where = f"a successor of {came(state)} with profile {profile}"
+        return TypeError(f"state: expected something hashable, got {came(successor)}, {where}")
+    return WorldModelFailed(state, profile, traceback.format_exc())
+
+
+def _unhashable(found: Any) -> list[Any]:
+    """The first successor that is not hashable, if any."""
+    try:
+        for _, successor in found:
+            try:
+                hash(successor)
+            except TypeError:
+                return [successor]
+    except (TypeError, ValueError):  # these are not pairs
+        pass
+    return []

@@ -1,0 +1,221 @@
+"""State-space graphs: the states of a world model, and their transitions as arrays in one shared segment."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SegmentCorrupt
+from ..memory import Segment, Shared, replace_file
+from .expansion import Expansion
+from .layout import Layout
+from .model import Profiles
+from .order import Edges
+from .reorder import write_in_order
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Graph"]
+
+ARRAYS = ("row_start", "profile", "start", "successor", "probability", "level")
+Transition = tuple[tuple[int, ...], list[float], list[int]]
+
+
+class Graph(Shared):
+    """The states that a world model can reach, in an order in which every successor comes later.
+
+    `build_graph` makes it. Pass it, or its `handle`, to other processes: unpickling a Graph attaches to the same
+    memory. After a fork, attach to the handle. The arrays are read-only. Possible profiles of a state are its rows.
+
+    Attributes:
+        agents: the number of agents. actions: of each agent. profiles: actions ** agents.
+        row_start: int64 [states + 1]; the rows of state i are row_start[i] to row_start[i + 1] - 1. A state without
+            rows is terminal.
+        profile: int32 [rows]; each row's profile, ascending within a state: the sum of action_i * actions^i.
+        start: int64 [rows + 1]; the outcomes of row r are start[r] to start[r + 1] - 1.
+        successor: int32 [outcomes]; each outcome's successor, in the order in which the model gave them.
+        probability: float64 or float32 [outcomes]; None if the graph was built without them.
+        level: int64 [states]; the transitions of the longest path to an end, or what `level_fct` returned.
+    """
+
+    kind = "graph"
+    row_start: NDArray[np.int64]
+    profile: NDArray[np.int32]
+    start: NDArray[np.int64]
+    successor: NDArray[np.int32]
+    probability: NDArray[Any] | None
+    level: NDArray[np.int64]
+
+    def _understand(self, segment: Segment) -> None:
+        self._layout = Layout(**{key: value for key, value in segment.description.items() if key != "kind"})
+        every = Profiles(self._layout.agents, self._layout.actions)
+        self.agents, self.actions, self.profiles = every.agents, every.actions, len(every)
+        arrays = self._layout.bind(segment.body)
+        for array in arrays.values():
+            array.flags.writeable = False
+        _check_starts("row_start", arrays["row_start"], self._layout.rows)
+        _check_starts("start", arrays["start"], self._layout.outcomes)
+        _check_range("successor", arrays["successor"], len(self))
+        _check_range("profile", arrays["profile"], self.profiles)
+        self._pickled = arrays["pickled"]
+        for name in ARRAYS:
+            setattr(self, name, arrays.get(name))
+
+    @classmethod
+    def of(
+        cls,
+        found: Expansion,
+        order: Sequence[int],
+        level: NDArray[np.int64],
+        profiles: Profiles,
+        probability: str | None,
+    ) -> Graph:
+        """A new graph of a complete expansion.
+
+        Args:
+            order: the states' numbers in the graph's order.
+            level: int64 [states], by number.
+            probability: the dtype of the graph's probabilities; None leaves them out.
+
+        Raises: SharedMemoryFull: no room for the graph. TypeError: the states cannot be pickled.
+        """
+        states = [found.states[number] for number in order]
+        pickled = np.frombuffer(_pickle(states), np.uint8)
+        counts = len(states), len(found.profile), len(found.successor)
+        layout = Layout(profiles.agents, profiles.actions, *counts, probability, len(pickled))
+        segment = Segment.create("graph", {"kind": cls.kind, **layout.to_dict()}, layout.nbytes)
+        try:
+            arrays = layout.bind(segment.body)
+            arrays["pickled"][:] = pickled
+            arrays["level"][:] = level[order]
+            write_in_order(arrays, found, np.array(order, np.int64))
+            graph = cls(segment)
+        except BaseException:
+            segment.close()
+            raise
+        graph.states = states
+        return graph
+
+    @cached_property
+    def states(self) -> list[Any]:
+        """The states in the graph's order. An attached or loaded graph unpickles them at the first use."""
+        self.check_open()
+        found = pickle.loads(self._pickled.data)
+        if not isinstance(found, list) or len(found) != len(self):
+            raise SegmentCorrupt(f"{self._segment.path}: the pickled states are damaged")
+        return found
+
+    @cached_property
+    def index(self) -> dict[Hashable, int]:
+        """Each state's number."""
+        return {state: number for number, state in enumerate(self.states)}
+
+    @cached_property
+    def levels(self) -> list[NDArray[np.int64]]:
+        """The states of each level, ascending, int64 [states of it]; a level's successors lie in earlier levels."""
+        order = np.argsort(self.level, kind="stable")
+        cuts = np.flatnonzero(np.diff(self.level[order])) + 1
+        return np.split(order, cuts)[:: 1 if self._falls else -1]
+
+    @property
+    def _falls(self) -> bool:
+        """Whether transitions lower the level, as they do unless a level function counts upwards."""
+        source = int(np.searchsorted(self.row_start, 0, "right")) - 1  # of the first outcome
+        return not len(self.successor) or bool(self.level[self.successor[0]] < self.level[source])
+
+    def successors_of(self, state: int) -> NDArray[np.int32]:
+        """The different successors of the state with this number, ascending, int32 [successors]."""
+        low, high = self.start[self.row_start[[state, state + 1]]]
+        return np.unique(self.successor[low:high])
+
+    def to_lists(self) -> tuple[list[Any], dict[Hashable, int], list[list[int]], list[list[Transition]]]:
+        """The graph as (states, index, successors, transitions) of Python lists.
+
+        transitions[i] has (profile, probabilities, successors) for each possible profile; without probabilities in the
+        graph, their lists are empty.
+        """
+        every = Profiles(self.agents, self.actions)
+        profiles = {index: every[index] for index in np.unique(self.profile).tolist()}
+        edges = Edges.of(self.start[self.row_start], self.successor)
+        successor = self.successor.tolist()
+        probability = [] if self.probability is None else self.probability.tolist()
+        start, first = self.start.tolist(), self.row_start.tolist()
+        rows: list[Transition] = [
+            (profiles[index], probability[start[row] : start[row + 1]], successor[start[row] : start[row + 1]])
+            for row, index in enumerate(self.profile.tolist())
+        ]
+        transitions = [rows[first[i] : first[i + 1]] for i in range(len(self))]
+        return [*self.states], {**self.index}, [after for _, after in edges.of_each(range(len(self)))], transitions
+
+    def plot(self, path: str | os.PathLike[str] | None = None, label: Callable[[Any], str] | None = None) -> Figure:
+        """A matplotlib figure of a small graph: states in columns by level, an arrow to each successor.
+
+        Args:
+            path: an image file to write it to.
+            label: the text of a state; by default its number.
+
+        Raises: ValueError: the graph has more than 300 states.
+        """
+        from .plot import draw
+
+        figure = draw(self, label)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the graph to a file, which atomically replaces an earlier one; on disk at return.
+
+        Raises: SharedMemoryFull: the file system has no room. ValueError: the path is not that of an ordinary file.
+        """
+        self.check_open()
+        body = self._segment.body
+        replace_file(Path(path).absolute(), self._segment.description, len(body), lambda put: put(0, body))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Graph:
+        """A new graph with the content of a saved one. Its states are pickled: load only files that you trust.
+
+        Raises: SegmentNotFound, SegmentCorrupt: the file does not exist, or it is no graph. SharedMemoryFull: no room.
+        """
+        with cls.attach(Path(path).resolve()) as saved:
+            segment = saved._segment
+            return cls(
+                Segment.create("graph", segment.description, len(segment.body), fill=lambda put: put(0, segment.body))
+            )
+
+    def __len__(self) -> int:
+        """States."""
+        return self._layout.states
+
+    def __repr__(self) -> str:
+        layout = self._layout
+        return f"<Graph {self._segment.path} states={layout.states} rows={layout.rows} outcomes={layout.outcomes}>"
+
+
+def _pickle(states: list[Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(states)
+        return pickled
+    except Exception as error:  # a class's own pickling may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise TypeError(f"states: expected something that can be pickled ({reason})") from error
+
+
+def _check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
+    if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
+        raise ValueError(f"{name}: expected numbers that rise from 0 to {end}")
+
+
+def _check_range(name: str, values: NDArray[np.int32], end: int) -> None:
+    if len(values) and (values.min() < 0 or values.max() >= end):
+        raise ValueError(f"{name}: expected numbers from 0 to {end - 1}, got {values.min()} to {values.max()}")

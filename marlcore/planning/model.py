@@ -1,0 +1,86 @@
+"""What a world model is, and the action profiles of its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from itertools import product
+from typing import Any, Protocol
+
+from ..checks import check_whole
+
+__all__ = ["Profiles", "Transition", "WorldModel"]
+
+MOST_PROFILES = 2**31
+_KEPT = 2**16  # profiles that are made once; with more, each state makes them again
+
+
+Outcomes = Sequence[tuple[float, Hashable]]
+Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities
+
+
+class WorldModel(Protocol):
+    """A finite world in which several agents act at the same time.
+
+    States are hashable. Equal states hash alike in every process, so a state must not keep the hash of a string when
+    it is pickled. If states compare, they decide the graph's order. The model is deterministic: the same state and
+    profile give the same outcomes in the same order in every process, so it must not go through a set of strings.
+
+    Attributes:
+        agents: one entry for each agent.
+        action_space: has `n`, the number of actions of each agent.
+    """
+
+    agents: Sized
+    action_space: Any
+
+    def reset(self) -> object:
+        """Returns to the initial state."""
+
+    def get_state(self) -> Hashable:
+        """The current state."""
+
+    def set_state(self, state: Any) -> None:
+        """Makes `state` the current state."""
+
+    def transition_probabilities(self, state: Any, action_profile: tuple[int, ...]) -> Outcomes | None:
+        """The outcomes of a profile, one action for each agent, as pairs (probability, successor).
+
+        None: the state is terminal, or the profile is not possible in it.
+        """
+
+
+class Profiles:
+    """All action profiles in the order of their indices: the sum of action_i * actions^i, agent 0 least significant.
+
+    Attributes:
+        agents: the number of agents.
+        actions: the number of actions of each agent.
+    """
+
+    def __init__(self, agents: int, actions: int) -> None:
+        """Raises ValueError: no agent, no action, or more than 2^31 profiles."""
+        check_whole("agents", agents)
+        check_whole("action_space.n", actions)
+        if int(actions) ** int(agents) > MOST_PROFILES:
+            raise ValueError(f"profiles: expected at most 2^31, got {actions}^{agents} of {agents} agents")
+        self.agents, self.actions = int(agents), int(actions)
+        self._kept = [*self._all()] if len(self) <= _KEPT else None
+
+    @classmethod
+    def of(cls, model: WorldModel) -> Profiles:
+        return cls(len(model.agents), model.action_space.n)
+
+    def __reduce__(self) -> tuple[type[Profiles], tuple[int, int]]:
+        return Profiles, (self.agents, self.actions)
+
+    def __len__(self) -> int:
+        return int(self.actions**self.agents)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return self._all() if self._kept is None else iter(self._kept)
+
+    def __getitem__(self, index: int) -> tuple[int, ...]:
+        return tuple(index // self.actions**agent % self.actions for agent in range(self.agents))
+
+    def _all(self) -> Iterator[tuple[int, ...]]:
+        return (profile[::-1] for profile in product(range(self.actions), repeat=self.agents))

@@ -1,0 +1,145 @@
+"""The order of a graph's states: every successor comes later; and their levels: the longest path to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import came, check_whole
+
+__all__ = ["Edges", "given_levels", "longest_paths", "topological_order"]
+
+BLOCK = 1 << 20  # outcomes that are sorted at once
+SHOWN = 8  # states of a cycle
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Each state's distinct successors, ascending: target[start[i]:start[i + 1]] for state i.
+
+    Attributes:
+        start: int64 [states + 1]. target: int32 [edges].
+    """
+
+    start: NDArray[np.int64]
+    target: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, first: NDArray[np.int64], successor: NDArray[np.int32]) -> Edges:
+        """Args:
+        first: int64 [states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1.
+        successor: int32 [outcomes].
+        """
+        states = len(first) - 1
+        cuts = np.searchsorted(first, np.arange(0, first[-1], BLOCK))
+        bounds = np.unique([0, *cuts, states])
+        counts, targets = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            source = np.repeat(np.arange(high - low), np.diff(first[low : high + 1]))
+            pairs = np.unique(source * states + successor[first[low] : first[high]])
+            counts.append(np.bincount(pairs // states, minlength=high - low))
+            targets.append((pairs % states).astype(np.int32))
+        return cls(np.cumsum(np.concatenate(counts)), np.concatenate(targets))
+
+    def __len__(self) -> int:
+        """States."""
+        return len(self.start) - 1
+
+    @property
+    def source(self) -> NDArray[np.int64]:
+        """int64 [edges]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    def of_each(self, states: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """Pairs of a state and its successors."""
+        start, target = self.start.tolist(), self.target.data
+        for state in states:
+            yield state, target[start[state] : start[state + 1]].tolist()
+
+
+def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
+    """The states' numbers in an order in which every successor comes later.
+
+    Of the states whose predecessors all came, the smallest comes next; if two of them do not compare, the states come
+    in the order of their numbers instead.
+
+    Raises: ValueError: the edges have a cycle; the message has its states.
+    """
+    try:
+        order = _smallest_first(states, edges)
+    except TypeError:  # a comparison is all that can raise it
+        order = _smallest_first(range(len(states)), edges)
+    if len(order) < len(states):
+        cycle = [came(states[number]) for number in _cycle(edges, order)]
+        shown = cycle[:SHOWN] + [f"... ({len(cycle) - SHOWN} more)"] * (len(cycle) > SHOWN) + cycle[:1]
+        raise ValueError(f"transitions: expected no cycle, got {' -> '.join(shown)}")
+    return order
+
+
+def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
+    """Kahn's algorithm with a heap; without the states on and behind cycles."""
+    waiting = np.bincount(edges.target, minlength=len(edges)).tolist()  # predecessors that have not come
+    start, target = edges.start.tolist(), edges.target.data
+    ready = [(keys[number], number) for number, count in enumerate(waiting) if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        number = heappop(ready)[1]
+        order.append(number)
+        for after in target[start[number] : start[number + 1]]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heappush(ready, (keys[after], after))
+    return order
+
+
+def _cycle(edges: Edges, order: list[int]) -> list[int]:
+    """A cycle of states, from the one with the smallest number."""
+    left = np.ones(len(edges), bool)
+    left[order] = False
+    source = edges.source
+    inside = left[source] & left[edges.target]
+    before = dict(zip(edges.target[inside].tolist(), source[inside].tolist(), strict=True))
+    path: dict[int, None] = {}
+    number = min(before)
+    while number not in path:  # each state that is left has a predecessor that is left
+        path[number] = None
+        number = before[number]
+    cycle = [*path][[*path].index(number) :][::-1]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]
+
+
+def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
+    """By state, the number of transitions of the longest path to a state without successors, int64 [states]."""
+    level = [0] * len(edges)
+    for number, after in edges.of_each(order[::-1]):
+        if after:
+            level[number] = 1 + max([level[successor] for successor in after])
+    return np.array(level, np.int64)
+
+
+def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
+    """By state, what the function says, int64 [states].
+
+    Raises: ValueError: a level is no integer, or two transitions differ in whether they raise or lower the level.
+    """
+    found = [level_fct(state) for state in states]
+    for state, value in zip(states, found, strict=True):
+        check_whole(f"level_fct({came(state)})", value, -(2**62), 2**62)
+    level = np.array(found, np.int64)
+    change = level[edges.target] - level[edges.source]
+    wrong = change >= 0 if len(change) and change[0] < 0 else change <= 0
+    if wrong.any():
+        edge = int(np.argmax(wrong))
+        before, after = (int(numbers[edge]) for numbers in (edges.source, edges.target))
+        raise ValueError(
+            "level_fct: expected levels that every transition lowers, or that every one raises, got "
+            f"{level[before]} in state {came(states[before])} and {level[after]} in its successor {came(states[after])}"
+        )
+    return level

@@ -1,0 +1,175 @@
+"""The robots' policy among people whose policies are known: the second phase of planning, by the same sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import came
+from ..kernels.backup import OFFERED, Rows
+from ..kernels.robots import People, attain, choose, mix
+from .beliefs import Players
+from .discounts import Discount, Durations, tabulate_durations
+from .graph import Graph
+from .induction import check_probabilities, count_workers, rows_of, work_of
+from .policies import AgentPolicies, Policies
+from .sweep import Numbers, Progress, sweep
+from .tabulate import Tabulate
+
+__all__ = ["Aggregate", "RobotPolicy", "robot_induction"]
+
+Floats = NDArray[np.float64]
+# (what people can attain, the goals' weights), both by agent: float64 [n, goals] -> the robots' reward, float64 [n]
+Aggregate = Callable[[Mapping[int, Floats], Mapping[int, Floats]], Floats]
+
+
+@dataclass(frozen=True)
+class RobotPolicy:
+    """The robots' policy and value.
+
+    Attributes:
+        robots: the agents, ascending. They act as one.
+        values: float64 [states].
+        policy: float64 [states, profiles]; a profile is the sum of action_i * n^i over the robots in their order. Zero
+            in terminal states.
+        attainable: by person, float64 [states, goals]: the discounted probability of achieving a goal that the person
+            pursues while the others act by the mean of their policies. Zero in terminal states.
+    """
+
+    robots: tuple[int, ...]
+    values: Floats
+    policy: Floats
+    attainable: dict[int, Floats]
+
+
+def robot_induction(
+    graph: Graph,
+    people: Policies,
+    aggregate: Aggregate,
+    *,
+    beta: float = 10.0,
+    power: bool = False,
+    terminal: float = 0.0,
+    gamma: float | None = None,
+    rho: float | None = None,
+    people_gamma: float | None = None,
+    people_rho: float | None = None,
+    durations: Durations | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> RobotPolicy:
+    """Computes the policy of all agents that are no people: what they do so that people can attain their goals.
+
+        Q(r) = expectation of e^(-rho D) V(successor), where people act by the mean of their policies over goals
+        pi = softmax(beta Q), V = sum of pi(r) Q(r) + aggregate(what people can attain under pi)
+
+    Args:
+        graph: the one that `people` were computed for.
+        people: their policies, of `backward_induction`.
+        aggregate: the robots' reward in each of n states, by what people can attain there and by the goals' weights:
+            dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is called once for each
+            level, and returns finite numbers.
+        beta: as in `backward_induction`.
+        power: pi is proportional to (-Q)^-beta instead; all values must be negative.
+        terminal: the value of terminal states.
+        gamma, rho: the robots' discount. people_gamma, people_rho: the people's.
+        durations, workers, progress: as in `backward_induction`.
+
+    Raises:
+        ValueError: an argument is out of range, the graph is another one, or, with `power`, a Q is not negative.
+    """
+    robots = tuple(i for i in range(graph.agents) if i not in people.agents)
+    if not robots:
+        raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
+    if not beta >= 0:
+        raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
+    if not math.isfinite(terminal):
+        raise ValueError(f"terminal: expected a finite number, got {terminal!r}")
+    if len(people[people.agents[0]].values) != len(graph):
+        raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")
+    check_probabilities(graph)
+    threads = count_workers(workers)
+    arrays = {person: people[person] for person in people.agents}
+    discounts = Discount(gamma, rho), Discount(people_gamma, people_rho)
+    lasting = tabulate_durations(Tabulate(graph, threads), graph, durations, *discounts)
+    own, theirs = (rows_of(graph, discount, lasting) for discount in discounts)
+    found = _empty(graph, robots, arrays, terminal)
+    step = _RobotInduction(
+        graph, own, theirs, _people(graph, arrays, robots), arrays, found, aggregate, float(beta), power
+    )
+    width = sum(len(its.goals) for its in arrays.values()) + 1
+    sweep(graph.levels, work_of(graph, width), threads, step, step.add_rewards, progress)
+    return found
+
+
+def _empty(graph: Graph, robots: tuple[int, ...], people: Mapping[int, AgentPolicies], terminal: float) -> RobotPolicy:
+    return RobotPolicy(
+        robots,
+        np.full(len(graph), float(terminal)),
+        np.zeros((len(graph), graph.actions ** len(robots))),
+        {person: np.zeros(its.flags.shape) for person, its in people.items()},
+    )
+
+
+def _people(graph: Graph, agents: Iterable[int], robots: tuple[int, ...]) -> People:
+    players = Players(graph.agents, graph.actions)
+    places, others = (np.array([players.place(i) for i in some], np.int64) for some in (agents, robots))
+    return People(np.zeros((len(places), len(graph), players.actions)), places, others)
+
+
+@dataclass(frozen=True)
+class _RobotInduction:
+    """The step of the sweep: in some states the robots' policy, and what people can attain under it."""
+
+    graph: Graph
+    rows: Rows
+    people_rows: Rows  # with the people's discount
+    people: People
+    arrays: Mapping[int, AgentPolicies]
+    found: RobotPolicy
+    aggregate: Aggregate
+    beta: float
+    power: bool
+
+    def __call__(self, numbers: Numbers) -> None:
+        for mixed, its in zip(self.people.policy, self.arrays.values(), strict=True):
+            mix(its.flags, np.broadcast_to(its.weight, its.flags.shape), its.policy, numbers, mixed)
+        found, scratch = self.found, (np.empty(self.found.policy.shape[1]) for _ in range(3))
+        stuck = choose(self.rows, self.people, self.beta, self.power, found.values, found.policy, numbers, *scratch)
+        if stuck >= 0:
+            raise ValueError(self._why(stuck))
+        for person, (agent, its) in enumerate(self.arrays.items()):
+            room = tuple(np.empty(len(its.goals)) for _ in range(3))
+            attain(
+                self.people_rows, self.people, person, found.policy, its.policy, its.flags, found.attainable[agent],
+                numbers, room,
+            )  # fmt: skip
+
+    def _why(self, stuck: int) -> str:
+        state = came(self.graph.states[stuck])
+        if self.power:
+            return f"power: expected negative values of the robots, got a Q of at least 0 in state {state}"
+        return f"people: expected policies under which a profile is possible in state {state}"
+
+    def add_rewards(self, numbers: Numbers) -> None:
+        """Adds the aggregate of what people can attain to the values of a level's states."""
+        acting = numbers[self.graph.row_start[numbers + 1] > self.graph.row_start[numbers]]
+        if not len(acting):
+            return
+        attainable = {agent: values[acting] for agent, values in self.found.attainable.items()}
+        weights = {
+            agent: np.where(its.flags[acting] & OFFERED > 0, np.broadcast_to(its.weight, its.flags.shape)[acting], 0.0)
+            for agent, its in self.arrays.items()
+        }
+        rewards = np.asarray(self.aggregate(attainable, weights), float)
+        if rewards.shape != acting.shape:
+            raise ValueError(f"aggregate: expected {acting.shape} numbers, got {rewards.shape}")
+        wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would not be a number
+        if wrong.any():
+            state = self.graph.states[acting[wrong.argmax()]]
+            raise ValueError(f"aggregate: expected finite numbers, got {rewards[wrong][0]} in state {came(state)}")
+        self.found.values[acting] += rewards

@@ -1,0 +1,94 @@
+"""The sweep over a graph's levels, from the end to the beginning: what every kind of backward induction shares.
+
+A level's states do not depend on one another, so a large level is split over threads: kernels release the GIL and write
+to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Numbers", "Progress", "sweep"]
+
+Numbers = NDArray[np.int64]  # of states
+Progress = Callable[[int, int], None]  # (states done, all states)
+Step = Callable[[Numbers], None]
+
+SPLIT = 1 << 16  # work below which threads would cost more time than they save: about half a millisecond of one thread
+CHUNK = 1 << 20  # work of one call of a kernel: some ten milliseconds, so that an interrupt need not wait
+
+
+def sweep(
+    levels: Sequence[Numbers],
+    work: NDArray[np.float64],
+    threads: int,
+    step: Step,
+    after: Step | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Does a step in all states, level by level.
+
+    Args:
+        levels: states by level, the end first; no state depends on another one of its level or of a later level.
+        work: float64 [states]: what each state costs, in multiplications of a probability by a value.
+        threads: how many share a large level.
+        step: works on some states of a level; several threads call it at once.
+        after: called in this thread with all states of a level, once the step was done in them.
+        progress: called in this thread after each level, or several small ones.
+
+    Raises: what the step raised in the first of the states in which it failed.
+    """
+    done, total = 0, sum(map(len, levels))
+    with ThreadPoolExecutor(max(1, threads), "marlcore-sweep") as pool:
+        for numbers, large in _stretches(levels, work, together=after is None):
+            chunks = _chunks(numbers, work, threads if large else 1)
+            if threads > 1 and len(chunks) > 1 and large:
+                _share(pool, step, chunks)
+            else:
+                for chunk in chunks:
+                    step(chunk)
+            if after is not None:
+                after(numbers)
+            done += len(numbers)
+            if progress is not None:
+                progress(done, total)
+
+
+def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: bool) -> Iterator[tuple[Numbers, bool]]:
+    """The large levels one by one, and the small ones; neighbouring small ones as one, in order, if `together`."""
+    small: list[Numbers] = []
+    for level in levels:
+        if float(work[level].sum()) >= SPLIT:
+            if small:
+                yield np.concatenate(small), False
+                small = []
+            yield level, True
+        elif together:
+            small.append(level)
+        else:
+            yield level, False
+    if small:
+        yield np.concatenate(small), False
+
+
+def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:
+    """Splits states into parts of about equal work: at least one for each thread, none of them above CHUNK."""
+    ends = np.cumsum(work[numbers])
+    parts = threads * max(1, -(-int(ends[-1]) // (CHUNK * threads)))
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts)
+    return [part for part in np.split(numbers, cuts) if len(part)]
+
+
+def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
+    futures: list[Future[None]] = [pool.submit(step, chunk) for chunk in chunks]
+    try:
+        wait(futures)
+    finally:
+        for future in futures:
+            future.cancel()  # after an interrupt, the pool waits only for the chunks that have begun
+    for future in futures:
+        future.result()

@@ -1,0 +1,188 @@
+"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SegmentCorrupt
+from ..memory import ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, sleep_until
+from .cursor import CursorLines
+
+__all__ = ["QueueGate", "QueueGates", "UnreadLimit"]
+
+_UNLIMITED = 1 << 62  # rows
+
+Ints = NDArray[np.int64]
+
+
+class UnreadLimit:
+    """Makes writers wait while `most` transitions are unread, unless the reader waits for more than there are."""
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, lines: CursorLines, most: int) -> None:
+        self._segment = segment
+        self._lanes = lanes
+        self._lines = lines
+        self._most = most
+        self._room = Event(segment.body, ROOM_OFFSET)
+
+    def wait(self, timeout: float | None, check_open: Callable[[], None]) -> None:
+        """Raises TimeoutError: the reader took too few in `timeout` seconds."""
+        if not self._missing():
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not sleep_until(self._missing, self._room, deadline, check_open):
+            path = self._segment.path
+            raise TimeoutError(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
+
+    def _missing(self) -> int:
+        """Transitions that the reader must take before a writer may add."""
+        passed = self._lines.passed()  # read first: changes between the two loads can only delay this writer
+        missing = self._lanes.inserted() - passed - self._most + 1
+        return 0 if missing > 0 and self._lines.starving() else max(0, missing)
+
+
+class QueueGate:
+    """The gate that a lane's writer passes before each add; see interfaces.Gate.
+
+    Args:
+        when_full: "wait", "drop_oldest" or "drop_newest".
+        unread: the queue's limit of unread transitions; None without one, or where another gate holds it.
+        together: the number of lanes whose writer waits for room in all of them before it adds to any.
+
+    Attributes:
+        left: rows that may be added; a lower bound.
+    """
+
+    spare_rows = 1  # the newest row holds the number of written transitions
+
+    def __init__(
+        self,
+        segment: Segment,
+        lanes: NativeLanes,
+        geometry: LaneGeometry,
+        lane: int,
+        when_full: str,
+        unread: UnreadLimit | None = None,
+        together: int = 1,
+    ) -> None:
+        self._segment = segment
+        self._lanes = lanes
+        self._lane = lane
+        self._capacity = geometry.capacity
+        self._when_full = when_full
+        self._unread = unread
+        self._together = together
+        self._lines = CursorLines(segment, geometry)
+        self._room = Event(segment.body, ROOM_OFFSET)
+        self.left = _UNLIMITED if when_full == "drop_oldest" else 0
+
+    def wait(
+        self,
+        transitions: int,
+        boundaries: int,
+        timeout: float | None,
+        check_open: Callable[[], None],
+        began: float | None = None,
+    ) -> bool:
+        """Waits until the rows may be added; False if they are dropped, which it counts.
+
+        Args:
+            began: when the timeout began, a time of time.monotonic(); None: now.
+        """
+        rows = transitions + boundaries
+        if self._unread is not None:
+            self._unread.wait(timeout, check_open)
+        if rows <= 2 and rows <= self.left:
+            self.left -= rows
+            return True
+        if self._when_full == "drop_oldest":
+            return True
+        missing = partial(self._missing, rows)
+        if not missing():
+            return True
+        if self._when_full == "drop_newest":
+            self._lines.refuse(self._lane, transitions)
+            return False
+        deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
+        if not sleep_until(missing, self._room, deadline, check_open):
+            path = self._segment.path
+            raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
+                               f"in {timeout} seconds")  # fmt: skip
+        return True
+
+    def _missing(self, rows: int) -> int:
+        """Rows that the reader must release before `rows` rows fit; if they fit now, reserves the room.
+
+        Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
+        """
+        longest, whole = self._lines.longest(), self._lines.whole()
+        released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
+        left = released + self._capacity - committed
+        lane_count = self._lanes.count
+        sane = 0 <= longest < self._capacity and 0 <= whole // lane_count < self._capacity
+        if not (sane and 0 <= released <= committed and left >= 0):
+            path = self._segment.path
+            raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
+        self._check_length(rows, longest - self._crowded(whole) if longest else self._capacity - self.spare_rows)
+        if rows <= left:
+            self.left = left - rows
+        return max(0, rows - left)
+
+    def _crowded(self, whole: int) -> int:
+        """Further rows that whole transitions may hold in a lane that stops the writer of several lanes.
+
+        While all writers wait, each has a full lane. A writer of one lane in n meets its share of the whole rows there
+        at most, the n-th part; one of k lanes may meet k shares in one of its lanes.
+        """
+        if self._together == 1 or self._when_full != "wait":
+            return 0
+        return whole * self._together // self._lanes.count - whole // self._lanes.count
+
+    def _check_length(self, rows: int, longest: int) -> None:
+        if longest < 2:
+            raise ValueError(
+                f"lanes: expected a queue of at least {self._capacity + 2 - longest} rows a lane for its reader's "
+                f"batches and a writer of {self._together} lanes, got {self._capacity}"
+            )
+        if rows > longest:
+            raise ValueError(
+                f"reward: expected at most {longest} rows in one add, final_obs included, since the queue's "
+                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
+            )
+
+
+class QueueGates:
+    """The gates of several lanes, which their one writer passes before each add; see interfaces.VectorGate."""
+
+    def __init__(self, gates: Iterable[QueueGate], unread: UnreadLimit | None = None) -> None:
+        self._gates = list(gates)
+        self._unread = unread
+        self._left = np.array([gate.left for gate in self._gates], np.int64)
+
+    def wait_each(
+        self, which: Ints, boundaries: NDArray[np.bool_], timeout: float | None, check_open: Callable[[], None]
+    ) -> NDArray[np.bool_] | bool:
+        """Waits for room in one lane after another; a lane keeps its room meanwhile, since only this writer fills it.
+
+        If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is
+        harmless: such a gate only looks at the reader's cursor earlier than it must.
+        """
+        if self._unread is not None:
+            self._unread.wait(timeout, check_open)
+        left = self._left[which] - boundaries - 1
+        if left.min() >= 0:
+            self._left[which] = left
+            return False
+        began = None if timeout is None else time.monotonic()
+        left_out = np.zeros(len(which), np.bool_)
+        for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
+            gate = self._gates[i]
+            gate.left = int(self._left[i])
+            left_out[row] = not gate.wait(1, boundary, timeout, check_open, began)
+            self._left[i] = gate.left
+        return left_out

@@ -1,0 +1,94 @@
+"""Where a policy's transitions lie: a replay or a queue, as its algorithm's source says."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..interfaces import QueueSource, ReplaySource
+from ..memory import PREFIX, SegmentHandle, survey_names
+from ..queue import TrajectoryQueue, lane_rows_for
+from ..replay import RateLimiter, ReplayBuffer
+from .blueprint import PolicyPlan
+from .config import Config
+from .policies import AssignedPolicy
+from .run_directory import RunDirectory
+
+__all__ = ["attach_memory", "create_memory", "source_of"]
+
+TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
+
+
+def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
+    """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
+    chosen = ReplaySource(config.learner_of(policy.name).n_step, config.replay.priorities)
+    source = policy.algorithm.source(chosen)
+    if not isinstance(source, (ReplaySource, QueueSource)):
+        raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
+    return source
+
+
+def attach_memory(plan: PolicyPlan) -> ReplayBuffer | TrajectoryQueue:
+    """A policy's transitions, in a worker."""
+    kind = TrajectoryQueue if isinstance(plan.source, QueueSource) else ReplayBuffer
+    return kind.attach(plan.transitions)
+
+
+def create_memory(
+    stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
+) -> SegmentHandle:
+    """A policy's replay or queue, closed with the stack.
+
+    Raises: ValueError: the run saved a replay that does not fit. SharedMemoryFull: there is no room for it.
+    """
+    source = source_of(policy, config)
+    if isinstance(source, QueueSource):
+        return stack.enter_context(_queue(policy, source, index, config)).handle
+    return _replay(stack, policy, index, config, run.replay_path(policy.name)).handle
+
+
+def _queue(policy: AssignedPolicy, source: QueueSource, index: int, config: Config) -> TrajectoryQueue:
+    spec, lanes = policy.algorithm.transition(policy.spaces), len(policy.agents) * config.lanes
+    rows = lane_rows_for(
+        source.batch_size, lanes, config.actor.envs, source.length, config.replay.stack, spec.state_every
+    )
+    rows = -(-rows // spec.state_every) * spec.state_every
+    unread = source.ahead * source.batch_size * (source.length or 1)
+    return TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{index}")
+
+
+def _replay(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, saved: Path) -> ReplayBuffer:
+    """The replay that the run saved, if there is one."""
+    lanes = len(policy.agents) * config.lanes
+    file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
+    spec, limiter = policy.algorithm.transition(policy.spaces), config.limiter(policy.name, lanes)
+    if saved.exists():
+        replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=f"replay.{index}", into=file))
+        if replay.limiter != limiter and replay.limiter != _of_0_1_0(limiter):
+            raise ValueError(
+                f"resume: expected a configuration that gives {policy.name} the limiter of its saved replay, "
+                f"{replay.limiter}, got {limiter}"
+            )
+    else:
+        replay = stack.enter_context(
+            ReplayBuffer.create(
+                spec, config.replay.capacity, lanes * config.replay.parts, limiter=limiter, name=f"replay.{index}",
+                path=file,
+            )
+        )  # fmt: skip
+    if file is not None:
+        stack.callback(replay.unlink)
+    return replay
+
+
+def _new_file(directory: Path, name: str) -> Path:
+    """A new name for a replay's file; first removes such files of runs that were killed."""
+    survey_names(directory, TRANSIENT, remove=True)
+    return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
+
+
+def _of_0_1_0(limiter: RateLimiter | None) -> RateLimiter | None:
+    """The limiter that version 0.1.0 saved for the same settings: learners could be ahead of their actors."""
+    return None if limiter is None else dataclasses.replace(limiter, lead=None)

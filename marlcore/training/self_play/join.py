@@ -1,0 +1,84 @@
+"""How a policy's learner keeps its opponents, and how an actor seats them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...interfaces import VectorEnvironment
+from ...processes import Metric, Reporter, Telemetry
+from ...weights import ParameterStore
+from ..actor import Acting, Seat
+from ..blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from ..learner import choose_device
+from ..policy import ActingModel, PublishedPolicy
+from ..routes import Routes
+from ..worker import Worker
+from .anchors import make_anchors
+from .league import League
+from .matches import Matches
+from .players import FrozenPlayers
+from .pool import Pool
+from .seat import SharedSeat
+
+__all__ = ["join_league", "join_matches"]
+
+Seats = Mapping[str, tuple[Seat, PublishedPolicy]]
+
+
+def join_league(
+    blueprint: Blueprint, plan: PolicyPlan, model: ActingModel, worker: Worker, state: Mapping[str, Any]
+) -> League | None:
+    """The opponents as the policy's learner keeps them; None without self-play.
+
+    Args:
+        state: of the checkpoint.
+    """
+    if blueprint.self_play is None:
+        return None
+    run_dir = plan.checkpoint.parents[1]
+    store = worker.hold(ParameterStore.attach(blueprint.self_play.pool))
+    pool = worker.hold(Pool(store, model, run_dir, plan.name))
+    results = worker.hold(Telemetry.attach(blueprint.self_play.results))
+    report = partial(worker.report, plan.name)
+    return League(blueprint.config.self_play, pool, results, run_dir, report, state)
+
+
+def join_matches(
+    blueprint: Blueprint, worker: Worker, index: int, env: VectorEnvironment, seats: Seats
+) -> dict[str, tuple[Acting, PublishedPolicy]]:
+    """The seats of both agents, shared with their opponents."""
+    assert blueprint.self_play is not None
+    (plan,), config = blueprint.policies, blueprint.config
+    (published,) = {id(policy): policy for _, policy in seats.values()}.values()
+    generator = np.random.default_rng(run_seed(config, "opponents", index, worker.control.steps))
+    anchors = make_anchors(plan, config, index, env.copies, generator)
+    device = choose_device(config.actor.device)
+    model = build_model(plan, config, 0).acting.to(device)
+    subscriber = worker.hold(ParameterStore.attach(blueprint.self_play.pool)).subscriber(model)
+    frozen = FrozenPlayers(
+        plan.algorithm, plan.spaces, subscriber, model, device, env.copies, config.replay.pad, generator,
+        config.self_play.explore,
+    )  # fmt: skip
+    matches = Matches(
+        config.self_play, env.agents, env.ended, lambda: published.published, frozen, anchors,
+        Routes(config.replay.mixture).part_of, generator,
+    )  # fmt: skip
+    results = worker.hold(Telemetry.attach(blueprint.self_play.results))
+    report = _report(worker.hold(results.reporter(worker.name)), lambda: worker.control.steps)
+    shared: dict[str, tuple[Acting, PublishedPolicy]] = {}
+    for agent, (seat, policy) in seats.items():
+        seat.parts = matches.parts
+        shared[agent] = (SharedSeat(agent, seat, matches, report), policy)
+    return shared
+
+
+def _report(reporter: Reporter, steps: Callable[[], int]) -> Callable[[int, str, int], None]:
+    def report(opponent: int, agent: str, result: int) -> None:
+        reporter.report(Metric(time.monotonic(), steps(), str(opponent), agent, float(result)))
+
+    return report

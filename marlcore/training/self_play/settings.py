@@ -1,0 +1,101 @@
+"""The settings of self-play."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...checks import check_whole
+from ...references import is_importable, reference_to
+
+__all__ = ["SelfPlayConfig"]
+
+DRAWS = ("uniform", "recent", "pfsp")
+BOTH = "both"
+
+
+@dataclass(frozen=True)
+class SelfPlayConfig:
+    """Self-play: in environments of two agents, one policy learns against frozen copies of itself."""
+
+    pool: int = 0
+    """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
+    admit_updates: int | None = 1000
+    """Updates of the learner after which a copy of it joins the pool; None: only past admit_win_rate."""
+    admit_win_rate: float | None = None
+    """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
+    window: int = 100
+    """Episodes, the last ones, of which a win rate is the average; draws count half."""
+    draw: Literal["uniform", "recent", "pfsp"] = "pfsp"
+    """How an episode's opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age
+    being 1; or to (1 - win rate)^power, prioritized fictitious self-play (Vinyals et al. 2019)."""
+    power: float = 2.0
+    """The exponent of `draw`."""
+    latest: float = 0.2
+    """Share of episodes against the latest policy itself, which learns from both sides."""
+    anchors: dict[str, float] = field(default_factory=dict)
+    """Shares of episodes against opponents that stay the same: module:name of a function of an observation that returns
+    an action, or of a class whose objects have a method act(obs), one for each copy; or a checkpoint, FILE.pt."""
+    side: str = BOTH
+    """The agent that the learning policy plays; both: it takes the sides in turn, episode by episode."""
+    explore: bool = False
+    """Frozen opponents explore as at their admission, instead of acting greedily."""
+
+    def __post_init__(self) -> None:
+        check_whole("pool", self.pool, 0)
+        check_whole("window", self.window)
+        if self.admit_updates is not None:
+            check_whole("admit_updates", self.admit_updates)
+        if self.admit_win_rate is not None:
+            _check_number("admit_win_rate", self.admit_win_rate, 1.0)
+        if self.admit_updates is None and self.admit_win_rate is None:
+            raise ValueError("admit_updates: expected a number, or an admit_win_rate, got None for both")
+        if self.draw not in DRAWS:
+            raise ValueError(f"draw: expected one of {', '.join(DRAWS)}, got {self.draw!r}")
+        _check_number("power", self.power)
+        _check_number("latest", self.latest, 1.0)
+        object.__setattr__(self, "anchors", _checked_anchors(self.anchors))
+        if self.from_pool < -1e-9:
+            total = self.latest + sum(self.anchors.values())
+            raise ValueError(f"anchors: expected shares that are at most 1 with `latest`, got {total:g}")
+
+    @property
+    def from_pool(self) -> float:
+        """Share of episodes against the pool."""
+        return 1.0 - self.latest - sum(self.anchors.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The anchors' names: "anchor:" and the last part of what was given."""
+        return tuple(f"anchor:{_last_part(given)}" for given in self.anchors)
+
+
+def _check_number(name: str, value: Any, high: float = math.inf) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= high or value == math.inf:
+        bounds = "of at least 0" if high == math.inf else f"from 0 to {high:g}"
+        raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
+
+
+def _checked_anchors(anchors: Any) -> dict[str, float]:
+    """The shares by reference; functions and classes that can be imported become references."""
+    if not isinstance(anchors, Mapping):
+        raise TypeError(f"anchors: expected shares by opponent, got {anchors!r}")
+    found = {}
+    for given, share in anchors.items():
+        name = given if isinstance(given, str) else reference_to(given) or ""
+        if not name.endswith(".pt") and (":" not in name or not is_importable(name)):
+            raise ValueError(f"anchors: expected module:name of what can be imported, or a checkpoint, got {given!r}")
+        _check_number(f"anchors {name}", share, 1.0)
+        found[name] = float(share)
+    names = [_last_part(name) for name in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"anchors: expected names that differ in their last parts, got {list(found)}")
+    return found
+
+
+def _last_part(reference: str) -> str:
+    if reference.endswith(".pt"):
+        return reference.removesuffix(".pt").rpartition("/")[2]
+    return reference.rpartition(":")[2].rpartition(".")[2]

@@ -1,0 +1,80 @@
+"""What a run's parent does for self-play: it checks the settings, and creates the pool and the lanes of results."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+
+from ...interfaces import Algorithm
+from ...processes import Telemetry
+from ...spec import Field
+from ..blueprint import SelfPlayPlan, build_model, schedules_of
+from ..config import Config
+from ..names import actor_names
+from ..policies import AssignedPolicy
+from ..routes import Routes
+from .anchors import make_anchors
+from .odds import LATEST, name_of
+from .pool import pool_store
+from .settings import BOTH, SelfPlayConfig
+
+__all__ = ["check_self_play", "create_self_play", "odds_fields", "policies_in_self_play", "published_numbers"]
+
+POLICY = "main"  # the policy's name where the configuration gives none
+
+
+def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str]:
+    """The one policy of both agents. Raises ValueError: there are not two agents, or their policies differ."""
+    if len(agents) != 2:
+        raise ValueError(f"self_play: expected an environment of two agents, got {list(agents)}")
+    given = config.policies or dict.fromkeys(agents, POLICY)
+    if len(set(given.values())) > 1:
+        raise ValueError(f"self_play: expected one policy for both agents, got {given}")
+    return given
+
+
+def check_self_play(config: Config, policy: AssignedPolicy) -> None:
+    """Raises ValueError, TypeError: a side or an anchor is unknown, or an opponent's tag has no part of the replay."""
+    settings = config.self_play
+    if settings.side != BOTH and settings.side not in policy.agents:
+        raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
+    make_anchors(policy, config, 0, 1, np.random.default_rng(0))
+    routes = Routes(config.replay.mixture)
+    for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
+        try:
+            routes.part_of(name_of(number, settings.names))
+        except ValueError as error:
+            raise ValueError(f"self_play: {error}") from None
+
+
+def published_numbers(algorithm: Algorithm, config: Config) -> dict[str, tuple[int, ...] | Field]:
+    """The numbers that are published with a policy's weights, and kept with each opponent's."""
+    return {"updates": (), "step": (), **dict.fromkeys(schedules_of(algorithm, config), ())}
+
+
+def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
+    """The opponents' numbers and odds, which are published with a policy's weights; none without self-play."""
+    if not config.pool:
+        return {}
+    opponents = 1 + len(config.anchors) + config.pool
+    return {"opponents": Field((opponents,), "int64"), "odds": Field((opponents,), "float64")}
+
+
+def create_self_play(
+    stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
+) -> SelfPlayPlan | None:
+    """The pool, with the opponents of an earlier part of the run, and the lanes of results; closed with the stack.
+
+    Raises: ValueError: a saved opponent is of another network.
+    """
+    settings = config.self_play
+    if not settings.pool:
+        return None
+    (policy,) = policies
+    model = build_model(policy, config, 0)
+    pool = pool_store(model, settings.pool, published_numbers(policy.algorithm, config), run_dir, policy.name)
+    stack.enter_context(pool)
+    results = stack.enter_context(closing(Telemetry.create(actor_names(config))))
+    return SelfPlayPlan(pool.handle, results.handle)

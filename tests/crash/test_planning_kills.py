@@ -1,0 +1,225 @@
+"""Workers that die while a graph is built, and callers that are interrupted: the right graph or a clear error.
+
+More kills: python tests/long.py planning_kills 1000
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world_models import Slippery, World
+
+from marlcore import WorkerFailed, WorldModelFailed
+from marlcore.planning import build_graph
+
+MODEL = Slippery(2, 6, 10)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started, and those that they started."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [int(child), *children(int(child))]
+    return found
+
+
+def planners(before: set[int]) -> list[int]:
+    """The processes of a pool: those that the fork server started."""
+    servers = [pid for pid in children(os.getpid()) if pid not in before]
+    return [pid for pid in servers if Path(f"/proc/{pid}/stat").read_text().split()[3] != str(os.getpid())]
+
+
+class Killer(threading.Thread):
+    """Kills one worker at a random moment of a build."""
+
+    def __init__(self, rng: random.Random, longest_s: float) -> None:
+        super().__init__()
+        self._before = set(children(os.getpid()))
+        self._pause, self._rng = rng.uniform(0.0, longest_s), rng
+        self.over = threading.Event()
+        self.killed = 0
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                found = planners(self._before)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # one of them has just ended
+            if found:
+                self.over.wait(self._pause)
+                try:
+                    os.kill(self._rng.choice(found), signal.SIGKILL)
+                    self.killed = 1
+                except ProcessLookupError:
+                    pass
+                return
+            time.sleep(0.001)
+
+
+def kill_workers(kills: int, seed: int = 0) -> int:
+    """Builds a graph again and again, until so many builds have lost a worker; returns the number of builds."""
+    rng = random.Random(seed)
+    with build_graph(MODEL, workers=1) as graph:
+        alone = bytes(graph._segment.body)
+    builds = killed = 0
+    while killed < kills:
+        builds += 1
+        killer = Killer(rng, 0.15)
+        killer.start()
+        try:
+            with build_graph(MODEL, workers=3, batch=5) as graph:
+                assert bytes(graph._segment.body) == alone
+        finally:
+            killer.over.set()
+            killer.join()
+        killed += killer.killed
+    return builds
+
+
+def test_a_killed_workers_states_are_expanded_by_another() -> None:
+    kill_workers(1)
+
+
+@pytest.mark.long
+def test_a_hundred_workers_killed_at_random_moments_change_nothing() -> None:
+    kill_workers(100, seed=1)
+
+
+class Deadly(World):
+    """A tree of states, of which the later ones end any worker that expands them."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2, 0)
+        self._home = os.getpid()
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        if state > 200:
+            if os.getpid() != self._home:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.002)  # so that this process does not finish before the others get a state
+        return [(1.0, 2 * state + 1 + profile[0])] if state < 2000 else None
+
+
+def test_states_that_kill_every_worker_are_an_error() -> None:
+    text = "signal SIGKILL and left no traceback; so ended each of the 4 processes that got this request"
+    with pytest.raises(WorkerFailed, match=text) as caught:
+        build_graph(Deadly(), workers=2, batch=50)
+    assert caught.value.reason == "death"
+
+
+class DeadlyOnce(World):
+    """A slow model with one state that ends any worker that expands it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 60, (0, 0))
+        self._home = os.getpid()
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        step, place = state
+        if place == 1 and os.getpid() != self._home:
+            os._exit(1)
+        time.sleep(0.001)
+        return [(1.0, (step + 1, profile[0] * (step == 0)))] if step < 2 else None
+
+
+def test_deaths_seen_while_this_process_expands_a_state_are_an_error() -> None:
+    """They once counted as the model's failure in a later state, whose turn never came."""
+    with pytest.raises(WorkerFailed, match="so ended each of the 4 processes") as caught:
+        build_graph(DeadlyOnce(), workers=2, batch=3)
+    assert caught.value.reason == "death"
+
+
+def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
+    before = set(children(os.getpid()))
+
+    def stop_then_kill() -> None:
+        while not (found := planners(before)):
+            time.sleep(0.001)
+        os.kill(found[0], signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(found[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=stop_then_kill)
+    thread.start()
+    with build_graph(MODEL, workers=2, batch=5) as graph, build_graph(MODEL, workers=1) as alone:
+        thread.join()
+        assert bytes(graph._segment.body) == bytes(alone._segment.body)
+
+
+PROGRAM = """
+    import sys, time
+    from world_models import Slippery
+    from marlcore.planning import build_graph
+
+    class Slow(Slippery):
+        def transition_probabilities(self, state, profile):
+            time.sleep(0.002)
+            return super().transition_probabilities(state, profile)
+
+    print("begins", flush=True)
+    build_graph(Slow(2, 40, 40), workers=3)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("seconds", [0.02, 0.2, 2.0])
+def test_a_signal_ends_everything_within_2_seconds(program: Any, signum: int, seconds: float) -> None:
+    building = program(PROGRAM)
+    assert building.line() == "begins"
+    time.sleep(seconds)
+    pidfds = [os.pidfd_open(pid) for pid in children(building.pid)]
+    began = time.monotonic()
+    os.kill(building.pid, signum)
+    while building.running or not all(_ended(pidfd) for pidfd in pidfds):
+        assert time.monotonic() - began < 2.0
+        time.sleep(0.01)
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0.0)[0])
+
+
+@pytest.mark.long
+def test_a_model_that_raises_ends_workers_too() -> None:
+    before = set(children(os.getpid()))
+
+    class Raises(Slippery):
+        def transition_probabilities(self, state: Any, profile: Any) -> Any:
+            if state[0] == 8 and sum(state[1]) == 7:
+                raise ValueError("not this one")
+            return super().transition_probabilities(state, profile)
+
+    messages = set()
+    for workers in (1, 2, 3, 8):
+        with pytest.raises(WorldModelFailed, match="not this one") as caught:
+            build_graph(Raises(2, 6, 10), workers=workers, batch=4)
+        messages.add((caught.value.state, caught.value.profile))
+        assert set(children(os.getpid())) <= before
+    assert len(messages) == 1
+
+
+def main() -> None:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    began = time.monotonic()
+    builds = kill_workers(kills, seed=random.randrange(2**32))
+    sys.stdout.write(
+        f"{builds} graphs, a worker killed in {kills} of them: each graph has the bytes that one process gives; "
+        f"{time.monotonic() - began:.0f} s\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Self-play in whole runs: who acted with which weights, whose rows were written where, and what the payoff says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
+from seams import without_limits
+
+import marlcore as mc
+from marlcore.training import read_metrics
+from marlcore.training.self_play.pool import opponent_path, saved_opponents
+
+CONFIG = mc.Config(
+    total_steps=4_000,
+    mode="serial",
+    updates_per_step=0.1,
+    actor=mc.ActorConfig(envs=4, sync_interval=5),
+    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, publish_interval=5, log_interval=50, device="cpu"),
+    replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
+    self_play=mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.2, anchors={weak: 0.2}, draw="uniform"),
+)
+
+
+def train(tmp_path: Path, config: mc.Config = CONFIG, **changes: Any) -> mc.Result:
+    folder = tmp_path / "notes"
+    folder.mkdir(exist_ok=True)
+    config = replace(config, run_dir=str(tmp_path / "run"), **changes)
+    return mc.train(partial(Arena, folder), Marking(), config, progress=False)
+
+
+def marks(run_dir: Path, most: int = 64) -> dict[int, float]:
+    """By number: the weight of each opponent that was admitted."""
+    found = {}
+    for number in saved_opponents(run_dir, "main", most):
+        state = torch.load(opponent_path(run_dir, "main", number), weights_only=True)
+        found[number] = float(state["acting"]["model.mark"][0])
+    return found
+
+
+def rows_of(run_dir: Path, config: mc.Config = CONFIG) -> list[Counter[tuple[int, int, int, int]]]:
+    """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
+    found = []
+    with mc.ReplayBuffer.load(run_dir / "checkpoints" / "main.replay") as replay, without_limits():
+        size = replay.lanes // config.replay.parts
+        for part in range(config.replay.parts):
+            counter: Counter[tuple[int, int, int, int]] = Counter()
+            for lane in range(part * size, (part + 1) * size):
+                if replay._lanes.transitions(lane):
+                    sampler = replay.sampler(4096, lanes=range(lane, lane + 1), min_size=1, seed=0)
+                    seen = {tuple(map(int, obs)) for _ in range(3) for obs in sampler.sample().obs}
+                    counter.update(seen)  # a row is drawn with a probability beyond doubt
+            found.append(counter)
+    return found
+
+
+def kind_of(acted: dict[str, list[float]], side: str, frozen: set[float]) -> str:
+    """Who played a side: the learning policy's actions all lie a quarter above whole numbers."""
+    values = set(acted[side])
+    if values == {ANCHOR}:
+        return "anchor"
+    if all(value % 1 == 0.25 for value in values):
+        return "learner"
+    assert len(values) == 1 and values <= frozen, values
+    return "pool"
+
+
+def sides_of(result: mc.Result, folder: Path) -> dict[tuple[int, int], dict[str, str]]:
+    frozen = set(marks(result.run_dir).values())
+    return {key: {side: kind_of(acted, side, frozen) for side in SIDES} for key, acted in episodes_of(folder).items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[mc.Result, Path]:
+    folder = tmp_path_factory.mktemp("self_play")
+    return train(folder), folder / "notes"
+
+
+@pytest.fixture(scope="module", params=["serial", pytest.param("async", marks=pytest.mark.long)])
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[mc.Result, Path]:
+    if request.param == "serial":
+        return request.getfixturevalue("run")
+    folder = tmp_path_factory.mktemp("self_play")
+    actor = replace(CONFIG.actor, processes=2, envs=2)
+    return train(folder, mode="async", actor=actor), folder / "notes"
+
+
+def test_opponents_act_with_exactly_the_weights_that_were_admitted(played: tuple[mc.Result, Path]) -> None:
+    """And with the same ones throughout an episode, whatever was admitted meanwhile."""
+    result, folder = played
+    admitted = marks(result.run_dir)
+    assert list(admitted) == list(range(1, len(admitted) + 1)) and len(admitted) > 8
+    assert admitted[1] == 0.0 and sorted(admitted.values()) == list(admitted.values())
+    kinds = Counter(frozenset(one.values()) for one in sides_of(result, folder).values())
+    assert kinds.keys() == {frozenset({"learner"}), frozenset({"learner", "pool"}), frozenset({"learner", "anchor"})}
+    played_by = {mark for acted in episodes_of(folder).values() for side in SIDES for mark in acted[side]}
+    assert len(played_by & set(admitted.values())) > len(admitted) / 2, "many of them were drawn"
+
+
+def test_the_learner_takes_the_sides_in_turn(run: tuple[mc.Result, Path]) -> None:
+    """In each copy, episode by episode; half of the copies begin on the left."""
+    result, folder = run
+    begins: dict[int, set[int]] = {}
+    for (number, episode), kinds in sides_of(result, folder).items():
+        if set(kinds.values()) != {"learner"}:
+            side = next(i for i, side in enumerate(SIDES) if kinds[side] == "learner")
+            begins.setdefault(number, set()).add((side + episode) % 2)
+    assert sorted(map(sorted, begins.values())) == [[0], [0], [1], [1]]
+
+
+def test_shares_of_episodes_are_as_configured(run: tuple[mc.Result, Path]) -> None:
+    result, folder = run
+    kinds = Counter(next(iter(set(one.values()) - {"learner"}), "latest") for one in sides_of(result, folder).values())
+    total = sum(kinds.values())
+    for kind, share in {"latest": 0.2, "anchor": 0.2, "pool": 0.6}.items():
+        assert abs(kinds[kind] - share * total) < 4 * math.sqrt(total * share * (1 - share)), kinds
+
+
+def test_every_row_of_an_episode_lies_in_its_tags_part(played: tuple[mc.Result, Path]) -> None:
+    """And none of a frozen opponent or an anchor lies anywhere."""
+    result, folder = played
+    anchor, pool = rows_of(result.run_dir)
+    assert set(anchor.values()) == set(pool.values()) == {1}
+    sides, rounds = sides_of(result, folder), episodes_of(folder)
+    expected: tuple[set[Any], set[Any]] = set(), set()
+    for (number, episode), kinds in sides.items():
+        part = expected[0 if "anchor" in kinds.values() else 1]
+        for i, side in enumerate(SIDES):
+            if kinds[side] == "learner":
+                part.update((number, episode, i, turn) for turn in range(len(rounds[number, episode][side])))
+    ended = set(sides)
+    for found, wanted in zip((anchor, pool), expected, strict=True):
+        assert {row for row in found if row[:2] in ended} == wanted  # the last episodes did not end
+
+
+def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> None:
+    result, folder = played
+    number_of = {mark: number for number, mark in marks(result.run_dir).items()}
+    expected: dict[str, Counter[str]] = {}
+    episodes = episodes_of(folder)
+    for key, kinds in sides_of(result, folder).items():
+        acted = episodes[key]
+        learner = [side for side in SIDES if kinds[side] == "learner"]
+        if len(learner) == 1:
+            (mine,), (other,) = learner, [side for side in SIDES if side != learner[0]]
+            name = "anchor:weak" if kinds[other] == "anchor" else f"pool:{number_of[acted[other][0]]}"
+            difference = sum(acted[mine]) - sum(acted[other])
+            expected.setdefault(name, Counter())["wins" if difference > 0 else "losses"] += 1
+    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
+    assert table.keys() == expected.keys()
+    for name, counts in expected.items():
+        assert {key: table[name][key] for key in ("wins", "losses")} == {key: counts[key] for key in ("wins", "losses")}
+        assert table[name]["games"] == sum(counts.values()) and table[name]["draws"] == 0
+
+
+def test_win_rates_and_the_pools_size_are_metrics(run: tuple[mc.Result, Path]) -> None:
+    result, _ = run
+    metrics = [metric for metric in read_metrics(result.run_dir / "metrics.csv") if metric.agent == "main"]
+    last = {metric.name: metric.value for metric in metrics}
+    assert last["pool_size"] >= len(marks(result.run_dir)) - 2
+    assert last["win_rate/anchor:weak"] > 0.9 and 0.5 < last["win_rate"] <= 1.0
+    history = json.loads((result.run_dir / "payoff.json").read_text())["history"]
+    steps = [row["step"] for row in history]
+    assert len(steps) > 3 and steps == sorted(set(steps)) and len(history[-1]["win_rates"]) > 5
+    assert (result.run_dir / "payoff.png").stat().st_size > 5_000
+
+
+def test_a_serial_run_of_self_play_repeats_itself(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
+    first, _ = run
+    again = train(tmp_path)
+    tables = [(one.run_dir / "payoff.json").read_text() for one in (first, again)]
+    assert tables[0] == tables[1]
+
+
+def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> None:
+    """With a pool of two, opponents are replaced during most episodes against them."""
+    settings = replace(CONFIG.self_play, pool=2, admit_updates=3, latest=0.0, anchors={})
+    replay = replace(CONFIG.replay, mixture={})
+    learner = replace(CONFIG.learner, publish_interval=1)
+    result = train(
+        tmp_path, self_play=settings, replay=replay, learner=learner, updates_per_step=0.2, total_steps=2_000
+    )
+    acted = [one[side] for one in episodes_of(tmp_path / "notes").values() for side in SIDES]
+    frozen = [one for one in acted if one[0] % 1 == 0]
+    assert len(frozen) > 100 and all(len(set(one)) == 1 for one in frozen)
+    kept = {path.name for path in (result.run_dir / "checkpoints").glob("main.opponent-*.pt")}
+    newest = max(marks(result.run_dir))
+    assert newest > 40
+    assert kept == {f"main.opponent-{number}.pt" for number in (1, newest - 1, newest)}
+
+
+def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
+    settings = replace(CONFIG.self_play, side="right", latest=0.0, anchors={}, explore=True)
+    replay = replace(CONFIG.replay, mixture={})
+    result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)
+    (rows,) = rows_of(result.run_dir, replace(CONFIG, replay=replay))
+    assert {side for _, _, side, _ in rows} == {1}
+    admitted = {mark + 0.25 for mark in marks(result.run_dir).values()}
+    assert {one for acted in episodes_of(tmp_path / "notes").values() for one in acted["left"]} <= admitted
+
+
+def test_an_anchor_may_be_a_class_with_an_object_a_copy(tmp_path: Path) -> None:
+    settings = replace(CONFIG.self_play, latest=0.0, anchors={Counted: 1.0})
+    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
+    anchors = [
+        set(acted[side]) for acted in episodes_of(tmp_path / "notes").values() for side in SIDES if acted[side][0] < 0
+    ]
+    assert len(anchors) > 40 and all(one == {-2.0} for one in anchors)
+
+
+def test_an_anchor_may_be_a_checkpoint(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
+    first, _ = run
+    earlier = str(opponent_path(first.run_dir, "main", 3))
+    settings = replace(CONFIG.self_play, latest=0.5, anchors={earlier: 0.5})
+    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
+    frozen = {
+        acted[side][0]
+        for acted in episodes_of(tmp_path / "notes").values()
+        for side in SIDES
+        if acted[side][0] % 1 == 0
+    }
+    assert frozen == {marks(first.run_dir)[3]}
+
+
+def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
+    result, _ = run
+    first = mc.load_policy(result.run_dir, "main", "opponent-1")
+    outcome = mc.evaluate(result.run_dir, 10, policies={"right": first}, env_fn=partial(Arena, tmp_path))
+    assert outcome.mean == {"left": 1.0, "right": -1.0}
+
+
+@pytest.mark.parametrize("share", [0.25, 0.9])
+def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[np.ndarray] = []
+    sample = mc.Mixture.sample
+
+    def noting(mixture: mc.Mixture, timeout: float | None = None) -> Any:
+        batch = sample(mixture, timeout)
+        sources.append(batch.source)
+        return batch
+
+    monkeypatch.setattr(mc.Mixture, "sample", noting)
+    result = train(
+        tmp_path, total_steps=2_000, replay=replace(CONFIG.replay, mixture={"anchor": share, "pool": 1 - share})
+    )
+    drawn = np.concatenate(sources[10:])
+    assert abs((drawn == 0).mean() - share) < 0.01
+    rows = sum(len(part) for part in rows_of(result.run_dir))
+    assert abs(result.updates["main"] - 0.1 * (rows - 50)) <= 2
+
+
+def test_an_environments_own_tags_are_routes_too(tmp_path: Path) -> None:
+    tags = ("easy", "hard:cliff", "hard")
+    replay = replace(CONFIG.replay, mixture={"easy": 0.5, "hard": 0.5})
+    config = replace(
+        CONFIG, replay=replay, self_play=mc.SelfPlayConfig(), total_steps=2_000, run_dir=str(tmp_path / "run"),
+        policies={"left": "main", "right": "main"},
+    )  # fmt: skip
+    mc.train(partial(Arena, tmp_path, tags), Marking(), config, progress=False)
+    easy, hard = rows_of(tmp_path / "run", config)
+    assert {episode % 3 for _, episode, _, _ in easy} == {0} and {episode % 3 for _, episode, _, _ in hard} == {1, 2}
+    assert set(easy.values()) == set(hard.values()) == {1}
+    episodes = episodes_of(tmp_path)
+    ended = {(*key, i, turn) for key, acted in episodes.items() for i in (0, 1) for turn in range(len(acted["left"]))}
+    assert len(ended) > 1_900 and {row for row in easy | hard if row[:2] in episodes} == ended
+
+
+def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
+    config = replace(CONFIG, self_play=mc.SelfPlayConfig(), run_dir=str(tmp_path / "run"))
+    with pytest.raises(mc.WorkerFailed) as caught:
+        mc.train(partial(Arena, tmp_path, ("pool", "boss")), Marking(), config, progress=False)
+    last = caught.value.traceback.strip().splitlines()[-1]
+    assert last.endswith(
+        "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
+    )

@@ -1,0 +1,139 @@
+"""run_experiment_mp on sorrel itself, in the environment that `python -m bench.peers.install_sorrel` makes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sorrel_double as double
+import torch
+
+from marlcore.compat.sorrel import run_experiment_mp
+from marlcore.compat.sorrel.packing import pack, unpack
+from marlcore.processes import PID, Control
+
+REASON = "sorrel is not installed: `python -m bench.peers.install_sorrel` makes an environment in which this test runs"
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sorrel", reason=REASON)
+    from sorrel import buffers
+    from sorrel.examples.treasurehunt.entities import EmptyEntity
+    from sorrel.examples.treasurehunt.env import TreasurehuntEnv
+    from sorrel.examples.treasurehunt.world import TreasurehuntWorld
+    from sorrel.examples.treasurehunt_threadsafe import entities as threadsafe_entities
+    from sorrel.examples.treasurehunt_threadsafe import env as threadsafe_env
+    from sorrel.examples.treasurehunt_threadsafe import world as threadsafe_world
+    from sorrel.utils.logging import Logger, TensorboardLogger
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+TURNS = 20
+WORLD = {"height": 9, "width": 9, "gem_value": 10, "food_value": 5, "bone_value": -10, "spawn_prob": 0.02}
+
+
+def config(epochs: int) -> dict[str, Any]:
+    return {
+        "experiment": {"epochs": epochs, "max_turns": TURNS, "record_period": 5},
+        "model": {"agent_vision_radius": 2, "epsilon_decay": 0.01, "num_agents": 2, "save_weights": True},
+        "world": WORLD,
+    }
+
+
+def hunt(epochs: int) -> Any:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    given = config(epochs)
+    return TreasurehuntEnv(TreasurehuntWorld(given, EmptyEntity()), given)
+
+
+def threadsafe_hunt(epochs: int) -> Any:
+    given = config(epochs)
+    world = threadsafe_world.TreasurehuntWorld(given, threadsafe_entities.EmptyEntity())
+    return threadsafe_env.TreasurehuntEnv(world, given)
+
+
+def test_the_doubles_buffer_is_sorrels(tmp_path: Path) -> None:
+    """What the tests of every checkout compare with has sorrel's rules."""
+    for n_frames in (1, 3):
+        theirs, ours = (kind(20, (2,), n_frames) for kind in (buffers.Buffer, double.Buffer))
+        for t in range(70):
+            for one in (theirs, ours):
+                if t % 11 == 0:
+                    one.add_empty()
+                one.add(np.full(2, t), t % 3, t / 2, t % 11 == 10)
+            assert (theirs.idx, theirs.size, theirs.last_transition(1)) == (
+                ours.idx,
+                ours.size,
+                ours.last_transition(1),
+            )
+            np.testing.assert_array_equal(theirs.current_state(), ours.current_state())
+            if t > 10:
+                drawn = []
+                for one in (theirs, ours):
+                    np.random.seed(t)
+                    drawn.append(one.sample(4))
+                for mine, other in zip(*drawn, strict=True):
+                    np.testing.assert_array_equal(mine, other)
+
+
+def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
+    env = hunt(epochs=14)
+    before = env.agents[0].model.qnetwork_local.head1.weight.detach().clone()
+    logger = TensorboardLogger(14, tmp_path / "logs")
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
+    assert (done.epochs, done.steps, done.updates, done.restarts) == (15, 15 * TURNS * 2, 30, 0)
+    assert len(logger.losses) == len(logger.rewards) == 15 and logger._global_step == 15 * TURNS
+    assert list(logger.additional_values) == ["turn_reward_mean", "turn_reward_max"]
+    model = env.agents[0].model
+    assert model.epsilon == pytest.approx(0.6 * 0.99**15)
+    assert not torch.equal(model.qnetwork_local.head1.weight, before)
+    assert model.models["local"] is model.qnetwork_local and len(model.optimizer.state) == 16
+    assert type(model.memory) is buffers.Buffer and model.memory.size == 15 * (TURNS + 1)
+    assert model.memory.extra_data["positions"].any()
+    assert len(list((tmp_path / "checkpoints").iterdir())) >= 2
+    env.run_experiment(animate=False, logger=Logger(14), output_dir=tmp_path)
+
+
+def test_in_lock_step_treasurehunt_repeats_itself(tmp_path: Path) -> None:
+    env = pack(hunt(epochs=8))  # its models begin with weights that no seed fixes
+    again = {"logging": False, "seed": 1, "ahead": 0, "output_dir": tmp_path}
+    runs = [run_experiment_mp(unpack(env, {}), **again) for _ in range(2)]
+    assert runs[0].scores == runs[1].scores and runs[0].losses == runs[1].losses
+
+
+def test_threadsafe_models_act_with_the_newest_weights(tmp_path: Path) -> None:
+    """They act with a snapshot of the policy, which is renewed where their version changes; all agents share one."""
+    env = threadsafe_hunt(epochs=8)
+    done = run_experiment_mp(env, logger=Logger(8), seed=0, output_dir=tmp_path)
+    assert done.updates == 9 * len(env.agents) == 18
+    assert env.agents[0].model is env.agents[1].model is env.shared_model
+    assert env.agents[0].model._lock.acquire(blocking=False)
+    env.agents[0].model._lock.release()
+
+
+def test_a_learner_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
+    env, logger = hunt(epochs=30), Logger(30)
+
+    def kill() -> None:
+        while len(logger.losses) < 10:
+            time.sleep(0.01)
+        for path in Path("/dev/shm").glob("marlcore-control-*"):
+            with Control.watch(path) as control:
+                if control.about["pid"] == os.getpid():
+                    os.kill(control.notes["learner-1"].load(PID), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
+    thread.join()
+    assert (done.epochs, done.updates, done.restarts) == (31, 62, 1)
+    assert np.isfinite(done.losses).sum() >= 30

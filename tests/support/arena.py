@@ -1,0 +1,145 @@
+"""A game of two that notes who acted with which weights, and an algorithm whose actions say with which it acts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+import marlcore as mc
+
+SIDES = ("left", "right")
+ANCHOR = -1.0
+_numbers = itertools.count()
+
+
+class Arena:
+    """A PettingZoo Parallel environment of three to six rounds; the higher sum of actions wins.
+
+    An observation is the environment's number, the episode's, the side and the round. When an episode ends, a line in a
+    file of the folder says what each side did.
+    """
+
+    metadata: dict[str, Any] = {"name": "arena_v0"}  # noqa: RUF012 - PettingZoo's own form
+    render_mode = None
+
+    def __init__(self, folder: Path, tags: tuple[str, ...] = ()) -> None:
+        self.possible_agents = list(SIDES)
+        self.number = os.getpid() % 10_000 + 10_000 * next(_numbers)
+        self._path = folder / f"{self.number}.jsonl"
+        self._tags = tags
+        self._episode = -1
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(-1, np.inf, (4,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(-2, np.inf, (1,), np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self._round = list(SIDES), 0
+        self._episode += 1
+        self._acted: dict[str, list[float]] = {side: [] for side in SIDES}
+        tag = {"tag": self._tags[self._episode % len(self._tags)]} if self._tags else {}
+        return self._look(), dict.fromkeys(SIDES, tag)
+
+    def _look(self) -> dict[str, Any]:
+        return {side: np.float32([self.number, self._episode, i, self._round]) for i, side in enumerate(SIDES)}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        for side in SIDES:
+            self._acted[side].append(float(actions[side][0]))
+        self._round += 1
+        over = self._round == 3 + self._episode % 4
+        rewards = dict.fromkeys(SIDES, 0.0)
+        if over:
+            self.agents = []
+            left, right = (sum(self._acted[side]) for side in SIDES)
+            rewards = {"left": float(np.sign(left - right)), "right": float(np.sign(right - left))}
+            with self._path.open("a") as file:
+                file.write(json.dumps([self.number, self._episode, self._acted["left"], self._acted["right"]]) + "\n")
+        return (
+            self._look(),
+            rewards,
+            dict.fromkeys(SIDES, over),
+            dict.fromkeys(SIDES, False),
+            {side: {} for side in SIDES},
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
+    """By environment and episode: the actions of each side, of all episodes that ended."""
+    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {(number, episode): dict(zip(SIDES, acted, strict=True)) for number, episode, *acted in lines}
+
+
+class Marked(torch.nn.Module):
+    """One weight: the updates that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = torch.nn.Parameter(torch.zeros(1))
+
+
+@dataclass(frozen=True)
+class Marking(mc.Algorithm):
+    """Acts with its weight, and adds one to it in each update; an explorer adds a quarter."""
+
+    size: int = 1
+
+    def make_model(self, spaces: mc.Spaces) -> torch.nn.Module:
+        model = Marked()
+        if self.size > 1:
+            model.mark = torch.nn.Parameter(torch.zeros(self.size))
+        return model
+
+    def act(self, model: Any, obs: Any, *, explore: Any, state: Any, mask: Any, generator: Any) -> mc.Action:
+        value = float(model.mark.detach()[0]) + (0.25 if explore is not None else 0.0)
+        return mc.Action(np.full((len(obs), 1), value, np.float32))
+
+    def make_trainer(self, model: Any) -> Any:
+        return Counting(model)
+
+
+class Counting:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def update(self, batch: Any) -> mc.Update:
+        with torch.no_grad():
+            self.model.mark.add_(1.0)
+        tags = batch.obs[:, 1]
+        return mc.Update({"loss": torch.zeros(()), "drawn": tags.float().mean()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def weak(obs: Any) -> Any:
+    """An anchor that always loses."""
+    assert obs.shape == (4,) and obs.dtype == np.float32
+    return np.float32([ANCHOR])
+
+
+class Counted:
+    """An anchor with an object for each copy, whose actions tell how often it acted in this episode."""
+
+    def __init__(self) -> None:
+        self.acted = 0
+
+    def act(self, obs: Any) -> Any:
+        self.acted = 0 if obs[3] == 0 else self.acted + 1
+        return np.float32([-2.0 if self.acted == obs[3] else 0.0])

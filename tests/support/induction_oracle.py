@@ -1,0 +1,178 @@
+"""Backward induction in plain Python over lists, straight from the formulas: the oracle of tests and benchmarks.
+
+It shares no code with the package. Sums run in the order of the outcomes, of what is believed, and of the actions.
+Python's `sum` is not used: since 3.12 it compensates for rounding.
+"""
+
+from itertools import product
+from math import exp, log
+
+
+class Induction:
+    """Values and policies by agent, goal number and state number: `values[agent][goal][i]`, `policies[agent][goal][i]`.
+
+    Args:
+        states, transitions: as `Graph.to_lists` returns them.
+        n: actions of each agent.
+        goals: by agent whose policy is computed: predicates of states.
+        offered: offered(state, agent) -> the goals on offer; all by default.
+        believed: believed(state, agent, action) -> [(probability, profile)]; by default all other agents but the robots
+            act at random.
+        discount: discount(state, profile, [(probability, successor)]) -> a factor for each outcome.
+        store: what storing a value does to it, such as rounding to float16.
+    """
+
+    def __init__(self, states, transitions, agents, n, goals, *, robots=(), optimistic=False, offered=None,
+                 believed=None, beta=10.0, gamma=1.0, discount=None, store=float):  # fmt: skip
+        self.states, self.n, self.agents = states, n, agents
+        self.rows = [{profile: (p, successors) for profile, p, successors in of_state} for of_state in transitions]
+        self.robots, self.optimistic, self.beta, self.store = robots, optimistic, beta, store
+        self.believed = believed or self._at_random
+        self.discount = discount or (lambda state, profile, outcomes: [gamma] * len(outcomes))
+        self.values, self.policies, self.achieved = {}, {}, {}
+        for agent, predicates in goals.items():
+            self.values[agent], self.policies[agent], self.achieved[agent] = [], [], []
+            for goal in predicates:
+                achieved = [bool(goal(state)) for state in states]
+                values, policies = [0.0] * len(states), [[0.0] * n for _ in states]
+                for i in reversed(range(len(states))):
+                    if self.rows[i] and (offered is None or goal in offered(states[i], agent)):
+                        policies[i], values[i] = self._choose(i, agent, achieved, values)
+                self.achieved[agent].append(achieved)
+                self.values[agent].append(values)
+                self.policies[agent].append(policies)
+
+    def _at_random(self, state, agent, action):
+        acting = [() if i == agent or i in self.robots else range(self.n) for i in reversed(range(self.agents))]
+        found = [tuple(reversed(profile)) for profile in product(*[each or (0,) for each in acting])]
+        return [(1.0 / len(found), profile) for profile in found]
+
+    def _choose(self, i, agent, achieved, values):
+        q = [self._q(i, agent, action, achieved, values) for action in range(self.n)]
+        possible = [action for action in range(self.n) if q[action] is not None]
+        if achieved[i]:
+            return [float(action == possible[0]) for action in range(self.n)], 0.0
+        policy = softmax(q, self.beta)
+        value = 0.0
+        for action in possible:
+            value += policy[action] * q[action]
+        return policy, self.store(value)
+
+    def _q(self, i, agent, action, achieved, values):
+        """The action's Q; None where none of the believed profiles is possible."""
+        total, mass, missing = 0.0, 0.0, False
+        for p, profile in self.believed(self.states[i], agent, action):
+            expectations = []
+            for robots in product(range(self.n), repeat=len(self.robots)):
+                whole = [*profile]
+                whole[agent] = action
+                for robot, its in zip(self.robots, robots, strict=True):
+                    whole[robot] = its
+                if tuple(whole) in self.rows[i]:
+                    expectations.append(self._expectation(i, tuple(whole), achieved, values))
+            if not expectations:
+                missing = True
+                continue
+            mass += p
+            total += p * (max(expectations) if self.optimistic else min(expectations))
+        if not mass > 0.0:
+            return None
+        return total / mass if missing else total
+
+    def _expectation(self, i, profile, achieved, values):
+        probabilities, successors = self.rows[i][profile]
+        outcomes = [(p, self.states[j]) for p, j in zip(probabilities, successors, strict=True)]
+        factors = self.discount(self.states[i], profile, outcomes)
+        total = 0.0
+        for p, j, factor in zip(probabilities, successors, factors, strict=True):
+            total += p * (1.0 if achieved[j] else factor * values[j])
+        return total
+
+
+def softmax(scores, beta):
+    """softmax(beta * scores); 0 where a score is None. An infinite beta chooses among the best at random."""
+    best = max(score for score in scores if score is not None)
+    weights = [0.0 if score is None else 1.0 if score == best else exp(beta * (score - best)) for score in scores]
+    total = 0.0
+    for weight in weights:
+        total += weight
+    return [weight / total for weight in weights]
+
+
+class RobotInduction:
+    """The robots' `values[i]` and `policies[i]`, and what people can attain: `attainable[h][goal][i]`.
+
+    Args:
+        human: the people's Induction.
+        weights: weights(i, agent) -> by goal number its weight, for the goals on offer in state i.
+        aggregate: aggregate(i, {agent: [attainable by goal]}) -> the robots' reward in state i.
+    """
+
+    def __init__(self, human, weights, aggregate, *, beta=1.0, gamma=1.0, human_gamma=1.0, terminal=0.0, power=False):
+        self.human, self.weights, self.gamma, self.human_gamma = human, weights, gamma, human_gamma
+        states, n = human.states, human.n
+        self.people = [*human.values]
+        self.robots = [agent for agent in range(human.agents) if agent not in self.people]
+        self.profiles = [tuple(reversed(p)) for p in product(range(n), repeat=len(self.robots))]
+        self.values = [terminal] * len(states)
+        self.policies = [[0.0] * len(self.profiles) for _ in states]
+        self.attainable = {h: [[0.0] * len(states) for _ in human.values[h]] for h in self.people}
+        for i in reversed(range(len(states))):
+            if human.rows[i]:
+                mixed = {h: self._mixed(i, h) for h in self.people}
+                q = [self._q(i, r, mixed) for r in self.profiles]
+                scores = [None if x is None else -log(-x) if power else x for x in q]
+                self.policies[i] = softmax(scores, beta)
+                expected = 0.0
+                for p, x in zip(self.policies[i], q, strict=True):
+                    expected += p * (0.0 if x is None else x)
+                for h in self.people:
+                    for goal in weights(i, h):
+                        self.attainable[h][goal][i] = self._attain(i, h, goal, mixed)
+                self.values[i] = expected + aggregate(i, {h: [v[i] for v in self.attainable[h]] for h in self.people})
+
+    def _mixed(self, i, h):
+        total, mean = 0.0, [0.0] * self.human.n
+        for goal, weight in self.weights(i, h).items():
+            total += weight
+            for action in range(self.human.n):
+                mean[action] += weight * self.human.policies[h][goal][i][action]
+        return [x / total for x in mean]
+
+    def _joint(self, mixed, profile, without=None):
+        p = 1.0
+        for h in self.people:
+            if h != without:
+                p *= mixed[h][profile[h]]
+        return p
+
+    def _q(self, i, robots, mixed):
+        total, mass = 0.0, 0.0
+        for profile, (probabilities, successors) in self.human.rows[i].items():
+            p = self._joint(mixed, profile)
+            if p > 0.0 and tuple(profile[r] for r in self.robots) == robots:
+                mass += p
+                expected = 0.0
+                for q, j in zip(probabilities, successors, strict=True):
+                    expected += q * (self.gamma * self.values[j])
+                total += p * expected
+        if len(self.human.rows[i]) == self.human.n**self.human.agents:
+            return total
+        return total / mass if mass > 0.0 else None
+
+    def _attain(self, i, h, goal, mixed):
+        total, mass = 0.0, 0.0
+        for profile, (probabilities, successors) in self.human.rows[i].items():
+            chosen = self.policies[i][self.profiles.index(tuple(profile[r] for r in self.robots))]
+            p = chosen * self._joint(mixed, profile, h)
+            if p > 0.0:
+                own = p * self.human.policies[h][goal][i][profile[h]]
+                expected = 0.0
+                for q, j in zip(probabilities, successors, strict=True):
+                    achieved = self.human.achieved[h][goal][j]
+                    expected += q * (1.0 if achieved else self.human_gamma * self.attainable[h][goal][j])
+                mass += own
+                total += own * expected
+        if len(self.human.rows[i]) == self.human.n**self.human.agents or not mass > 0.0:
+            return total
+        return total / mass

@@ -1,0 +1,61 @@
+"""Two agents that act in turns, in episodes of random lengths, so that copies are soon at different turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+LONGEST = 30
+
+
+class Wander:
+    """Random observations and rewards; an episode terminates, is truncated, or ends for all between two turns.
+
+    Args:
+        killed: a file that is created, once, when this process kills itself; None: it lives.
+        after: steps until then.
+    """
+
+    agents = ("left", "right")
+    observation_spaces = dict.fromkeys(agents, Box(-10, 10, (3,), np.float32))
+    action_spaces = dict.fromkeys(agents, Discrete(4, start=-2))
+
+    def __init__(self, killed: Path | None = None, after: int = 0) -> None:
+        self._rng = np.random.default_rng()
+        self._killed, self._after = killed, after
+        self.agent: str | None = None
+
+    def reset(self, seed: int | None = None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._steps, self._left = 0, list(self.agents)
+        self._length = int(self._rng.integers(1, 2 * LONGEST))
+        self._end = self._rng.choice(["terminated", "truncated"])
+        self.agent = self.agents[0]
+
+    def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        over = self._steps >= self._length
+        obs = self._rng.normal(size=3).astype(np.float32)
+        terminated = over and self._end == "terminated"
+        return obs, float(self._rng.normal(scale=3)), terminated, over and not terminated, {}
+
+    def step(self, action: int | None) -> None:
+        assert self.agent is not None
+        if action is None:
+            self._left.remove(self.agent)
+        else:
+            self._steps += 1
+            self._after -= 1
+            if self._killed is not None and self._after < 0 and not self._killed.exists():
+                self._killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        turn = self.agents[1 - self.agents.index(self.agent)]
+        self.agent = turn if turn in self._left else (self._left[0] if self._left else None)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,409 @@
+"""TD3's and SAC's targets, losses and steps against plain NumPy; their targets, resumption, and that they learn."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from updates import continuous_spaces, made_batch, made_obs, made_trainer
+
+from marlcore.algos import SAC, TD3
+from marlcore.interfaces import ReplaySource
+from marlcore.replay import Prioritized
+from marlcore.spaces import Spaces
+from marlcore.spec import Field, TransitionSpec
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+BOTH = pytest.mark.parametrize("algorithm", [TD3, SAC])
+SMALL = {"hidden": (8, 5)}
+NOISY = {"target_noise": 1.0, "target_noise_clip": 0.4}  # so that clipping matters
+ROWS = 12
+
+
+def numbers(module):
+    """A module's tensors as float64, so that the oracle has digits to spare."""
+    return {name: tensor.detach().numpy().astype(np.float64) for name, tensor in module.state_dict().items()}
+
+
+def plain_policy(weights, obs):
+    """The last layer's outputs [B, ...] of a policy with two hidden layers."""
+    x = obs.numpy().astype(np.float64)
+    for layer in ("torso.dense.layers.0", "torso.dense.layers.1"):
+        x = np.maximum(x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"], 0)
+    return x @ weights["output.weight"].T + weights["output.bias"]
+
+
+def plain_critics(weights, obs, action):
+    """The values [2, B] of two networks, one after the other."""
+    found = []
+    for one in range(2):
+        x = np.concatenate([obs.numpy().astype(np.float64), action], 1)
+        for layer in range(3):
+            x = x @ weights[f"layers.{layer}.weight"][one] + weights[f"layers.{layer}.bias"][one]
+            x = np.maximum(x, 0) if layer < 2 else x
+        found.append(x[:, 0])
+    return np.stack(found)
+
+
+def plain_scaled(spaces, action):
+    low, high = (one.astype(np.float64) for one in (spaces.action.low, spaces.action.high))
+    return (2 * (action.numpy() - low) / (high - low) - 1).reshape(len(action), -1)
+
+
+def plain_gaussian(weights, obs, noise):
+    """Actions [B, size] and the logarithms [B] of their densities, by the rule for a change of variables."""
+    mean, log_std = np.split(plain_policy(weights, obs), 2, 1)
+    std = np.exp(np.clip(log_std, -20, 2))
+    before = mean + std * noise
+    normal = np.exp(-(((before - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi))
+    return np.tanh(before), np.log(normal / (1 - np.tanh(before) ** 2)).sum(1)
+
+
+def next_draws(trainer, *shapes):
+    """The normal numbers that the trainer will draw."""
+    generator = torch.Generator()
+    generator.set_state(trainer.generator.get_state())
+    return [torch.randn(shape, generator=generator).numpy() for shape in shapes]
+
+
+def plain_targets(trainer, batch, noise):
+    """Fujimoto et al. 2018, Algorithm 1; Haarnoja et al. 2018, equations 3 and 5 with a sample of the policy."""
+    reward, discount, hyper = 0.1 * batch.reward.numpy(), batch.discount.numpy(), trainer.hyper
+    if isinstance(hyper, TD3):
+        policy, critics = numbers(trainer.target.acting), numbers(trainer.target.critics)
+        noise = np.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+        smoothed = np.tanh(plain_policy(policy, batch.next_obs)) + noise
+        value = plain_critics(critics, batch.next_obs, np.clip(smoothed, -1, 1)).min(0)
+    else:
+        action, log_prob = plain_gaussian(numbers(trainer.policy), batch.next_obs, noise)
+        temperature = np.exp(trainer.log_temperature.item())
+        value = plain_critics(numbers(trainer.target), batch.next_obs, action).min(0) - temperature * log_prob
+    return reward + discount * value
+
+
+def plain_policy_loss(trainer, weights, batch, noise, temperature):
+    """What the policy with these weights is trained to minimize."""
+    critics = numbers(trainer.critics)
+    if isinstance(trainer.hyper, TD3):
+        return -plain_critics(critics, batch.obs, np.tanh(plain_policy(weights, batch.obs)))[0].mean()
+    action, log_prob = plain_gaussian(weights, batch.obs, noise)
+    return (temperature * log_prob - plain_critics(critics, batch.obs, action).min(0)).mean()
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(5))
+def test_targets_losses_and_priorities_are_those_of_plain_numpy(algorithm, seed):
+    torch.manual_seed(seed)
+    spaces = continuous_spaces()
+    _, trainer = made_trainer(algorithm(**SMALL, **(NOISY if algorithm is TD3 else {})), spaces)
+    batch = made_batch(spaces, rows=ROWS, seed=seed)
+    (noise,) = next_draws(trainer, (ROWS, 6))
+    targets = plain_targets(trainer, batch, noise)
+    taken = plain_critics(numbers(trainer.critics), batch.obs, plain_scaled(spaces, batch.action))
+    twin = copy.deepcopy(trainer.generator.get_state())
+    np.testing.assert_allclose(trainer.targets(batch).numpy(), targets, rtol=1e-3, atol=1e-4)
+    trainer.generator.set_state(twin)
+
+    update = trainer.update(batch)
+
+    errors = targets - taken
+    loss = (batch.weight.numpy() * errors**2).mean(1).sum()
+    assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-3)
+    assert update.metrics["q_mean"].item() == pytest.approx(taken.mean() / 0.1, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(update.priority.numpy(), np.abs(errors).mean(0), rtol=1e-3, atol=1e-4)
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_the_policy_descends_the_gradient_of_its_loss(algorithm, seed):
+    """Adam's first step has the gradient's sign, which differences of the plain loss tell without autograd."""
+    torch.manual_seed(seed)
+    spaces = continuous_spaces(gym.Box(-2, 3, (2,), np.float32))
+    _, trainer = made_trainer(algorithm(**SMALL, **({"policy_delay": 1} if algorithm is TD3 else {})), spaces)
+    batch = made_batch(spaces, rows=ROWS, seed=seed)
+    _, noise = next_draws(trainer, (ROWS, 2), (ROWS, 2))
+    before = numbers(trainer.policy)
+    trainer.update(batch)  # the critics come first: their new weights are those of the loss
+    after, checked = numbers(trainer.policy), 0
+    for name, values in before.items():
+        moved = after[name] - values
+        for at in np.ndindex(values.shape):
+            losses = []
+            for step in (-1e-5, 1e-5):
+                nudged = {**before, name: values.copy()}
+                nudged[name][at] += step
+                losses.append(plain_policy_loss(trainer, nudged, batch, noise, temperature=0.1))
+            slope = (losses[1] - losses[0]) / 2e-5
+            if abs(slope) > 1e-4:
+                assert moved[at] == pytest.approx(-1e-3 * np.sign(slope), rel=0.01), (name, at)
+                checked += 1
+    assert checked > 50
+
+
+@BOTH
+def test_the_critics_descend_the_gradient_of_their_loss(algorithm):
+    spaces = continuous_spaces(gym.Box(-2, 3, (2,), np.float32))
+    _, trainer = made_trainer(algorithm(**SMALL), spaces)
+    batch = made_batch(spaces, rows=ROWS)
+    (noise,) = next_draws(trainer, (ROWS, 2))
+    targets, before = plain_targets(trainer, batch, noise), numbers(trainer.critics)
+    trainer.update(batch)
+    after, checked = numbers(trainer.critics), 0
+    for name, values in before.items():
+        for at in np.ndindex(values.shape):
+            losses = []
+            for step in (-1e-5, 1e-5):
+                nudged = {**before, name: values.copy()}
+                nudged[name][at] += step
+                errors = targets - plain_critics(nudged, batch.obs, plain_scaled(spaces, batch.action))
+                losses.append((batch.weight.numpy() * errors**2).mean(1).sum())
+            slope = (losses[1] - losses[0]) / 2e-5
+            if abs(slope) > 1e-2:
+                assert after[name][at] - values[at] == pytest.approx(-1e-3 * np.sign(slope), rel=0.01), (name, at)
+                checked += 1
+    assert checked > 50
+
+
+def test_sac_densities_are_those_of_a_squashed_normal():
+    """Against NumPy, where tanh is nearly flat too; and the density of one component integrates to 1."""
+    policy = SAC(**SMALL).make_model(continuous_spaces(gym.Box(-1, 1, (1,)))).acting
+    with torch.no_grad():
+        policy.output.bias.copy_(torch.tensor([0.4, -0.7]))
+    obs, noise = torch.randn(1, 3).expand(4001, 3), torch.linspace(-6, 6, 4001)[:, None]
+    with torch.no_grad():
+        action, log_prob = policy.sample(obs, noise)
+    plain_action, plain_log_prob = plain_gaussian(numbers(policy), obs, noise.numpy())
+    np.testing.assert_allclose(action.numpy(), plain_action, atol=1e-6)
+    np.testing.assert_allclose(log_prob.numpy(), plain_log_prob, rtol=1e-4, atol=1e-4)
+    x, density = action.numpy()[:, 0].astype(np.float64), np.exp(log_prob.numpy().astype(np.float64))
+    assert ((density[1:] + density[:-1]) / 2 * np.diff(x)).sum() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_sac_densities_are_finite_where_tanh_is_1():
+    policy = SAC(**SMALL).make_model(continuous_spaces(gym.Box(-1, 1, (1,)))).acting
+    with torch.no_grad():
+        policy.output.weight.zero_()
+        policy.output.bias.copy_(torch.tensor([30.0, 0.0]))
+        action, log_prob = policy.sample(torch.zeros(1, 3), torch.zeros(1, 1))
+    assert action.item() == 1.0
+    # Far out 1 - tanh(x)^2 is 4 exp(-2 x).
+    assert log_prob.item() == pytest.approx(-np.log(np.sqrt(2 * np.pi)) - np.log(4) + 60, rel=1e-5)
+
+
+def test_td3_moves_policy_and_targets_at_every_third_update_only():
+    """With policy_delay 3; the critics move at each one."""
+    network, trainer = made_trainer(TD3(policy_delay=3, tau=0.25, **SMALL), continuous_spaces())
+    for update in range(1, 10):
+        policy, target = numbers(network.acting), numbers(trainer.target)
+        critics = numbers(network.critics)
+        trainer.update(made_batch(continuous_spaces(), seed=update))
+        due = update % 3 == 0
+        assert all((critics[name] != value).any() for name, value in numbers(network.critics).items())
+        assert any((policy[name] != value).any() for name, value in numbers(network.acting).items()) == due
+        assert any((target[name] != value).any() for name, value in numbers(trainer.target).items()) == due
+        if due:
+            fast = numbers(network)
+            for name, value in numbers(trainer.target).items():
+                np.testing.assert_allclose(value, target[name] + 0.25 * (fast[name] - target[name]), atol=1e-6)
+
+
+def test_sac_moves_its_target_critics_by_tau_at_each_update():
+    network, trainer = made_trainer(SAC(tau=0.25, **SMALL), continuous_spaces())
+    for seed in range(2):
+        before = numbers(trainer.target)
+        trainer.update(made_batch(continuous_spaces(), seed=seed))
+        fast = numbers(network.critics)
+        for name, value in numbers(trainer.target).items():
+            np.testing.assert_allclose(value, before[name] + 0.25 * (fast[name] - before[name]), atol=1e-6)
+
+
+@pytest.mark.parametrize(("target_entropy", "direction"), [(100.0, 1), (-100.0, -1)])
+def test_the_temperature_rises_where_the_entropy_is_below_its_target(target_entropy, direction):
+    """And falls where it is above, by Adam's step size at first."""
+    _, trainer = made_trainer(SAC(target_entropy=target_entropy, temperature=0.2, **SMALL), continuous_spaces())
+    update = trainer.update(made_batch(continuous_spaces()))
+    assert update.metrics["temperature"].item() == pytest.approx(0.2)
+    assert -100 < update.metrics["entropy"].item() < 100
+    assert trainer.log_temperature.item() == pytest.approx(np.log(0.2) + direction * 1e-3, abs=1e-6)
+
+
+def test_the_entropy_that_sac_holds_is_minus_the_number_of_components():
+    assert made_trainer(SAC(), continuous_spaces())[1].target_entropy == -6.0
+    assert made_trainer(SAC(target_entropy=-2.5), continuous_spaces())[1].target_entropy == -2.5
+
+
+def test_sac_reports_the_entropy_of_its_policy():
+    _, trainer = made_trainer(SAC(**SMALL), continuous_spaces())
+    batch = made_batch(continuous_spaces(), rows=ROWS)
+    _, noise = next_draws(trainer, (ROWS, 6), (ROWS, 6))
+    _, log_prob = plain_gaussian(numbers(trainer.policy), batch.obs, noise)
+    assert trainer.update(batch).metrics["entropy"].item() == pytest.approx(-log_prob.mean(), rel=1e-3)
+
+
+@BOTH
+def test_an_update_returns_detached_scalars_and_priorities(algorithm):
+    _, trainer = made_trainer(algorithm(), continuous_spaces())
+    update = trainer.update(made_batch(continuous_spaces()))
+    own = {"entropy", "temperature"} if algorithm is SAC else set()
+    assert set(update.metrics) == {"loss", "q_mean", "grad_norm", *own}
+    assert all(one.shape == () and not one.requires_grad for one in update.metrics.values())
+    assert update.priority.shape == (6,) and update.priority.dtype == torch.float32
+    assert not update.priority.requires_grad
+
+
+@BOTH
+def test_rows_of_weight_zero_teach_the_critics_nothing(algorithm):
+    network, trainer = made_trainer(algorithm(), continuous_spaces())
+    before = numbers(network.critics)
+    batch = made_batch(continuous_spaces(), weight=torch.zeros(6))
+    assert trainer.update(batch).metrics["grad_norm"].item() == 0
+    assert all((before[name] == value).all() for name, value in numbers(network.critics).items())
+
+
+@BOTH
+@pytest.mark.parametrize("most", [1e-3, 1e9])
+def test_a_step_uses_the_gradient_of_its_own_loss_scaled_down_to_max_grad_norm(algorithm, most):
+    """The policy's loss, which passes through the critics, leaves no gradient there."""
+    network, trainer = made_trainer(algorithm(max_grad_norm=most), continuous_spaces())
+    for seed in range(2):
+        norm = trainer.update(made_batch(continuous_spaces(), seed=seed)).metrics["grad_norm"].item()
+        applied = torch.cat([one.grad.flatten() for one in network.critics.parameters()]).norm().item()
+        assert norm > 1e-3
+        assert applied == pytest.approx(min(norm, most), rel=1e-3)
+
+
+@BOTH
+def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
+    spaces = continuous_spaces()
+    model, obs = algorithm(**SMALL).make_model(spaces), torch.randn(9, 3)
+    with torch.no_grad():
+        model.acting.output.weight.mul_(10)
+    scaled = np.tanh(plain_policy(numbers(model.acting), obs)[:, :6])
+    low, high = spaces.action.low, spaces.action.high
+    chosen = algorithm().act(model.acting, obs, explore=None, state=None, mask=None, generator=None).action
+    np.testing.assert_allclose(chosen, low + (scaled.reshape(9, 2, 3) + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(algorithm):
+    hyper, spaces = algorithm(), continuous_spaces()
+    network, trainer = made_trainer(hyper, spaces)
+    for seed in range(3):  # an odd number, so that the policy's next turn is remembered
+        trainer.update(made_batch(spaces, seed=seed))
+    saved = copy.deepcopy((network.state_dict(), trainer.state_dict()))
+
+    other = hyper.make_model(spaces)
+    resumed = hyper.make_trainer(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+
+    for seed in range(3, 9):
+        first, second = (one.update(made_batch(spaces, seed=seed)) for one in (trainer, resumed))
+        assert first.metrics == second.metrics and torch.equal(first.priority, second.priority)
+    for one, twin in ((network, other), (trainer.target, resumed.target)):
+        assert all(map(torch.equal, one.state_dict().values(), twin.state_dict().values()))
+
+
+@BOTH
+def test_the_target_shares_no_memory_with_a_published_model(algorithm):
+    """The tensors of the acting part are views of one flat tensor, and stay so."""
+    hyper = algorithm()
+    network = hyper.make_model(continuous_spaces())
+    tensors = list(network.acting.parameters())
+    flat = torch.cat([one.detach().flatten() for one in tensors])
+    offset = 0
+    for one in tensors:
+        one.data = flat[offset : offset + one.numel()].view_as(one)
+        offset += one.numel()
+    trainer = hyper.make_trainer(network)
+    copies = {one.untyped_storage().data_ptr() for one in trainer.target.parameters()}
+    assert flat.untyped_storage().data_ptr() not in copies
+    for seed in range(2):
+        trainer.update(made_batch(continuous_spaces(), seed=seed))
+    assert all(one.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for one in tensors)
+
+
+@BOTH
+@pytest.mark.parametrize("stack", [1, 3])
+def test_nested_observations_and_images_are_learned_from(algorithm, stack):
+    """A Dict of numbers and an image, with and without a stack."""
+    space = gym.Dict(camera=gym.Box(0, 255, (36, 36), np.uint8), place=gym.Discrete(4), speed=gym.Box(-1, 1, (2,)))
+    spaces = Spaces(space, gym.Box(-1, 1, (2,)), stack=stack)
+    model, trainer = made_trainer(algorithm(**SMALL), spaces)
+    for _ in range(2):
+        update = trainer.update(made_batch(spaces))
+        assert all(torch.isfinite(one).all() for one in [*update.metrics.values(), update.priority])
+    obs = made_obs(spaces, 5, np.random.default_rng(0))
+    explore = {"epsilon": 0.3, "noise": 0.1}
+    chosen = algorithm().act(
+        model.acting, obs, explore=explore, state=None, mask=None, generator=np.random.default_rng(0)
+    )
+    assert chosen.action.shape == (5, 2)
+
+
+@pytest.mark.long
+@BOTH
+def test_a_function_of_the_observation_is_learned(algorithm):
+    """The reward is minus the square of the distance to an action that depends on the observation."""
+    spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Box(np.float32([2, -1]), np.float32([6, 0])))
+    hyper = algorithm(reward_scale=1.0)
+    model = hyper.make_model(spaces)
+    trainer, rng = hyper.make_trainer(model), np.random.default_rng(0)
+
+    def best(obs):
+        return np.stack([4 + 1.5 * obs[:, 0], -0.5 + 0.4 * obs[:, 0] * obs[:, 1]], 1)
+
+    for _ in range(2_000):
+        obs = rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+        action = rng.uniform(spaces.action.low, spaces.action.high, (64, 2)).astype(np.float32)
+        reward = -((action - best(obs)) ** 2).sum(1)
+        batch = {"obs": obs, "next_obs": obs, "action": action, "reward": reward, "discount": np.zeros(64)}
+        tensors = {name: torch.from_numpy(np.float32(one)) for name, one in batch.items()}
+        trainer.update(SimpleNamespace(**tensors, weight=torch.ones(64)))
+    obs = rng.uniform(-1, 1, (500, 2)).astype(np.float32)
+    chosen = hyper.act(model.acting, torch.from_numpy(obs), explore=None, state=None, mask=None, generator=rng).action
+    assert np.abs(chosen - best(obs)).mean() < 0.12  # uniform actions are 1.1 and 0.3 away
+
+
+@BOTH
+def test_hyperparameters_survive_pickling(algorithm):
+    hyper = algorithm(learning_rate=1e-4, hidden=(7,))
+    assert pickle.loads(pickle.dumps(hyper)) == hyper
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("learning_rate", 0.0), ("hidden", ()), ("tau", 1.5), ("max_grad_norm", 0.0), ("reward_scale", float("nan"))],
+)
+def test_a_bad_hyperparameter_is_named_in_one_line(algorithm, field, value):
+    with pytest.raises(ValueError, match=rf"^{algorithm.__name__} {field}: expected .*, got [^\n]+$"):
+        algorithm(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "field", "value"),
+    [
+        (TD3, "noise", -0.1),
+        (TD3, "target_noise", float("inf")),
+        (TD3, "target_noise_clip", "wide"),
+        (TD3, "policy_delay", 0),
+        (SAC, "temperature", 0.0),
+        (SAC, "target_entropy", float("nan")),
+    ],
+)
+def test_a_bad_hyperparameter_of_its_own_is_named_in_one_line(algorithm, field, value):
+    with pytest.raises(ValueError, match=rf"^{algorithm.__name__} {field}: expected .*, got [^\n]+$"):
+        algorithm(**{field: value})
+
+
+@BOTH
+def test_rows_have_no_extras_and_the_source_is_the_chosen_one(algorithm):
+    spaces = continuous_spaces()
+    assert algorithm().transition(spaces) == TransitionSpec(obs=spaces.obs, action=Field((2, 3)))
+    chosen = ReplaySource(n_step=5, prioritized=Prioritized())
+    assert algorithm().source(chosen) is chosen

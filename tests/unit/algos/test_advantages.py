@@ -1,0 +1,116 @@
+"""GAE and V-trace against their papers' sums, over runs that end, are truncated, or are cut at another lane."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlcore.algos.advantages import gae, vtrace
+
+GAMMA = 0.9
+
+
+@st.composite
+def batches(draw):
+    """Runs of transitions, each of one lane and episode; a run is terminated, or ends in an observation with a value.
+
+    Truncated episodes, and runs at whose end the next lane begins, are the same to these functions.
+    """
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    runs = []
+    for length in lengths:
+        runs.append({
+            "reward": rng.normal(size=length),
+            "value": rng.normal(size=length),
+            "last": rng.normal(),
+            "ratio": np.exp(rng.normal(size=length)),
+            "terminated": draw(st.booleans()),
+        })  # fmt: skip
+    return runs
+
+
+def rows_of(runs):
+    """The runs one after another, as the functions take them."""
+    columns = {name: [] for name in ("reward", "discount", "value", "following", "continues", "ratio")}
+    for run in runs:
+        length = len(run["reward"])
+        last = np.arange(length) == length - 1
+        columns["reward"].append(run["reward"])
+        columns["discount"].append(np.where(last & run["terminated"], 0.0, GAMMA))
+        columns["value"].append(run["value"])
+        columns["following"].append(np.append(run["value"][1:], run["last"]))
+        columns["continues"].append(~last)
+        columns["ratio"].append(run["ratio"])
+    dtypes = {"continues": torch.bool}
+    return {
+        name: torch.from_numpy(np.concatenate(parts)).to(dtypes.get(name, torch.float32))
+        for name, parts in columns.items()
+    }
+
+
+def plain(run, decay, most_own, most_passed):
+    """A run's advantages and targets: each target as the sum of the paper's equation 1, row by row."""
+    reward, value = run["reward"], run["value"]
+    length = len(reward)
+    after = np.append(value[1:], 0.0 if run["terminated"] else run["last"])
+    own, passed = np.minimum(run["ratio"], most_own), decay * np.minimum(run["ratio"], most_passed)
+    errors = own * (reward + GAMMA * after - value)
+    targets = [
+        value[s] + sum(GAMMA ** (t - s) * np.prod(passed[s:t]) * errors[t] for t in range(s, length))
+        for s in range(length)
+    ]
+    advantages = []
+    for s in range(length):
+        future = after[s] if s + 1 == length else after[s] + decay * (targets[s + 1] - after[s])
+        advantages.append(own[s] * (reward[s] + GAMMA * future - value[s]))
+    return np.array(advantages), np.array(targets)
+
+
+@settings(max_examples=150)
+@given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.7, 1.0]))
+def test_vtrace_is_the_sum_of_the_paper(runs, decay, most_own, most_passed):
+    given_rows = rows_of(runs)
+    found = vtrace(*given_rows.values(), decay, most_own, most_passed)
+    expected = [plain(run, decay, most_own, most_passed) for run in runs]
+    np.testing.assert_allclose(found.advantage, np.concatenate([one[0] for one in expected]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.target, np.concatenate([one[1] for one in expected]), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=150)
+@given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_gae_is_the_discounted_sum_of_errors(runs, decay):
+    given_rows = rows_of(runs)
+    ratio = given_rows.pop("ratio")
+    found = gae(*given_rows.values(), decay)
+    expected = []
+    for run in runs:
+        after = np.append(run["value"][1:], 0.0 if run["terminated"] else run["last"])
+        errors = run["reward"] + GAMMA * after - run["value"]
+        expected += [
+            sum((GAMMA * decay) ** i * error for i, error in enumerate(errors[s:])) for s in range(len(errors))
+        ]
+    np.testing.assert_allclose(found.advantage, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.target, given_rows["value"] + found.advantage)
+    same = vtrace(*given_rows.values(), torch.ones_like(ratio), decay, 1.0, 1.0)
+    assert torch.equal(same.advantage, found.advantage), "V-trace of today's policy is GAE"
+
+
+def test_nothing_of_a_later_run_reaches_an_earlier_one():
+    """The control: with `continues` at the seam, it does."""
+    rng = np.random.default_rng(0)
+    run = {"reward": np.ones(3), "value": np.zeros(3), "last": 0.5, "ratio": np.ones(3), "terminated": False}
+    other = {**run, "reward": rng.normal(size=3)}
+    alone, both = rows_of([run]), rows_of([run, other])
+    first = vtrace(*alone.values(), 0.9, 1.0, 1.0).advantage
+    assert torch.equal(vtrace(*both.values(), 0.9, 1.0, 1.0).advantage[:3], first)
+    both["continues"][2] = True
+    assert (vtrace(*both.values(), 0.9, 1.0, 1.0).advantage[:3] != first).all()
+
+
+def test_the_values_keep_their_device_and_the_results_their_dtype():
+    rows = rows_of([{"reward": np.ones(2), "value": np.ones(2), "last": 1.0, "ratio": np.ones(2), "terminated": True}])
+    found = vtrace(*rows.values(), 0.9, 1.0, 1.0)
+    assert found.advantage.dtype == found.target.dtype == torch.float32
+    assert found.target[1] == pytest.approx(1.0)

@@ -1,0 +1,142 @@
+"""Distributions over actions against torch.distributions, and what is drawn against what is said of it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from torch import distributions as plain
+
+from marlcore.algos.distributions import DRAWN, distribution_of
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+ROWS = 64
+BOX = gym.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+SPACES = {
+    "discrete": gym.Discrete(5, start=2),
+    "multi": gym.MultiDiscrete([3, 1, 4]),
+    "binary": gym.MultiBinary((2, 3)),
+    "box": BOX,
+    "unbounded": gym.Box(-np.inf, np.inf, (2, 2), np.float64),
+}
+
+
+def drawn(space, mask=None, scale=1.0, seed=0):
+    distribution = distribution_of("PPO", space)
+    output = scale * torch.randn(ROWS, distribution.outputs)
+    with torch.no_grad():
+        for parameter in distribution.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter))
+        draw = distribution.sample(output, mask, np.random.default_rng(seed))
+    extras = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
+    batch = SimpleNamespace(action=torch.from_numpy(draw.action), extras=extras)
+    return distribution, output, draw, batch
+
+
+def oracle(space, distribution, output):
+    """torch's distribution, and what it takes of a batch."""
+    if isinstance(space, gym.Box):
+        normal = plain.Independent(plain.Normal(output, distribution.log_std.exp()), 1)
+        return normal, lambda batch: batch.extras[DRAWN].reshape(output.shape)
+    if isinstance(space, gym.MultiBinary):
+        bits = plain.Independent(plain.Bernoulli(logits=output), 1)
+        return bits, lambda batch: batch.action.reshape(output.shape).float()
+    return plain.Categorical(logits=output), lambda batch: batch.action
+
+
+@pytest.mark.parametrize("name", ["discrete", "binary", "box", "unbounded"])
+def test_log_probability_and_entropy_are_those_of_torch(name):
+    distribution, output, _, batch = drawn(SPACES[name])
+    log_prob, entropy = distribution(output, None, batch)
+    expected, taken = oracle(SPACES[name], distribution, output)
+    torch.testing.assert_close(log_prob, expected.log_prob(taken(batch)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy, expected.entropy().expand(ROWS), rtol=1e-5, atol=1e-5)
+
+
+def test_components_of_a_multidiscrete_are_independent():
+    distribution, output, _, batch = drawn(SPACES["multi"])
+    log_prob, entropy = distribution(output, None, batch)
+    parts = [plain.Categorical(logits=one) for one in output.split([3, 1, 4], 1)]
+    torch.testing.assert_close(log_prob, sum(one.log_prob(batch.action[:, i]) for i, one in enumerate(parts)))
+    torch.testing.assert_close(entropy, sum(one.entropy() for one in parts))
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_a_draw_says_the_log_probability_that_learners_compute(name):
+    distribution, output, draw, batch = drawn(SPACES[name])
+    assert draw.log_prob.dtype == np.float32 and draw.log_prob.shape == (ROWS,)
+    np.testing.assert_allclose(draw.log_prob, distribution(output, None, batch)[0].detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_actions_are_members_of_the_space(name):
+    space = SPACES[name]
+    start = getattr(space, "start", 0)
+    distribution, output, draw, _ = drawn(space, scale=5.0)
+    for actions in (draw.action, distribution.mode(output, None)):
+        assert actions.dtype == space.dtype and actions.shape == (ROWS, *space.shape)
+        assert all(space.contains(one + start if isinstance(space, gym.Discrete) else one) for one in actions)
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi"])
+def test_a_forbidden_value_is_never_taken(name):
+    space = SPACES[name]
+    sizes = [5] if name == "discrete" else [3, 1, 4]
+    distribution = distribution_of("PPO", space)
+    rng = np.random.default_rng(1)
+    masks = rng.random((ROWS, sum(sizes))) < 0.4
+    starts = np.cumsum([0, *sizes[:-1]])
+    for start, size in zip(starts, sizes, strict=True):
+        masks[np.arange(ROWS), start + rng.integers(size, size=ROWS)] = True
+    mask = torch.from_numpy(masks)
+    output = 5 * torch.randn(ROWS, sum(sizes))
+    draw = distribution.sample(output, mask, rng)
+    for actions in (draw.action, distribution.mode(output, mask)):
+        taken = actions.reshape(ROWS, -1) + starts
+        assert np.take_along_axis(masks, taken, 1).all()
+    batch = SimpleNamespace(action=torch.from_numpy(draw.action), extras={})
+    log_prob, entropy = distribution(output, mask, batch)
+    np.testing.assert_allclose(draw.log_prob, log_prob, rtol=1e-4, atol=1e-5)
+    parts = [plain.Categorical(logits=one) for one in output.masked_fill(~mask, -torch.inf).split(sizes, 1)]
+    expected = sum(-(one.probs * one.logits.clamp(min=-1e9)).sum(1) for one in parts)
+    torch.testing.assert_close(entropy, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_draws_follow_the_distribution(name):
+    """Over many draws of one output, the mean log-probability is minus the entropy."""
+    distribution = distribution_of("PPO", SPACES[name])
+    output = torch.randn(1, distribution.outputs).expand(20_000, -1)
+    draw = distribution.sample(output, None, np.random.default_rng(0))
+    extras = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
+    _, entropy = distribution(output, None, SimpleNamespace(action=torch.from_numpy(draw.action), extras=extras))
+    error = 4 * draw.log_prob.std() / np.sqrt(len(draw.log_prob)) + 1e-6
+    assert abs(draw.log_prob.mean() + float(entropy[0].detach())) < error
+
+
+def test_a_gaussian_draws_in_units_of_half_the_range():
+    distribution = distribution_of("PPO", BOX)
+    with torch.no_grad():
+        distribution.log_std.fill_(-20)
+    output = torch.tensor([[0.0, 0.0], [0.5, -0.5], [3.0, -3.0]])
+    expected = [[0.0, 5.0], [1.0, 2.5], [2.0, 0.0]]
+    np.testing.assert_allclose(distribution.mode(output, None), expected)
+    draw = distribution.sample(output, None, np.random.default_rng(0))
+    np.testing.assert_allclose(draw.action, expected, atol=1e-6)
+    np.testing.assert_allclose(draw.extras[DRAWN], output, atol=1e-6)  # not clipped
+
+
+def test_one_seed_gives_one_draw():
+    first, second, other = (drawn(SPACES["discrete"], seed=seed) for seed in (1, 1, 2))
+    output = first[1]
+    again = second[0].sample(output, None, np.random.default_rng(1))
+    assert (again.action == first[2].action).all() and (other[2].action != first[2].action).any()
+
+
+@pytest.mark.parametrize("space", [gym.Box(0, 9, (2,), np.int64), gym.Text(3)])
+def test_other_spaces_are_refused_in_one_line(space):
+    expected = r"^PPO: expected a Discrete, MultiDiscrete, MultiBinary or Box of floats as action space, got [^\n]+$"
+    with pytest.raises(ValueError, match=expected):
+        distribution_of("PPO", space)

@@ -1,0 +1,290 @@
+"""PPO's update against plain NumPy: the objective, the correction of older transitions, minibatches, resumption."""
+
+import copy
+import math
+from dataclasses import replace
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from updates import made_batch
+
+from marlcore.algos import PPO
+from marlcore.algos.ppo import Evaluated
+from marlcore.interfaces import QueueSource, ReplaySource
+from marlcore.spaces import MASK, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+WIDE = gym.Box(-10, 10, (3,), np.float32)
+DISCRETE = Spaces(WIDE, gym.Discrete(4))
+NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
+SINGLE = PPO(epochs=1, batch_size=24, minibatch_size=24, hidden=(8, 8), target_kl=None)
+
+
+def made_model(hyper, spaces):
+    """A model whose policy is not uniform."""
+    model = hyper.make_model(spaces)
+    with torch.no_grad():
+        model.acting.head.weight.normal_()
+    return model
+
+
+def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.5, **replaced):
+    """A batch as a queue's reader gives it: runs of a few rows; log-probabilities of a policy `stale` away."""
+    rng = np.random.default_rng(seed)
+    batch = made_batch(spaces, rows, seed)
+    batch.reward /= 10
+    batch.continues = torch.from_numpy(rng.random(rows) < 0.8)
+    batch.continues[-1] = False
+    batch.discount = torch.where(batch.continues | torch.from_numpy(rng.random(rows) < 0.5), 0.9, 0.0)
+    acted = made_model(hyper, spaces)
+    output = acted.acting(batch.obs)
+    draw = acted.acting.distribution.sample(output.detach(), acted.acting.mask(batch.obs), rng)
+    batch.action = torch.from_numpy(draw.action)
+    log_prob = torch.from_numpy(draw.log_prob + stale * rng.normal(size=rows).astype(np.float32))
+    batch.extras = {"log_prob": log_prob, **{name: torch.from_numpy(one) for name, one in draw.extras.items()}}
+    batch.numbers = NUMBERS
+    for name, value in replaced.items():
+        setattr(batch, name, value)
+    return batch, acted
+
+
+def plain_advantages(batch, value, last, ratio, decay, clips):
+    """Row by row from the end, by the formulas in words; `last` is the value of each row's next observation."""
+    rows = len(value)
+    advantage, target, later = np.zeros(rows), np.zeros(rows), 0.0
+    for i in reversed(range(rows)):
+        goes_on = bool(batch.continues[i])
+        after = value[i + 1] if goes_on else last[i]
+        later = later if goes_on else 0.0
+        reward, discount = float(batch.reward[i]), float(batch.discount[i])
+        advantage[i] = min(ratio[i], clips[0]) * (reward + discount * (after + decay * later) - value[i])
+        error = min(ratio[i], clips[0]) * (reward + discount * after - value[i])
+        later = error + discount * decay * min(ratio[i], clips[1]) * later
+        target[i] = value[i] + later
+    return advantage, target
+
+
+def plain_loss(hyper, log_prob, before, entropy, value, old_value, advantage, target):
+    ratio = np.exp(log_prob - before)
+    clipped = np.clip(ratio, 1 - hyper.clip, 1 + hyper.clip)
+    policy = -np.minimum(ratio * advantage, clipped * advantage).mean()
+    errors = (value - target) ** 2
+    if hyper.clip_value is not None:
+        near = old_value + np.clip(value - old_value, -hyper.clip_value, hyper.clip_value)
+        errors = np.maximum(errors, (near - target) ** 2)
+    worth = 0.5 * errors.mean()
+    bonus = NUMBERS["entropy_coefficient"] * entropy.mean()
+    return policy, worth, policy + hyper.value_coefficient * worth - bonus
+
+
+@settings(max_examples=40)
+@given(
+    correction=st.sampled_from(["vtrace", "gae"]),
+    normalize=st.booleans(),
+    clip_value=st.sampled_from([None, 0.01]),
+    units=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, units, masked, seed):
+    torch.manual_seed(seed)
+    spaces = replace(DISCRETE, masked=masked)
+    hyper = replace(
+        SINGLE, correction=correction, normalize_advantages=normalize, clip_value=clip_value, ratio_clip=1.5,
+        normalize_values=units,
+    )  # fmt: skip
+    batch, _ = queue_batch(hyper, spaces, seed=seed)
+    model = made_model(hyper, spaces)
+    with torch.no_grad():
+        output, value = (one.numpy() for one in model(batch.obs))
+        last = model.critic(batch.next_obs).numpy()
+    if masked:
+        output = np.where(batch.obs[MASK].numpy(), output, -1e9)
+    logs = functional.log_softmax(torch.from_numpy(output), 1).numpy()
+    log_prob = logs[np.arange(24), batch.action.numpy()]
+    entropy = -(np.exp(logs) * logs).sum(1)
+    acted = batch.extras["log_prob"].numpy()
+    corrected = correction == "vtrace"
+    ratio = np.exp(log_prob - acted) if corrected else np.ones(24)
+    advantage, target = plain_advantages(batch, value, last, ratio, hyper.gae_lambda, (1.5, 1.0))
+    if normalize:
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+    before = log_prob if corrected else acted
+    explained = 1 - (target - value).var(ddof=1) / target.var(ddof=1)
+    mean, deviation = (target.mean(), target.std()) if units else (0.0, 1.0)
+    goal, old = (target - mean) / deviation, (value - mean) / deviation
+    policy, worth, loss = plain_loss(hyper, log_prob, before, entropy, value, old, advantage, goal)
+
+    update = hyper.make_trainer(model).update(batch)
+
+    metrics = {name: float(one) for name, one in update.metrics.items()}
+    assert metrics["policy_loss"] == pytest.approx(policy, rel=1e-3, abs=1e-5)
+    assert metrics["value_loss"] == pytest.approx(worth, rel=1e-4, abs=1e-6)
+    assert metrics["entropy"] == pytest.approx(entropy.mean(), rel=1e-4)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
+    moved = log_prob - before
+    assert metrics["approx_kl"] == pytest.approx((np.exp(moved) - 1 - moved).mean(), rel=1e-3, abs=1e-6)
+    assert metrics["clip_fraction"] == pytest.approx((np.abs(np.exp(moved) - 1) > hyper.clip).mean(), abs=1e-6)
+    assert metrics["explained_variance"] == pytest.approx(explained, rel=1e-3, abs=1e-4)
+    assert update.updates == 1
+
+
+def test_value_clipping_takes_the_worse_error():
+    hyper = replace(SINGLE, clip_value=0.1)
+    trainer = hyper.make_trainer(hyper.make_model(DISCRETE))
+    rows = SimpleNamespace(value=torch.zeros(3), target=torch.tensor([1.0, 0.0, -1.0]))
+    value = torch.tensor([0.5, 0.5, 0.05])
+    plain = np.maximum((value.numpy() - [1, 0, -1]) ** 2, (np.array([0.1, 0.1, 0.05]) - [1, 0, -1]) ** 2)
+    assert float(trainer._value_loss(value, rows)) == pytest.approx(0.5 * plain.mean())
+
+
+@pytest.mark.parametrize("action", [gym.MultiDiscrete([3, 2]), gym.MultiBinary(3), gym.Box(-2, 2, (2,), np.float32)])
+def test_every_kind_of_action_gets_more_probable_where_it_paid(action):
+    spaces = Spaces(WIDE, action)
+    hyper = replace(SINGLE, epochs=20, minibatch_size=6, correction="gae")
+    batch, model = queue_batch(hyper, spaces, stale=0.0)
+    batch.continues[:] = False
+    batch.discount[:] = 0.0
+    batch.reward[:] = torch.where(torch.arange(24) < 12, 1.0, -1.0)
+    trainer = hyper.make_trainer(model)
+    before = trainer.evaluate(batch).log_prob.detach()
+    update = trainer.update(batch)
+    moved = trainer.evaluate(batch).log_prob.detach() - before
+    assert moved[:12].mean() > 0 > moved[12:].mean()
+    assert update.updates == 80 and all(math.isfinite(one) for one in update.metrics.values())
+
+
+def test_each_epoch_visits_every_row_once(monkeypatch):
+    hyper = replace(SINGLE, epochs=3, minibatch_size=7)
+    batch, model = queue_batch(hyper, DISCRETE)
+    batch.obs[:, 0] = torch.arange(24)
+    trainer = hyper.make_trainer(model)
+    seen, evaluate = [], trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", lambda rows: seen.append(rows.obs[:, 0].tolist()) or evaluate(rows))
+    assert trainer.update(batch).updates == 12
+    minibatches = seen[1:]  # the first call is of the whole batch, in its order
+    assert seen[0] == list(range(24)) and [len(one) for one in minibatches] == [7, 7, 7, 3] * 3
+    epochs = [list(chain.from_iterable(minibatches[i : i + 4])) for i in (0, 4, 8)]
+    assert all(sorted(one) == list(range(24)) for one in epochs)
+    assert len({tuple(one) for one in epochs}) == 3
+
+
+def test_one_step_on_the_whole_batch_needs_one_pass(monkeypatch):
+    batch, model = queue_batch(SINGLE, DISCRETE)
+    trainer = SINGLE.make_trainer(model)
+    calls, forward = [], model.acting.forward
+    monkeypatch.setattr(model.acting, "forward", lambda obs: calls.append(len(obs)) or forward(obs))
+    trainer.update(batch)
+    assert calls == [24]
+
+
+def test_a_single_step_is_the_step_of_minibatches():
+    """The shortcut and the general way change the network alike, but for the order of sums."""
+    batch, model = queue_batch(SINGLE, DISCRETE)
+    twin = copy.deepcopy(model)
+    SINGLE.make_trainer(model).update(batch)
+    trainer = SINGLE.make_trainer(twin)
+    trainer.optimizer.set_learning_rate(NUMBERS["learning_rate"])
+    now = Evaluated(*(one.detach() for one in trainer.evaluate(batch)))
+    assert len(list(trainer._steps(trainer._prepare(batch, now), NUMBERS["entropy_coefficient"]))) == 1
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_target_kl_ends_the_passes():
+    hyper = replace(SINGLE, epochs=50, minibatch_size=6, target_kl=1e-3)
+    batch, model = queue_batch(hyper, DISCRETE, numbers={"learning_rate": 0.05, "entropy_coefficient": 0.0})
+    assert hyper.make_trainer(model).update(batch).updates < 40
+
+
+def test_the_learning_rate_and_the_entropy_follow_the_schedules():
+    moved = {}
+    for rate in (0.0, 1e-3):
+        torch.manual_seed(0)
+        batch, model = queue_batch(SINGLE, DISCRETE, numbers={"learning_rate": rate, "entropy_coefficient": 0.5})
+        before = [one.detach().clone() for one in model.parameters()]
+        metrics = SINGLE.make_trainer(model).update(batch).metrics
+        moved[rate] = max(
+            float((one.detach() - old).abs().max()) for one, old in zip(model.parameters(), before, strict=True)
+        )
+        expected = metrics["policy_loss"] + 0.5 * metrics["value_loss"] - 0.5 * metrics["entropy"]
+        assert float(metrics["loss"]) == pytest.approx(float(expected), rel=1e-5)
+    assert moved[0.0] == 0 and 0.5e-3 < moved[1e-3] < 2e-3
+    assert PPO(learning_rate="linear(1, 0, 10)").schedules()["learning_rate"] == "linear(1, 0, 10)"
+
+
+def test_values_at_truncations_are_those_of_the_final_observation():
+    """In the rewards' units, after the critic's units have changed; at terminations they are 0."""
+    hyper = replace(SINGLE, gae_lambda=0.0)
+    batch, model = queue_batch(hyper, DISCRETE, stale=0.0)
+    trainer = hyper.make_trainer(model)
+    trainer.normalizer.update(torch.tensor([40.0, 60.0]))  # mean 50, standard deviation 10
+    batch.continues[:] = False
+    batch.discount = torch.where(torch.arange(24) % 2 == 0, 0.9, 0.0)
+    with torch.no_grad():
+        now = trainer.evaluate(batch)
+        rows = trainer._prepare(batch, now)
+        after = 50 + 10 * model.critic(batch.next_obs)
+    target = trainer.normalizer.denormalized(rows.target)
+    assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
+
+
+def test_training_continues_bit_for_bit():
+    hyper = replace(SINGLE, epochs=2, minibatch_size=8)
+    batches = [queue_batch(hyper, DISCRETE, seed=seed)[0] for seed in range(3)]
+    model = made_model(hyper, DISCRETE)
+    trainer = hyper.make_trainer(model)
+    trainer.update(batches[0])
+    twin = hyper.make_model(DISCRETE)
+    twin.load_state_dict(model.state_dict())
+    torch.manual_seed(7)
+    heir = hyper.make_trainer(twin)
+    heir.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    for batch in batches[1:]:
+        assert float(trainer.update(batch).metrics["loss"]) == float(heir.update(batch).metrics["loss"])
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+def test_rows_store_the_log_probability_and_a_gaussians_draw():
+    assert set(PPO().transition(DISCRETE).extras) == {"log_prob"}
+    assert set(PPO().transition(Spaces(WIDE, gym.Box(-1, 1, (2,)))).extras) == {"log_prob", "drawn"}
+    assert PPO(batch_size=512).source(ReplaySource()) == QueueSource(512)
+
+
+def test_actors_get_the_policy_alone():
+    model = PPO().make_model(DISCRETE)
+    action = PPO().act(
+        model.acting, torch.zeros(5, 3), explore={}, state=None, mask=None, generator=np.random.default_rng(0)
+    )
+    assert action.action.shape == (5,) and set(action.extras) == {"log_prob"}
+    greedy = PPO().act(
+        model.acting, torch.zeros(5, 3), explore=None, state=None, mask=None, generator=np.random.default_rng(0)
+    )
+    assert len(set(greedy.action.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"clip": 0.0}, "PPO clip: expected a finite number above 0, got 0.0"),
+        ({"clip_value": -1.0}, "PPO clip_value: expected a finite number above 0, got -1.0"),
+        ({"minibatch_size": 4096}, "PPO minibatch_size: expected an integer from 1 to 2048, got 4096"),
+        ({"epochs": 0}, "PPO epochs: expected an integer of at least 1, got 0"),
+        ({"gae_lambda": 1.5}, "PPO gae_lambda: expected a number from 0 to 1, got 1.5"),
+        ({"activation": "gelu"}, "PPO activation: expected tanh or relu, got 'gelu'"),
+        ({"correction": "none"}, "PPO correction: expected vtrace or gae, got 'none'"),
+        ({"hidden": ()}, "PPO hidden: expected a tuple of at least one size, got ()"),
+    ],
+)
+def test_a_wrong_hyperparameter_is_one_line(wrong, message):
+    with pytest.raises(ValueError) as caught:
+        PPO(**wrong)
+    assert str(caught.value) == message

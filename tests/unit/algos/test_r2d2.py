@@ -1,0 +1,247 @@
+"""R2D2's loss, targets and priorities against plain NumPy, on windows from a replay."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updates import box_spaces, made_trainer
+from windows import GAMMA, made_windows
+
+from marlcore.algos import R2D2
+from marlcore.algos.r2d2 import window_returns
+from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
+from marlcore.replay import Prioritized, Sequence
+from marlcore.spaces import MASK, Spaces
+from marlcore.spec import Field
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+SMALL = R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8, n_step=3)
+WIDE = gym.Box(-10, 10, (3,), np.float32)
+
+
+def h(x):
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def h_inverse(x):
+    return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+
+def huber(error):
+    return np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
+
+
+def taken_from(obs, step, row):
+    """A window's observation as one of a batch of 1."""
+    return {name: one[row, step][None] for name, one in obs.items()} if isinstance(obs, dict) else obs[row, step][None]
+
+
+def stepped_values(network, batch, held):
+    """The values [B, T + 1, actions] as an actor would compute them, observation by observation."""
+    rows, steps = held.shape
+    values = np.zeros((rows, steps + 1, network.actions.count))
+    with torch.no_grad():
+        for row in range(rows):
+            state = {name: part[row : row + 1] for name, part in batch.extras.items()}
+            for step in range(int(held[row].sum()) + 1):
+                here = (batch.obs, step) if step < held[row].sum() else (batch.next_obs, step - 1)
+                one = taken_from(*here, row)
+                found, state = network.step(one, state)
+                values[row, step] = found[0]
+                if step < held[row].sum():
+                    state = network.torso.acted(state, batch.action[row, step : step + 1])
+                    state[PREVIOUS_REWARD] = batch.reward[row, step : step + 1]
+    return values
+
+
+def plain_targets(hyper, batch, held, values, slow, allowed):
+    """The targets [B, T] of the transitions that each window holds, one after another."""
+    targets = np.zeros(held.shape)
+    for row in range(len(held)):
+        last = int(held[row].sum()) - 1
+        for step in range(last + 1):
+            total, discount, at = 0.0, 1.0, step
+            for at in range(step, min(step + hyper.n_step, last + 1)):
+                total += discount * hyper.reward_scale * float(batch.reward[row, at])
+                discount *= 0.0 if batch.terminated[row, at] else GAMMA
+            chooser = (values if hyper.double else slow)[row, at + 1]
+            among = [a for a in range(len(chooser)) if allowed is None or allowed[row][at + 1][a]]
+            future = slow[row, at + 1][max(among or [0], key=lambda a: chooser[a])]
+            total += discount * (h_inverse(future) if hyper.rescale else future)
+            targets[row, step] = h(total) if hyper.rescale else total
+    return targets
+
+
+@settings(max_examples=15)
+@given(
+    cell=st.sampled_from(["lstm", "gru"]),
+    burn_in=st.sampled_from([0, 4]),
+    n_step=st.sampled_from([1, 3, 20]),
+    double=st.booleans(),
+    rescale=st.booleans(),
+    masked=st.booleans(),
+    stack=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**16),
+)
+def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, double, rescale, masked, stack, seed):
+    """The Huber loss of n-step double targets, and eta * max + (1 - eta) * mean, over transitions after the burn-in."""
+    torch.manual_seed(seed)
+    hyper = replace(
+        SMALL, cell=cell, burn_in=burn_in, n_step=n_step, double=double, rescale=rescale, reward_scale=0.5, eta=0.8
+    )
+    spaces = Spaces(WIDE, gym.Discrete(4), masked=masked, stack=stack)
+    network, trainer = made_trainer(hyper, spaces)
+    batch = made_windows(hyper, spaces, 8, seed, prioritized=Prioritized()).torch()
+    batch.weight = torch.rand(len(batch))
+    held, mask = batch.valid[..., -1].numpy(), batch.mask.numpy()
+    allowed = None
+    if masked:
+        masks = [one[:, :, -1] if stack > 1 else one for one in (batch.obs[MASK], batch.next_obs[MASK])]
+        allowed = torch.cat([masks[0][:, :1], masks[1]], 1).numpy()
+    values, slow = stepped_values(network, batch, held), stepped_values(trainer.target, batch, held)
+    targets = plain_targets(hyper, batch, held, values, slow, allowed)
+    rows, steps = np.indices(held.shape)
+    taken = values[rows, steps, batch.action.numpy()]
+
+    update = trainer.update(batch)
+
+    expected = np.where(mask, batch.weight.numpy()[:, None] * huber(targets - taken), 0).sum() / mask.sum()
+    assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    in_reward = (h_inverse(taken) if rescale else taken) / 0.5
+    assert update.metrics["q_mean"].item() == pytest.approx(in_reward[mask].mean(), rel=1e-3, abs=1e-4)
+    off = [np.abs(targets - taken)[row][mask[row]] for row in range(len(held))]
+    priority = [0.8 * one.max() + 0.2 * one.mean() for one in off]
+    np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-5)
+    assert update.priority.dtype == torch.float32 and not update.priority.requires_grad
+
+
+def test_windows_of_the_tests_have_every_kind_of_end():
+    """Else the test above could not tell them apart."""
+    batch = made_windows(SMALL, box_spaces(), rows=64)
+    held = batch.valid[..., -1].sum(1)
+    last = np.arange(64), held - 1
+    early = held < 12
+    begins = batch.mask[:, 0]
+    assert (early & batch.terminated[last]).any() and (early & batch.truncated[last]).any()
+    assert (early & ~batch.terminated[last] & ~batch.truncated[last]).any()
+    assert (held == 12).any() and begins.any() and not begins.all() and not batch.mask[~begins, :4].any()
+
+
+def test_a_window_learns_nothing_from_its_burn_in():
+    """Rewards of the burn-in change no gradient, but as inputs; what begins an episode has no burn-in."""
+    spaces = box_spaces()
+    batch = made_windows(SMALL, spaces).torch()
+    found = []
+    for change in (0.0, 5.0):
+        torch.manual_seed(0)
+        network, trainer = made_trainer(SMALL, spaces)
+        inputs = network.torso.inputs
+        network.torso.inputs = lambda obs, action, reward, state, same=inputs: same(obs, action, 0 * reward, state)
+        trainer.target.torso.inputs = network.torso.inputs
+        other = copy.copy(batch)
+        burnt = ~batch.mask & batch.valid[..., -1]
+        other.reward = batch.reward + change * (burnt if change == 5.0 else 0)
+        trainer.update(other)
+        found.append([one.grad.clone() for one in network.parameters()])
+    later = SMALL.n_step  # returns of the burn-in's last steps reach no further back than themselves
+    assert later > 1 and burnt.any()
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 5, 9])
+def test_returns_end_with_their_window(n_step):
+    rng = np.random.default_rng(n_step)
+    reward, value = rng.normal(size=(5, 6)), rng.normal(size=(5, 7))
+    lengths, discount = np.array([6, 4, 1, 3, 6]), np.full((5, 6), 0.9)
+    discount[1, 3] = discount[4, 5] = 0.0
+    held = np.arange(6) < lengths[:, None]
+    found = window_returns(*map(torch.from_numpy, (reward, discount, value, held)), n_step).numpy()
+    for row, length in enumerate(lengths):
+        for step in range(length):
+            end = min(step + n_step, length)
+            expected = sum(0.9 ** (at - step) * reward[row, at] for at in range(step, end))
+            expected += np.prod(discount[row, step:end]) * value[row, end]
+            assert found[row, step] == pytest.approx(expected)
+
+
+def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
+    spaces = box_spaces()
+    batches = [made_windows(SMALL, spaces, seed=seed).torch() for seed in range(6)]
+    network, trainer = made_trainer(SMALL, spaces)
+    for batch in batches[:3]:
+        trainer.update(batch)
+    saved = copy.deepcopy((network.state_dict(), trainer.state_dict()))
+    other = SMALL.make_model(spaces)
+    resumed = SMALL.make_trainer(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for batch in batches[3:]:
+        first, second = (one.update(batch) for one in (trainer, resumed))
+        assert first.metrics == second.metrics and torch.equal(first.priority, second.priority)
+    assert all(map(torch.equal, network.state_dict().values(), other.state_dict().values()))
+
+
+def test_rows_store_the_state_at_the_starts_of_windows():
+    spaces = box_spaces(actions=5)
+    spec = SMALL.transition(spaces)
+    assert spec.extras == {
+        "hidden": Field((6,), every=8),
+        "cell": Field((6,), every=8),
+        "previous_action": Field((5,), every=8),
+        "previous_reward": Field((), every=8),
+    }
+    assert replace(SMALL, cell="gru").transition(spaces).extras.keys() == spec.extras.keys() - {"cell"}
+    chosen = ReplaySource(n_step=4, prioritized=Prioritized(0.9))
+    assert SMALL.source(chosen) == ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))
+
+
+def test_hyperparameters_survive_pickling():
+    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("cell", "rnn", "lstm or gru"),
+        ("units", 0, "an integer of at least 1"),
+        ("length", 0, "an integer of at least 1"),
+        ("burn_in", 40, "less than the length 40"),
+        ("burn_in", -1, "an integer of at least 0"),
+        ("period", 1, "an integer of at least 2"),
+        ("n_step", 0, "an integer of at least 1"),
+        ("eta", 1.5, "a number from 0 to 1"),
+        ("tau", 0.0, "a finite number above 0"),
+    ],
+)
+def test_a_bad_hyperparameter_is_named_in_one_line(field, value, expected):
+    with pytest.raises(ValueError, match=rf"^R2D2 {field}: expected {expected}, got {value!r}$"):
+        R2D2(**{field: value})
+
+
+def test_continuous_actions_are_refused_in_one_line():
+    spaces = Spaces(WIDE, gym.Box(-1, 1, (2,)))
+    for method in (R2D2().transition, R2D2().make_model):
+        with pytest.raises(ValueError, match=r"^R2D2: expected a Discrete, MultiDiscrete or MultiBinary action space"):
+            method(spaces)
+
+
+def test_epsilon_and_masks_choose_the_actions():
+    hyper, spaces = SMALL, Spaces(WIDE, gym.Discrete(4), masked=True)
+    model = hyper.make_model(spaces)
+    obs = {"observation": torch.randn(3000, 3), MASK: torch.ones(3000, 4, dtype=torch.bool)}
+    obs[MASK][:, 2] = False
+    act = {"state": None, "mask": obs[MASK], "generator": np.random.default_rng(0)}
+    greedy = hyper.act(model, obs, explore=None, **act)
+    values, _ = model.step(obs, None)
+    values[:, 2] = -np.inf
+    np.testing.assert_array_equal(greedy.action, values.argmax(1))
+    counts = np.bincount(hyper.act(model, obs, explore={"epsilon": 1.0}, **act).action, minlength=4)
+    assert counts[2] == 0 and (counts[[0, 1, 3]] > 850).all()
+    assert (greedy.state["previous_action"].argmax(1).numpy() == greedy.action).all()

@@ -1,0 +1,155 @@
+"""Recurrent layers against plain NumPy: steps and windows, burn-in, and what is an input."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+
+from marlcore.algos.recurrent import Recurrent
+from marlcore.algos.recurrent_torso import PREVIOUS_ACTION, RecurrentTorso, state_fields
+from marlcore.algos.rescaling import rescaled, restored
+from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.spaces import Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+ROWS, STEPS, INPUTS, UNITS = 4, 9, 5, 3
+BOTH = pytest.mark.parametrize("kind", ["lstm", "gru"])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def plain_step(layer, x, state):
+    """One step as Hochreiter and Schmidhuber (1997) and Cho et al. (2014) write it, in torch's order of the gates."""
+    w = {name: one.detach().double().numpy() for name, one in layer.layer.named_parameters()}
+    of_x = x @ w["weight_ih_l0"].T + w["bias_ih_l0"]
+    of_h = state["hidden"] @ w["weight_hh_l0"].T + w["bias_hh_l0"]
+    if "cell" not in state:
+        (rx, zx, nx), (rh, zh, nh) = np.split(of_x, 3, 1), np.split(of_h, 3, 1)
+        update = sigmoid(zx + zh)
+        return {"hidden": (1 - update) * np.tanh(nx + sigmoid(rx + rh) * nh) + update * state["hidden"]}
+    keep_in, forget, new, out = np.split(of_x + of_h, 4, 1)
+    cell = sigmoid(forget) * state["cell"] + sigmoid(keep_in) * np.tanh(new)
+    return {"hidden": sigmoid(out) * np.tanh(cell), "cell": cell}
+
+
+def plain_unroll(layer, x, state):
+    outputs = []
+    for step in range(x.shape[1]):
+        state = plain_step(layer, x[:, step], state)
+        outputs.append(state["hidden"])
+    return np.stack(outputs, 1), state
+
+
+def made(kind):
+    layer = Recurrent(kind, INPUTS, UNITS)
+    return layer, torch.randn(ROWS, STEPS, INPUTS), {name: torch.randn(ROWS, UNITS) for name in layer.parts}
+
+
+def numpy_of(state):
+    return {name: part.double().numpy() for name, part in state.items()}
+
+
+@BOTH
+def test_steps_and_windows_are_what_the_papers_write(kind):
+    layer, x, state = made(kind)
+    expected, last = plain_unroll(layer, x.double().numpy(), numpy_of(state))
+    window, after = layer.unroll(x, state)
+    np.testing.assert_allclose(window.detach(), expected, atol=1e-5)
+    for step in range(STEPS):
+        output, state = layer.step(x[:, step], state)
+        np.testing.assert_allclose(output.detach(), expected[:, step], atol=1e-5)
+    for name in layer.parts:
+        np.testing.assert_allclose(after[name].detach(), last[name], atol=1e-5)
+        np.testing.assert_allclose(state[name].detach(), last[name], atol=1e-5)
+
+
+@BOTH
+def test_no_gradient_passes_through_the_burn_in_but_where_the_state_is_known(kind):
+    layer, x, state = made(kind)
+    x.requires_grad_()
+    known = torch.tensor([False, True, False, True])
+    burnt = layer.unroll_burnt_in(x, state, 4, known)
+    torch.testing.assert_close(burnt, layer.unroll(x, state)[0])
+    (gradient,) = torch.autograd.grad(burnt[:, 4:].sum(), x)
+    reached = gradient.abs().sum(2) > 0
+    assert reached[:, 4:].all()
+    assert reached[known, :4].all() and not reached[~known, :4].any()
+
+
+@BOTH
+def test_an_untrained_layer_keeps_its_state(kind):
+    """After 3 steps a third of a difference is left; with half of it lost at each step it were an eighth."""
+    layer = Recurrent(kind, INPUTS, 200)
+    x, name = torch.zeros(1, 3, INPUTS), layer.parts[-1]
+    zero, one = torch.zeros(1, 200), torch.ones(1, 200)
+    ends = [layer.unroll(x, {"hidden": zero, name: state})[1][name] for state in (zero, one)]
+    assert (ends[1] - ends[0]).mean().item() > 1 / 3
+
+
+def test_windows_shorter_than_the_burn_in_are_seen_whole():
+    layer, x, state = made("lstm")
+    known = torch.ones(ROWS, dtype=torch.bool)
+    for burn_in in (STEPS, STEPS + 3):
+        torch.testing.assert_close(layer.unroll_burnt_in(x, state, burn_in, known), layer.unroll(x, state)[0])
+
+
+def test_the_last_action_and_reward_are_inputs():
+    """Those of the state come first, those of the window follow."""
+    spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.MultiDiscrete([2, 3], start=[5, -1]))
+    torso = RecurrentTorso(spaces, (), "lstm", UNITS)
+    obs, reward = torch.randn(2, 4, 2), torch.tensor([[3.0, -8.0, 0.5], [1.0, 2.0, 4.0]])
+    action = torch.tensor([[[0, 1], [1, 2], [1, 0]], [[1, 1], [0, 0], [0, 2]]])  # as rows hold them, from 0
+    state = {
+        **{name: torch.zeros(2, UNITS) for name in ("hidden", "cell")},
+        PREVIOUS_ACTION: torch.tensor([[1.0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]),
+        PREVIOUS_REWARD: torch.tensor([7.0, 0.0]),
+    }
+    found = torso.inputs(obs, action, reward, state).detach().numpy()
+    one_hot = np.concatenate([np.eye(2)[action[..., 0]], np.eye(3)[action[..., 1]]], 2)
+    actions = np.concatenate([state[PREVIOUS_ACTION][:, None].numpy(), one_hot], 1)
+    rewards = np.concatenate([[[7.0], [0.0]], reward], 1)
+    np.testing.assert_allclose(found[..., :2], obs)
+    np.testing.assert_array_equal(found[..., 2:7], actions)
+    np.testing.assert_allclose(found[..., 7], plain_rescaled(rewards), rtol=1e-6)
+
+
+@BOTH
+def test_a_torsos_state_has_the_fields_of_a_row(kind):
+    for action in (gym.Discrete(4, start=2), gym.MultiBinary(3), gym.Box(-1, 1, (2, 2), np.float32)):
+        spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), action)
+        torso, fields = RecurrentTorso(spaces, (6,), kind, UNITS), state_fields(spaces, kind, UNITS, 8)
+        _, state = torso.step(torch.randn(5, 2), None)
+        chosen = np.stack([action.sample() - getattr(action, "start", 0) for _ in range(5)])
+        state = torso.acted(state, torch.from_numpy(chosen))
+        assert {name: (part.shape[1:], part.dtype) for name, part in state.items()} == {
+            name: (one.shape, torch.float32) for name, one in fields.items()
+        }
+        assert {one.every for one in fields.values()} == {8}
+        again, _ = torso.step(torch.randn(5, 2), state)
+        assert again.shape == (5, UNITS)
+
+
+def plain_rescaled(x):
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def plain_restored(x):
+    root = (np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3
+    return np.sign(x) * (root**2 - 1)
+
+
+def test_values_are_rescaled_as_the_paper_says():
+    values = np.concatenate([[0.0], np.geomspace(1e-3, 1e6, 40), -np.geomspace(1e-3, 1e6, 40)])
+    assert (np.diff(plain_rescaled(np.sort(values))) > 0).all()
+    np.testing.assert_allclose(rescaled(torch.from_numpy(values)), plain_rescaled(values), rtol=1e-12)
+    np.testing.assert_allclose(restored(torch.from_numpy(values)), plain_restored(values), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(restored(rescaled(torch.from_numpy(values))), values, rtol=1e-8, atol=1e-10)
+
+
+def test_small_values_survive_rescaling_in_float32():
+    """The paper's own form of the inverse is wrong by some 5e-5 there."""
+    values = torch.linspace(-0.1, 0.1, 201)
+    torch.testing.assert_close(restored(rescaled(values)), values, rtol=0, atol=1e-6)

@@ -1,0 +1,229 @@
+"""PPO with memory: its windows, what it says of them, and that it learns from what the actor had in mind."""
+
+import copy
+import pickle
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updates import made_batch
+from wander import Wander
+
+import marlcore as mc
+from marlcore.algos.recurrent_ppo import FIRST, RecurrentPPOTrainer, first_rows, windows_of
+from marlcore.interfaces import PREVIOUS_REWARD, QueueSource, ReplaySource
+from marlcore.spaces import MASK, Spaces
+from marlcore.spec import Field
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch_size=8, epochs=2)
+WIDE = gym.Box(-10, 10, (3,), np.float32)
+NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
+KINDS = {
+    "discrete": gym.Discrete(4),
+    "multi": gym.MultiDiscrete([2, 3]),
+    "box": gym.Box(-2, 3, (2,), np.float32),
+}
+
+
+def queue_batch(hyper, spaces, rows=24, seed=0):
+    """A batch as a queue's reader gives it: runs of a few rows, with random states and actions of the policy."""
+    rng = np.random.default_rng(seed)
+    model = hyper.make_model(spaces)
+    batch = made_batch(spaces if spaces.masked else replace(spaces, action=gym.Discrete(2)), rows, seed)
+    batch.reward /= 10
+    batch.continues = torch.from_numpy(rng.random(rows) < 0.85)
+    batch.continues[-1] = False
+    batch.discount = torch.where(batch.continues | torch.from_numpy(rng.random(rows) < 0.5), 0.9, 0.0)
+    fields = hyper.transition(spaces).extras
+    state = {
+        name: torch.from_numpy(rng.normal(size=(rows, *one.shape)).astype(np.float32))
+        for name, one in fields.items()
+        if name not in ("log_prob", "drawn")
+    }
+    features, _ = model.acting.torso.step(batch.obs, state)
+    output = model.acting.outputs(features).detach()
+    draw = model.acting.distribution.sample(output, model.acting.mask(batch.obs), rng)
+    batch.action = torch.from_numpy(draw.action)
+    drawn = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
+    batch.extras = {"log_prob": torch.from_numpy(draw.log_prob), **drawn, **state}
+    batch.numbers = NUMBERS
+    return batch
+
+
+def row_of(values, i):
+    return {name: one[i : i + 1] for name, one in values.items()} if isinstance(values, dict) else values[i : i + 1]
+
+
+def windows_in(rows):
+    """The values of each window."""
+    starts = rows.extras[FIRST].nonzero().squeeze(1)[1:]
+    return [tuple(one.tolist()) for one in torch.tensor_split(rows.value, starts.tolist())]
+
+
+def plain_first(continues, unroll):
+    firsts, place = [], 0
+    for i in range(len(continues)):
+        place = place + 1 if i and continues[i - 1] else 0
+        firsts.append(place % unroll == 0)
+    return firsts
+
+
+@settings(max_examples=100)
+@given(continues=st.lists(st.booleans(), min_size=1, max_size=40), unroll=st.integers(1, 9))
+def test_windows_are_runs_cut_in_pieces(continues, unroll):
+    first = first_rows(torch.tensor(continues), unroll)
+    assert first.tolist() == plain_first(continues, unroll)
+    rows, held = windows_of(first)
+    assert rows[held].tolist() == list(range(len(continues)))
+    assert held[:, 0].all() and (held.sum(1) <= unroll).all()
+    assert rows[:, 0].tolist() == np.flatnonzero(first).tolist()
+    assert (rows[~held] == rows[:, :1].expand_as(rows)[~held]).all()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
+    """Each window's outputs and values are those of steps from the state stored with its first row."""
+    hyper, spaces = replace(SMALL, cell=cell), Spaces(WIDE, KINDS[kind], masked=kind == "discrete", stack=2)
+    batch = queue_batch(hyper, spaces)
+    model = hyper.make_model(spaces)
+    first = first_rows(batch.continues, 4)
+    output, value = model(batch.obs, batch.extras, first)
+    torso, state = model.acting.torso, None
+    for i in range(24):
+        stored = row_of(batch.extras, i)
+        inputs = {name: stored[name] for name in ("previous_action", PREVIOUS_REWARD)}
+        state = stored if first[i] else {**state, **inputs}
+        features, state = torso.step(row_of(batch.obs, i), state)
+        torch.testing.assert_close(output[i], model.acting.outputs(features)[0])
+        torch.testing.assert_close(value[i], model.critic(features)[0, 0])
+
+
+def test_the_next_observation_is_valued_in_the_state_after_the_action():
+    spaces = Spaces(WIDE, gym.Discrete(4))
+    batch = queue_batch(SMALL, spaces)
+    model = SMALL.make_model(spaces)
+    trainer = SMALL.make_trainer(model)
+    which = torch.tensor([3, 17])
+    found = trainer.values_after(batch, which)
+    torso = model.acting.torso
+    for value, i in zip(found, which.tolist(), strict=True):
+        _, state = torso.step(row_of(batch.obs, i), row_of(batch.extras, i))
+        action, reward = torch.eye(4)[batch.action[i : i + 1]], batch.reward[i : i + 1]
+        state = {**state, "previous_action": action, PREVIOUS_REWARD: reward}
+        features, _ = torso.step(row_of(batch.next_obs, i), state)
+        torch.testing.assert_close(value, model.critic(features)[0, 0])
+
+
+def test_minibatches_are_whole_windows_and_all_of_them():
+    spaces = Spaces(WIDE, gym.Discrete(4))
+    batch = queue_batch(SMALL, spaces, rows=200)
+    trainer = SMALL.make_trainer(SMALL.make_model(spaces))
+    seen = []
+    minibatches = trainer.minibatches
+    trainer.minibatches = lambda rows: seen.append((rows, list(minibatches(rows)))) or iter(seen[-1][1])
+    update = trainer.update(batch)
+    assert update.updates == sum(len(parts) for _, parts in seen) and len(seen) == 2
+    orders = []
+    for rows, parts in seen:
+        assert all(abs(len(part.value) - 8) < 4 for part in parts[:-1])
+        values = [value for part in parts for value in part.value.tolist()]
+        assert sorted(values) == sorted(rows.value.tolist())
+        orders.append(values)
+        whole = set(windows_in(rows))
+        assert all(window in whole for part in parts for window in windows_in(part))
+    assert orders[0] != orders[1] != batch.reward.tolist()
+
+
+def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
+    spaces = Spaces(WIDE, gym.Discrete(4))
+    batches = [queue_batch(SMALL, spaces, seed=seed) for seed in range(4)]
+    model = SMALL.make_model(spaces)
+    trainer = SMALL.make_trainer(model)
+    for batch in batches[:2]:
+        trainer.update(batch)
+    saved = copy.deepcopy((model.state_dict(), trainer.state_dict()))
+    other = SMALL.make_model(spaces)
+    resumed = SMALL.make_trainer(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for batch in batches[2:]:
+        first, second = (one.update(copy.copy(batch)) for one in (trainer, resumed))
+        assert first.metrics == second.metrics
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_rows_store_the_state_each():
+    spaces = Spaces(WIDE, gym.Discrete(5), masked=True)
+    spec = SMALL.transition(spaces)
+    assert spec.extras == {
+        "log_prob": Field(),
+        "hidden": Field((6,)),
+        "cell": Field((6,)),
+        "previous_action": Field((5,)),
+        "previous_reward": Field(),
+    }
+    assert SMALL.source(ReplaySource()) == QueueSource(24)
+    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
+    model = SMALL.make_model(spaces)
+    obs = {"observation": torch.randn(2000, 3), MASK: torch.ones(2000, 5, dtype=torch.bool)}
+    obs[MASK][:, 1] = False
+    drawn = SMALL.act(model.acting, obs, explore={}, state=None, mask=obs[MASK], generator=np.random.default_rng(0))
+    counts = np.bincount(drawn.action, minlength=5)
+    assert counts[1] == 0 and (counts[[0, 2, 3, 4]] > 300).all()
+    assert drawn.extras.keys() == {"log_prob"} and drawn.state.keys() == spec.extras.keys() - {"log_prob"}
+    assert (drawn.state["previous_action"].argmax(1).numpy() == drawn.action).all()
+    assert (drawn.state["previous_action"].sum(1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("cell", "rnn", "RecurrentPPO cell: expected lstm or gru"),
+        ("units", 0, "RecurrentPPO units: expected an integer of at least 1"),
+        ("unroll", 0, "RecurrentPPO unroll: expected an integer of at least 1"),
+        ("clip", 0.0, "PPO clip: expected a finite number above 0"),
+    ],
+)
+def test_a_bad_hyperparameter_is_named_in_one_line(field, value, expected):
+    with pytest.raises(ValueError, match=rf"^{expected}, got {value!r}$"):
+        mc.RecurrentPPO(**{field: value})
+
+
+@dataclass(frozen=True)
+class Comparing(mc.RecurrentPPO):
+    """Notes how far the actor's log-probabilities are from those that its trainer computes."""
+
+    def make_trainer(self, model):
+        trainer = super().make_trainer(model)
+        evaluate, seen = trainer.evaluate, []
+
+        def compared(rows):
+            found = evaluate(rows)
+            seen.append(float((found.log_prob.detach() - rows.extras["log_prob"]).abs().max()))
+            assert max(seen) < 1e-4, seen
+            return found
+
+        trainer.evaluate = compared
+        return trainer
+
+
+@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+def test_the_trainer_finds_the_probabilities_with_which_the_actor_drew(tmp_path, mode):
+    """With weights that hardly change: in each copy and window, through all ends of episodes."""
+    algorithm = Comparing(
+        hidden=(8,), units=6, unroll=5, batch_size=200, minibatch_size=50, epochs=2, learning_rate=1e-12
+    )
+    config = mc.Config(
+        total_steps=3_000, mode=mode, run_dir=str(tmp_path / "run"),
+        actor=mc.ActorConfig(envs=5), learner=mc.LearnerConfig(device="cpu"), replay=mc.ReplayConfig(stack=2),
+    )  # fmt: skip
+    result = mc.train(Wander, algorithm, config, progress=False)
+    assert all(updates > 20 for updates in result.updates.values())
+    assert isinstance(algorithm.make_trainer(algorithm.make_model(Spaces(WIDE, gym.Discrete(4)))), RecurrentPPOTrainer)

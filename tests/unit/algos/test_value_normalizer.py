@@ -1,0 +1,51 @@
+"""The units of a critic, against plain NumPy."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from marlcore.algos.value_normalizer import ValueNormalizer
+
+CPU = torch.device("cpu")
+
+
+def test_the_statistics_are_debiased_averages_of_the_batches():
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(3 * i, 1 + i, 50 + i) for i in range(20)]
+    normalizer = ValueNormalizer(CPU)
+    for batch in batches:
+        normalizer.update(torch.from_numpy(batch))
+    weights = 0.99 ** np.arange(19, -1, -1)
+    mean = np.average([batch.mean() for batch in batches], weights=weights)
+    square = np.average([(batch**2).mean() for batch in batches], weights=weights)
+    deviation = np.sqrt(square - mean**2)
+    values = torch.linspace(-5, 90, 7)
+    expected = (values.numpy() - mean) / deviation
+    np.testing.assert_allclose(normalizer.normalized(values), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(normalizer.denormalized(normalizer.normalized(values)), values)
+
+
+def test_the_first_batch_counts_whole():
+    normalizer = ValueNormalizer(CPU)
+    targets = torch.tensor([40.0, 60.0])
+    assert torch.equal(normalizer.normalized(targets), targets)
+    normalizer.update(targets)
+    assert normalizer.normalized(targets).tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_equal_targets_stay_finite():
+    normalizer = ValueNormalizer(CPU)
+    normalizer.update(torch.full((5,), 7.0))
+    assert normalizer.normalized(torch.tensor([7.0, 8.0])).tolist() == pytest.approx([0.0, 100.0], abs=1e-4)
+
+
+def test_an_heir_has_the_same_units():
+    normalizer, heir = ValueNormalizer(CPU), ValueNormalizer(CPU)
+    normalizer.update(torch.tensor([1.0, 5.0]))
+    heir.load_state_dict(copy.deepcopy(normalizer.state_dict()))
+    more = torch.tensor([9.0, 2.0])
+    for one in (normalizer, heir):
+        one.update(more)
+    assert torch.equal(normalizer.normalized(more), heir.normalized(more))

@@ -1,0 +1,204 @@
+"""marlcore.compat.empo returns what EMPO's callers expect, with the oracle's numbers."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_oracle import graph_lists
+from induction_oracle import Induction
+from world_models import Diamonds, Doors, Slippery
+
+from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A goal as EMPO's are: equal ones are one goal, though the generator makes them anew."""
+
+    rest: int
+
+    def is_achieved(self, state: Any) -> int:
+        return int(sum(repr(state).encode()) % 5 == self.rest)
+
+    __call__ = is_achieved  # for the oracle
+
+
+@dataclass(frozen=True)
+class Generator:
+    def generate(self, state: Any, agent: int) -> Iterator[tuple[Reach, float]]:
+        yield Reach(0), 0.25
+        if sum(repr(state).encode()) % 2:
+            yield Reach(1 + agent), 0.75
+
+
+GOALS = {0: [Reach(0), Reach(1)], 1: [Reach(0), Reach(2)]}
+MODELS = {"doors": Doors(horizon=3), "slippery": Slippery(agents=3, horizon=2), "diamonds": Diamonds(agents=3, depth=5)}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return MODELS[request.param]
+
+
+def oracle(model: Any, humans: list[int], **options: Any) -> Induction:
+    lists = graph_lists(model)
+    return Induction(
+        lists.states, lists.transitions, len(model.agents), model.action_space.n,
+        {agent: GOALS[agent] for agent in humans},
+        robots=[agent for agent in range(len(model.agents)) if agent not in humans],
+        offered=lambda state, agent: [goal for goal, _ in Generator().generate(state, agent)], **options,
+    )  # fmt: skip
+
+
+def check(model: Any, humans: list[int], found: tuple[Any, Any], expected: Induction) -> None:
+    prior, values = found
+    assert [*values] == expected.states
+    assert [*prior.values] == [state for state, rows in zip(expected.states, expected.rows, strict=True) if rows]
+    for i, state in enumerate(expected.states):
+        for agent in humans:
+            offered = [goal for goal, _ in Generator().generate(state, agent)] if expected.rows[i] else []
+            numbers = {goal: GOALS[agent].index(goal) for goal in offered}
+            assert values[state][agent] == {goal: expected.values[agent][k][i] for goal, k in numbers.items()}
+            for goal, k in numbers.items():
+                assert prior(state, agent, goal).tolist() == expected.policies[agent][k][i]
+                assert prior.values[state][agent][goal].tolist() == expected.policies[agent][k][i]
+
+
+def test_the_dag_is_the_oracles(model: Any) -> None:
+    expected = graph_lists(model)
+    assert get_dag_parallel(model, return_probabilities=True, num_workers=1) == tuple(expected)
+    assert get_dag_parallel(model) == tuple(expected)[:3]
+
+
+def test_it_replaces_a_method_by_assignment() -> None:
+    class Model(Slippery):
+        get_dag_parallel = get_dag_parallel
+
+    states, index, successors, transitions = Model().get_dag_parallel(return_probabilities=True, num_workers=1)
+    assert [index[state] for state in states] == [*range(len(states))]
+    assert [profile for profile, _, _ in transitions[0]][:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert successors[0] == sorted({j for _, _, reached in transitions[0] for j in reached})
+
+
+@pytest.mark.parametrize("options", [{}, {"optimistic": True, "beta_h": math.inf}, {"beta_h": 3.0}])
+def test_priors_and_values_are_the_oracles(model: Any, options: dict[str, Any]) -> None:
+    for humans in ([0], [0, 1]):
+        found = compute_human_policy_prior(
+            model, humans, Generator(), return_Vh=True, use_float16=False, quiet=True, gamma_h=0.9, **options
+        )
+        wanted = {"gamma": 0.9, "beta": options.get("beta_h", 10.0), "optimistic": options.get("optimistic", False)}
+        check(model, humans, found, oracle(model, humans, **wanted))
+
+
+def test_float16_rounds_values_as_they_are_stored() -> None:
+    model = MODELS["slippery"]
+    prior, values = compute_human_policy_prior(model, [0], Generator(), return_Vh=True, quiet=True)
+    expected = oracle(model, [0], store=lambda value: float(np.float16(value)))
+    for i, state in enumerate(expected.states):
+        for goal, value in values[state][0].items():
+            assert value == expected.values[0][GOALS[0].index(goal)][i]
+            policy = prior(state, 0, goal)
+            assert policy.dtype == np.float64 and abs(policy.sum() - 1) < 1e-15
+            assert np.allclose(policy, expected.policies[0][GOALS[0].index(goal)][i], rtol=1e-6, atol=1e-7)
+
+
+def test_workers_levels_and_a_generator_of_the_model_change_nothing() -> None:
+    model = Slippery()
+    said: list[tuple[int, int]] = []
+    plain = compute_human_policy_prior(model, [1], Generator(), use_float16=False, quiet=True)
+    model.possible_goal_generator = Generator()
+    other = compute_human_policy_prior(
+        model, [1], parallel=True, num_workers=3, level_fct=lambda state: state[0], use_float16=False,
+        progress_callback=lambda done, total: said.append((done, total)), quiet=True,
+    )  # fmt: skip
+    assert said[-1] == (len(graph_lists(model).states),) * 2
+    for state in plain.values:
+        for goal, policy in plain.values[state][1].items():
+            assert other(state, 1, goal).tolist() == policy.tolist()
+
+
+def test_beliefs_and_durations_are_those_given() -> None:
+    class Timed(Slippery):
+        def transition_durations(self, state: Any, actions: list[int], transitions: list[Any]) -> list[float]:
+            assert isinstance(actions, list)
+            return [1.0 + actions[0] + i for i in range(len(transitions))]
+
+    def believed(state: Any, agent: int, action: int) -> list[tuple[float, Any]]:
+        return [(0.25, np.array([-1, 0])), (0.75, np.array([-1, 2]))] if agent == 0 else [(1.0, np.array([1, -1]))]
+
+    def discount(state: Any, profile: tuple[int, ...], outcomes: list[Any]) -> list[float]:
+        return [math.exp(-0.1 * (1.0 + profile[0] + i)) for i in range(len(outcomes))]
+
+    found = compute_human_policy_prior(
+        Timed(), [0, 1], Generator(), believed, rho_h=0.1, return_Vh=True, use_float16=False, quiet=True
+    )
+    expected = oracle(
+        Timed(), [0, 1], discount=discount,
+        believed=lambda *asked: [(p, [max(a, 0) for a in profile.tolist()]) for p, profile in believed(*asked)],
+    )  # fmt: skip
+    check(Timed(), [0, 1], found, expected)
+
+
+def test_without_a_goal_a_prior_is_the_weighted_mean() -> None:
+    prior = compute_human_policy_prior(Slippery(), [0], Generator(), use_float16=False, quiet=True)
+    for state in prior.values:
+        offers = [*Generator().generate(state, 0)]
+        mean = sum(weight * prior(state, 0, goal) for goal, weight in offers) / sum(weight for _, weight in offers)
+        assert np.allclose(prior(state, 0), mean) and abs(prior(state, 0).sum() - 1) < 1e-12
+
+
+def test_profiles_of_several_humans_are_independent() -> None:
+    prior = compute_human_policy_prior(Slippery(), [0, 1], Generator(), beta_h=2.0, quiet=True)
+    state = (0, (0, 0))
+    for found, first in (
+        (prior.profile_distribution(state), prior(state, 0)),
+        (prior.profile_distribution_with_fixed_goal(state, 0, Reach(0)), prior(state, 0, Reach(0))),
+    ):
+        assert abs(sum(p for p, _ in found) - 1) < 1e-12
+        for p, (one, other) in found:
+            assert p == pytest.approx(first[one] * prior(state, 1)[other])
+
+
+def test_actions_are_drawn_by_the_policy() -> None:
+    prior = compute_human_policy_prior(Slippery(), [0, 1], Generator(), beta_h=2.0, quiet=True)
+    np.random.seed(0)
+    state = (0, (0, 0))
+    drawn = np.bincount([prior.sample(state, 0, Reach(0)) for _ in range(3000)], minlength=3) / 3000
+    assert np.allclose(drawn, prior(state, 0, Reach(0)), atol=0.03)
+    assert len(prior.sample(state)) == 2
+    with pytest.raises(ValueError, match="possible_goal: expected None"):
+        prior.sample(state, possible_goal=Reach(0))
+
+
+def test_a_prior_is_pickled_whole_without_its_model() -> None:
+    prior = compute_human_policy_prior(Slippery(), [0], Generator(), quiet=True)
+    copy = pickle.loads(pickle.dumps(prior))
+    assert copy.world_model is None
+    copy.set_world_model(prior.world_model)
+    assert [*copy.values] == [*prior.values]
+    for state in prior.values:
+        assert copy(state, 0).tolist() == prior(state, 0).tolist()
+
+
+def test_terminal_states_and_unknown_goals_have_no_policy() -> None:
+    prior, values = compute_human_policy_prior(Slippery(), [0], Generator(), return_Vh=True, quiet=True)
+    end = next(state for state in values if state[0] == 4)
+    assert values[end] == {0: {}} and end not in prior.values and len(prior.values) < len(values)
+    for asked in ((end, 0, Reach(0)), ((0, (0, 0)), 0, Reach(7)), ("nowhere", 0, Reach(0))):
+        with pytest.raises(KeyError):
+            prior(*asked)
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="possible_goal_generator: expected one here or in world_model, got None"):
+        compute_human_policy_prior(Slippery(), [0], quiet=True)
+    with pytest.raises(ValueError, match="expected gamma or rho, got both"):
+        compute_human_policy_prior(Slippery(), [0], Generator(), gamma_h=0.9, rho_h=0.1, quiet=True)
+    with pytest.raises(ValueError, match="agents: expected agents from 0 to 1, got 5"):
+        compute_human_policy_prior(Slippery(), [5], Generator(), quiet=True)

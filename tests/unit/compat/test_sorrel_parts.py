@@ -1,0 +1,302 @@
+"""The parts of an experiment of sorrel, each alone: packing, messages, the clock, the book, the memories."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sorrel_double as double
+import torch
+
+from marlcore import ClosedError, Field, LaneBusy
+from marlcore.compat.sorrel import Buffer
+from marlcore.compat.sorrel.book import Book
+from marlcore.compat.sorrel.clock import Clock
+from marlcore.compat.sorrel.memory import LearnersMemory, give_back, rings_for
+from marlcore.compat.sorrel.nameless import Mailbox, Sender, Spare
+from marlcore.compat.sorrel.packing import pack, unpack
+from marlcore.memory import interrupt_waits_with
+
+
+def filled(capacity: int, rows: int, n_frames: int = 3, buffer: Any = None) -> Any:
+    """A buffer with epochs of seven rows that count up, each after its empty frames."""
+    buffer = buffer or double.Buffer(capacity, (2,), n_frames)
+    buffer.extra_data["positions"] = np.zeros((capacity, 2), np.int64)
+    for t in range(rows):
+        if t % 7 == 0:
+            buffer.add_empty()
+        buffer.add([t + 1, -t], t % 2, t / 2, t % 7 == 6, positions=(t, t))
+    return buffer
+
+
+# ---- packing ----
+
+
+def test_what_is_left_out_is_put_in_wherever_it_was() -> None:
+    """Pickling must never make a second memory: sorrel's own branch once trained on one that nobody filled."""
+    model = double.Model()
+    model.other_name = [model.memory]
+    ring = object()
+    again = unpack(pack(model, [(model.memory, "ring")]), {"ring": ring})
+    assert again.memory is ring and again.other_name == [ring]
+    assert isinstance(model.memory, double.Buffer)
+
+
+def test_locks_are_new_ones_and_optimizers_keep_their_parameters() -> None:
+    model = double.Model()
+    model._lock = threading.RLock()
+    with model._lock:
+        again = unpack(pack(model), {})
+    assert again._lock.acquire(blocking=False)
+    again._lock.release()
+    assert again.optimizer.param_groups[0]["params"][0] is again.local.weight
+
+
+def test_a_view_of_a_large_row_is_packed_alone() -> None:
+    """The weights of a store's model are views of one row; each would carry all of it."""
+    row = torch.zeros(1_000_000)
+    model = torch.nn.Linear(2, 2)
+    model.weight.data = row[:4].view(2, 2)
+    model.fixed = row[4:6]
+    data = pack(model)
+    assert len(data) < 20_000
+    again = unpack(data, {})
+    assert isinstance(again.weight, torch.nn.Parameter) and again.weight.requires_grad
+    assert again.fixed.tolist() == [0, 0] and not again.fixed.requires_grad
+
+
+def test_what_cannot_be_pickled_is_named_in_one_line() -> None:
+    model = double.Model()
+    model.stream = (i for i in ())
+    with pytest.raises(TypeError, match=r"^Model: expected something that can be pickled \(.*\)$"):
+        pack(model)
+
+
+# ---- messages and files ----
+
+
+def test_messages_arrive_in_order_and_whole() -> None:
+    box = Mailbox()
+    sender = Sender(box.path)
+    for i in range(3):
+        sender.send("loss", i, np.zeros(1000))
+    assert [message[:2] for message in box.messages()] == [("loss", 0), ("loss", 1), ("loss", 2)]
+    assert list(box.messages()) == []
+    sender.close()
+    box.close()
+
+
+def test_half_a_message_of_a_killed_process_is_dropped() -> None:
+    box = Mailbox()
+    killed = os.open(box.path, os.O_WRONLY)
+    os.write(killed, b"\x40\0\0\0\0\0\0\0half")
+    os.close(killed)
+    assert list(box.messages()) == []
+    box.renew()
+    successor = Sender(box.path)
+    successor.send("score", 1)
+    assert list(box.messages()) == [("score", 1)]
+    successor.close()
+    box.close()
+
+
+def test_spare_files_have_no_name() -> None:
+    spare = Spare()
+    for i, path in enumerate(spare.paths):
+        Path(path).write_bytes(bytes([i]))
+        assert "(deleted)" in os.readlink(path)
+    assert [Path(path).read_bytes() for path in spare.paths] == [b"\0", b"\1"]
+    spare.close()
+
+
+# ---- the clock ----
+
+
+def test_the_clock_makes_each_side_wait_for_the_other() -> None:
+    with Clock.create(2) as clock, Clock.attach(clock.handle) as other:
+        done: list[str] = []
+
+        def actor() -> None:
+            other.wait_for_learners(1)
+            done.append("actor")
+            other.end(1)
+
+        thread = threading.Thread(target=actor)
+        thread.start()
+        clock.learn(0, 1)
+        thread.join(0.15)
+        assert not done  # the other learner has not
+        clock.learn(1, 1)
+        clock.wait_for_actor(1)
+        thread.join()
+        assert done == ["actor"] and clock.ended == 1
+
+
+def test_a_wait_ends_where_the_experiment_stops() -> None:
+    def stop() -> None:
+        raise ClosedError("stop")
+
+    with Clock.create(1) as clock:
+        interrupt_waits_with(stop)
+        try:
+            with pytest.raises(ClosedError):
+                clock.wait_for_actor(1)
+        finally:
+            interrupt_waits_with(None)
+
+
+# ---- the book ----
+
+
+def test_epochs_are_recorded_in_order_and_once_whole() -> None:
+    logger = double.StepLogger()
+    book = Book(logger, ["learner-0", "learner-1"])
+    turn = double.SimpleNamespace(epoch=0, turn=1)
+    for worker, message in (
+        ("actor", ("score", 1, 5.0, 0.4, {})),
+        ("actor", ("steps", 0, 0, [turn])),
+        ("learner-0", ("loss", 0, 0.25)),
+        ("learner-0", ("loss", 1, 1.0)),
+        ("learner-1", ("loss", 0, 0.5)),
+    ):
+        book.take(worker, message)
+        book.record()
+    assert logger.epochs == []
+    book.take("actor", ("score", 0, 4.0, 0.5, {"mean": 2.0}))
+    book.record()
+    assert logger.epochs == [(0, 0.75, 4.0, 0.5)]
+    assert logger.values == [{"mean": 2.0}] and logger.turns == [(0, 1)]
+    book.record(all_of_it=True)
+    assert math.isnan(logger.epochs[1][1]) and book.scores == [4.0, 5.0]
+
+
+def test_an_epoch_that_a_successor_repeats_is_recorded_once() -> None:
+    logger = double.StepLogger()
+    book = Book(logger, ["learner-0"])
+    turns = [double.SimpleNamespace(epoch=0, turn=i) for i in range(4)]
+    book.take("actor", ("steps", 0, 0, turns[:2]))
+    book.take("actor", ("steps", 0, 2, turns[2:]))
+    book.take("actor", ("steps", 0, 0, turns[:3]))
+    book.take("actor", ("score", 0, 7.0, 0.5, {}))
+    book.take("learner-0", ("loss", 0, 1.0))
+    book.record()
+    book.take("learner-0", ("loss", 0, 2.0))
+    book.take("actor", ("score", 0, 9.0, 0.5, {}))
+    book.record()
+    assert logger.epochs == [(0, 1.0, 7.0, 0.5)] and logger.turns == [(0, 0), (0, 1), (0, 2)]
+
+
+# ---- the memories ----
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10, 20, 21, 22, 25, 100])
+def test_a_ring_has_the_rows_of_its_memory_at_their_positions(rows: int) -> None:
+    memory = filled(30, rows)
+    (ring,) = rings_for(memory, 1)
+    assert (ring.idx, len(ring), ring.n_frames, ring.capacity) == (memory.idx, memory.size, 3, 30)
+    np.testing.assert_array_equal(ring.states, memory.states)
+    np.testing.assert_array_equal(ring.extra_data["positions"], memory.extra_data["positions"])
+    np.testing.assert_array_equal(ring.current_state(), memory.current_state())
+    if rows >= 20:
+        np.random.seed(0)
+        theirs = memory.sample(8)
+        np.random.seed(0)
+        here = (theirs[0][:, 0] != 0) & (np.diff(theirs[0][:, ::2], axis=1) >= 0).all(1)  # not across the head
+        for mine, other in zip(ring.sample(8), theirs, strict=True):
+            np.testing.assert_array_equal(mine[here], other[here])
+    ring.add([9, 9], 1, 1.0, False)
+    memory.add([9, 9], 1, 1.0, False)
+    assert (ring.idx, len(ring)) == (memory.idx, memory.size)
+    np.testing.assert_array_equal(ring.states, memory.states)
+    ring.close()
+
+
+@pytest.mark.parametrize("rows", [0, 10, 100])
+def test_a_memory_gets_the_rows_back(rows: int) -> None:
+    memory, target = filled(30, rows), filled(30, 12)
+    (ring,) = rings_for(memory, 1)
+    give_back([ring], target)
+    assert (target.idx, target.size) == (memory.idx, memory.size)
+    np.testing.assert_array_equal(target.states, memory.states)
+    np.testing.assert_array_equal(target.extra_data["positions"], memory.extra_data["positions"])
+    ring.close()
+
+
+def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
+    memory = Buffer(9, (2,))
+    memory.add([1, 1], 0, 0.0, False)
+    rings = rings_for(memory, 1)
+    assert rings == [memory]
+    give_back(rings, memory)
+    assert len(memory) == 1
+
+
+def test_extra_fields_of_other_dtypes_are_kept() -> None:
+    with_field = Buffer(4, (1,), log_prob=Field((), "float32"))
+    with_field.add([1], 0, 0.0, False, log_prob=-0.5)
+    assert with_field.extra_data["log_prob"].tolist() == [-0.5, 0, 0, 0]
+    with pytest.raises(KeyError):
+        with_field.extra_data["other"]
+    assert dict(with_field.extra_data).keys() == {"log_prob"} and len(with_field.extra_data) == 1
+
+
+def test_windows_never_mix_copies_of_the_world() -> None:
+    """Rows of two copies in one ring would make stacks of frames that no agent ever saw."""
+    rings = rings_for(double.Buffer(60, (1,), 3), 2)
+    memory = LearnersMemory(rings)
+    assert (memory.capacity, len(memory)) == (60, 0)
+    for t in range(100):  # turn by turn, as the actor advances its copies
+        rings[0].add([t], 0, 0.0, False)
+        rings[1].add([1000 + t], 1, 1.0, False)
+    drawn = []
+    for _ in range(100):
+        states, actions, rewards, next_states, _, _ = memory.sample(20)
+        frames = np.concatenate([states, next_states[:, -1:]], axis=1)
+        assert (np.diff(frames, axis=1) == 1).all()
+        np.testing.assert_array_equal(actions[:, 0], states[:, 2] >= 1000)
+        np.testing.assert_array_equal(actions, rewards)
+        drawn += actions[:, 0].tolist()
+    assert abs(np.mean(drawn) - 0.5) < 0.05
+    with pytest.raises(AttributeError, match="memory of 2 copies"):
+        memory.idx  # noqa: B018
+    give_back(rings, target := double.Buffer(60, (1,), 3))
+    assert target.size == 60 and target.states[29] == 99 and target.states[30] == 1070
+    for ring in rings:
+        ring.close()
+
+
+def test_a_batch_can_be_drawn_where_sorrels_condition_says_so() -> None:
+    rings = rings_for(double.Buffer(60, (1,), 3), 2)
+    memory = LearnersMemory(rings)
+    for t in range(30):
+        rings[t % 2].add([t], 0, 0.0, False)
+        if len(memory) >= 5 + 3 + 1:
+            memory.sample(5)
+        else:
+            with pytest.raises(ValueError, match="batch_size: expected at most"):
+                memory.sample(5)
+    for ring in rings:
+        ring.close()
+
+
+def test_a_models_hooks_add_nothing_in_its_learner() -> None:
+    (ring,) = rings_for(filled(30, 12), 1)
+    memory = LearnersMemory([ring])
+    before = (ring.idx, len(ring))
+    with memory.aside():
+        memory.add_empty()
+        memory.add([1, 1], 0, 0.0, False)
+        memory.clear()
+    assert (memory.idx, memory.size) == before
+    ring.add([1, 1], 0, 0.0, False)  # the actor
+    other = unpack(pack(ring), {})
+    with pytest.raises(LaneBusy):
+        LearnersMemory([other]).add([1, 1], 0, 0.0, False)
+    memory.clear()
+    assert len(ring) == 0 and memory[0][1] == 0
+    ring.close()

@@ -1,0 +1,459 @@
+"""Actor and learners of an experiment of sorrel, in turn in one process, against the double's own sequential loop."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import sorrel_double as double
+import torch
+
+from marlcore import ClosedError
+from marlcore.compat.sorrel import Buffer, run_experiment_mp
+from marlcore.compat.sorrel.actor import Actor
+from marlcore.compat.sorrel.learner import Learner
+from marlcore.compat.sorrel.options import Options, schedule_of
+from marlcore.compat.sorrel.session import Session
+from marlcore.memory import interrupt_waits_with
+from marlcore.processes import Interrupts
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+class Repeatable(double.Model):
+    """A model that draws no random numbers, so that any loop that does the same work has the same result."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=500)
+        self.acted = 0
+        self.epochs_begun = 0
+
+    def take_action(self, state: Any) -> int:
+        self.acted += 1
+        if (self.acted * 0.381966) % 1 < self.epsilon:
+            return self.acted // 3 % 2
+        with torch.no_grad():
+            return int(self.local(torch.from_numpy(state).float()).argmax())
+
+    def train_step(self) -> Any:
+        states, rewards = torch.tensor(self.memory.states), torch.tensor(self.memory.rewards)
+        inputs = torch.cat([states[:-1], states[1:]], 1)
+        loss = ((self.local(inputs).max(1).values - rewards[1:] - 0.1 * self.target(inputs).mean(1)) ** 2).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.updated += 1
+        return loss.detach().numpy()
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        super().start_epoch_action(**kwargs)
+        self.epochs_begun += 1
+
+
+class InTurn:
+    """A session whose roles run in this process, one after another."""
+
+    def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
+        chosen = Options(ahead=0, seed=0, **options)
+        schedule = schedule_of(env.config, False)
+        self.session = Session(env, env.config, chosen, schedule, 0, Interrupts(), logger)
+        self.plan, self.envs = self.session._plan, self.session._envs
+        self.box = {name: box.path for name, box in self.session._mail.items()}
+        with ExitStack() as stack:
+            stack.enter_context(self.session)
+            self.actor: Any = stack.enter_context(Actor(self.envs[0], "actor-0", self.plan, self.box["actor-0"], 1))
+            self.learners = [stack.enter_context(self.learner(i)) for i in range(len(self.plan.models))]
+            self._stack = stack.pop_all()
+
+    def learner(self, i: int, attempt: int = 1) -> Learner:
+        name = f"learner-{i}"
+        return Learner(i, self.envs[1 + i], name, self.plan, self.box[name], attempt)
+
+    def epoch(self) -> bool:
+        went_on = self.actor.step()
+        for learner in self.learners:
+            while learner._epoch < self.actor.clock.ended:
+                learner.step()
+        self.session._read_mail()
+        return went_on
+
+    def finish(self) -> None:
+        while self.epoch():
+            pass
+        for learner in self.learners:
+            learner.finish()
+        self.session.hand_back()
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def in_turn(env: Any, logger: Any = None, **options: Any) -> Iterator[InTurn]:
+    run = InTurn(env, logger, **options)
+    try:
+        yield run
+    finally:
+        interrupt_waits_with(None)
+        run.close()
+
+
+def states_of(env: Any) -> list[Any]:
+    return [{name: array.tolist() for name, array in agent.model.state_dict().items()} for agent in env.agents]
+
+
+def both(**given: Any) -> tuple[Any, Any, Any, Any]:
+    """The same environment after sorrel's loop and after ours, with what each logged."""
+    theirs, ours = double.make(model=Repeatable, **given), double.make(model=Repeatable, **given)
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    with in_turn(ours, our_log) as run:
+        run.finish()
+    return theirs, their_log, ours, our_log
+
+
+def test_in_lock_step_everything_is_what_sorrels_loop_gives() -> None:
+    """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories; torch's sums differ in the last digit."""
+    theirs, their_log, ours, our_log = both(agents=3, epochs=9)
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.values == their_log.values and our_log.turns == their_log.turns
+    assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs) == 10
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        assert mine.model.epsilon == other.model.epsilon == pytest.approx(0.5 * 0.9**10)
+        assert mine.model.epochs_begun == other.model.epochs_begun
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
+        torch.testing.assert_close(*moments)
+        assert isinstance(mine.model.memory, double.Buffer)
+        assert (mine.model.memory.idx, mine.model.memory.size) == (other.model.memory.idx, other.model.memory.size)
+        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+
+
+def test_a_second_experiment_goes_on_where_the_first_ended() -> None:
+    theirs, ours = (double.make(model=Repeatable) for _ in range(2))
+    their_log, our_log = double.Logger(), double.Logger()
+    for _ in range(2):
+        theirs.run_experiment(their_log)
+        with in_turn(ours, our_log) as run:
+            run.finish()
+        for mine, other in zip(ours.agents, theirs.agents, strict=True):
+            mine.model.acted = other.model.acted  # what a model counts while it acts stays in the actor
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert ours.agents[0].model.epsilon == theirs.agents[0].model.epsilon
+    assert ours.agents[0].model.memory.idx == theirs.agents[0].model.memory.idx
+    ours.run_experiment(double.Logger())  # and sorrel's loop can take over
+
+
+def test_agents_that_share_a_model_have_one_learner() -> None:
+    logs = []
+    for sequential in (True, False):
+        torch.manual_seed(0)
+        model = Repeatable()
+        env = double.Environment(double.config(), [double.Agent(model) for _ in range(3)])
+        logs.append(double.Logger())
+        if sequential:
+            env.run_experiment(logs[-1])
+            continue
+        with in_turn(env, logs[-1]) as run:
+            assert len(run.learners) == 1
+            run.finish()
+        assert env.agents[0].model is env.agents[2].model is model
+        assert int(model.updated) == 18
+    assert [row[2:] for row in logs[0].epochs] == [row[2:] for row in logs[1].epochs]
+
+
+def test_entities_come_first_and_agents_in_turn() -> None:
+    with in_turn(double.make(agents=2, max_turns=3)) as run:
+        run.epoch()
+        assert run.actor._worlds[0].env.world.log == ["entity", "agent", "agent"] * 3
+
+
+def test_epsilon_reaches_the_actor_with_the_weights() -> None:
+    """sorrel's own branch left the actor's epsilon as it was in the beginning."""
+    with in_turn(double.make(epochs=4)) as run:
+        for epoch in range(5):
+            run.epoch()
+            for agent in run.actor._worlds[0].env.agents:
+                assert agent.model.epsilon == pytest.approx(0.5 * 0.9**epoch)
+                assert int(agent.model.updated) == max(0, run.learners[0]._model.updated - 1)
+
+
+def test_what_a_learner_trains_on_is_what_the_actor_added() -> None:
+    """sorrel's own branch trained on zeros, since pickling a model made a new buffer."""
+    with in_turn(env := double.make(agents=1, epochs=6)) as run:
+        while run.epoch():
+            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].env.agents[0].model.memory
+            np.testing.assert_array_equal(mine.states, others.states)
+        run.finish()
+    assert env.agents[0].model.trained_on >= 4 * int(env.agents[0].model.updated) > 0
+    assert np.count_nonzero(env.agents[0].model.memory.states.any(1)) == 7 * 8
+
+
+class Watching(double.Model):
+    """Counts the windows of its batches in which one row does not follow the other."""
+
+    crossed = 0
+
+    def __init__(self) -> None:
+        super().__init__(capacity=30, n_frames=3)
+
+    def train_step(self) -> Any:
+        for _ in range(20):
+            states, _, _, next_states, _, _ = self.memory.sample(4)
+            frames = np.concatenate([states.reshape(4, 3, -1), next_states.reshape(4, 3, -1)[:, -1:]], axis=1)
+            prizes = (frames == 2).argmax(2)  # the prize moves one cell in each turn
+            Watching.crossed += int((np.diff(prizes, axis=1) % 7 != 1).any(1).sum())
+        return super().train_step()
+
+
+def test_no_window_that_is_trained_on_crosses_the_write_head() -> None:
+    """Of sorrel's own draws from a full ring, some windows do, and say that they are valid."""
+    given = {"agents": 1, "epochs": 3, "max_turns": 60, "model": Watching}
+    Watching.crossed = 0
+    with in_turn(double.make(**given)) as run:
+        run.finish()
+    assert Watching.crossed == 0
+    double.make(**given).run_experiment(double.Logger())
+    assert Watching.crossed > 0
+
+
+def test_a_killed_learners_successor_goes_on_with_everything() -> None:
+    """It has the optimizer of the last save, and the newer weights of the last publication."""
+    with in_turn(env := double.make(agents=2, epochs=6), save_seconds=1e-9) as run:
+        run.epoch()
+        run.epoch()
+        killed = run.learners.pop(0)
+        moments = killed._model.optimizer.state[killed._model.local.weight]["exp_avg"].clone()
+        killed._save_at = math.inf
+        run.learners.insert(0, killed)
+        run.epoch()
+        before = {name: tensor.clone() for name, tensor in run.learners.pop(0)._model.state_dict().items()}
+        with torch.no_grad():
+            killed._model.local.weight += 1  # an update that was never published
+        killed.clock.learn(0, 2)  # it was killed between its publication and this word
+        killed.__exit__()
+        with run.learner(0, attempt=2) as successor:
+            run.learners.insert(0, successor)
+            assert (successor._epoch, successor._updates, run.actor.clock.learned(0)) == (3, 3, 3)
+            model = successor._model
+            assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+            assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
+            assert model.epsilon == pytest.approx(0.5 * 0.9**3)
+            run.finish()
+            assert run.session.counts()["updates"] == 2 * 7
+    assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
+
+
+def test_a_successor_without_a_save_has_the_published_weights() -> None:
+    with in_turn(double.make(agents=1, epochs=6)) as run:
+        run.epoch()
+        run.epoch()
+        killed = run.learners.pop()
+        killed.__exit__()
+        with run.learner(0, attempt=2) as successor:
+            assert int(successor._model.updated) == int(killed._model.updated)
+            assert torch.equal(successor._model.local.weight, killed._model.local.weight)
+            assert successor._model.optimizer.state == {}
+
+
+def test_a_killed_actors_successor_repeats_its_epoch() -> None:
+    logger = double.Logger()
+    with in_turn(double.make(epochs=5), logger) as run:
+        run.epoch()
+        run.epoch()
+        played = run.actor._worlds[0]
+        played.begin(2)
+        played.take_turn()
+        run.actor.__exit__()
+        for ring in run.plan.models:
+            ring.rings[0].release()
+        with Actor(run.envs[0], "actor-0", run.plan, run.box["actor-0"], 2) as run.actor:
+            assert run.actor.clock.ended == 2
+            run.epoch()
+            assert run.actor._worlds[0].env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
+            run.finish()
+    assert [row[0] for row in logger.epochs] == list(range(6))
+
+
+@pytest.mark.parametrize(("rate", "updates"), [(1, 6), (2, 12), (0.5, 3), (1.5, 9)])
+def test_updates_for_each_epoch_are_held(rate: float, updates: int) -> None:
+    with in_turn(double.make(agents=2), updates_per_epoch=rate) as run:
+        run.finish()
+        assert run.session.counts() == {"epochs": 6, "steps": 6 * 8 * 2, "updates": 2 * updates, "restarts": 0}
+
+
+def test_a_learner_that_runs_free_learns_while_it_waits() -> None:
+    with in_turn(double.make(agents=1, epochs=1), updates_per_epoch=None, publish_interval=3) as run:
+        run.actor.step()
+        (learner,) = run.learners
+        learner.step()
+        stepping = threading.Timer(0.2, run.actor.step)
+        stepping.start()
+        learner.step()
+        stepping.join()
+        assert learner._updates > 2 and learner._epoch == 2
+        assert learner._publisher.version >= 2 + (learner._updates - 2) // 3
+        learner.finish()
+
+
+def test_copies_of_the_world_share_networks_and_nothing_else() -> None:
+    with in_turn(env := double.make(agents=2, epochs=6), copies=3) as run:
+        worlds = [world.env for world in run.actor._worlds]
+        run.epoch()
+        for first, second, third in zip(*(world.agents for world in worlds), strict=True):
+            models = [first.model, second.model, third.model]
+            assert len({id(model) for model in models}) == len({id(model.memory) for model in models}) == 3
+            assert models[0].local.weight is models[1].local.weight is models[2].local.weight
+        assert worlds[0].world is not worlds[1].world
+        run.finish()
+        assert run.session.counts()["epochs"] == 7 and run.session.counts()["updates"] == 14
+        assert [model.rings[0].capacity for model in run.plan.models] == [21, 21]
+    assert env.agents[0].model.memory.size > 40
+
+
+class Threadsafe(double.Model):
+    """As sorrel's threadsafe models: a lock, and a snapshot of the policy that is renewed where a version changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+        self._version, self._copied, self._snapshot = 0, -1, torch.zeros(())
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        super().start_epoch_action(**kwargs)
+        self._version += 1
+
+    def take_action(self, state: Any) -> int:
+        if self._copied != self._version:
+            self._copied, self._snapshot = self._version, self.local.weight.detach().clone()
+        return super().take_action(state)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_threadsafe_models_act_with_the_newest_weights(copies: int) -> None:
+    with in_turn(env := double.make(model=Threadsafe, epochs=9), copies=copies) as run:
+        while run.epoch():
+            for world in run.actor._worlds[: 1 if run.actor.clock.ended == 10 else copies]:
+                model = world.env.agents[0].model
+                assert torch.equal(model._snapshot, model.local.weight) and model.local.weight.abs().sum() > 0
+        run.finish()
+    assert env.agents[0].model._lock.acquire(blocking=False)
+    env.agents[0].model._lock.release()
+
+
+class Plain:
+    """A model that is no module, but has one."""
+
+    def __init__(self) -> None:
+        self.net = torch.nn.Linear(7, 2)
+        self.memory = double.Buffer(20, (7,))
+        self.epsilon = 0.3
+
+    def take_action(self, state: Any) -> int:
+        with torch.no_grad():
+            return int(self.net(torch.from_numpy(state).float()).argmax())
+
+    def train_step(self) -> float:
+        with torch.no_grad():
+            self.net.bias += 1
+        return 0.5
+
+    def reset(self) -> None:
+        pass
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        pass
+
+    end_epoch_action = start_epoch_action
+
+    def epsilon_decay(self, decay_rate: float) -> None:
+        self.epsilon *= 1 - decay_rate
+
+
+def test_a_model_that_is_no_module_is_trained_too() -> None:
+    with in_turn(env := double.make(agents=1, model=Plain)) as run:
+        bias = env.agents[0].model.net.bias.detach().clone()
+        run.finish()
+    torch.testing.assert_close(env.agents[0].model.net.bias.detach(), bias + 6)
+
+
+def test_the_callers_environment_is_untouched_until_the_end() -> None:
+    env = double.make(epochs=3)
+    before, memory, world = states_of(env), env.agents[0].model.memory, env.world
+    with in_turn(env) as run:
+        run.epoch()
+        assert states_of(env) == before and memory.size == 0
+        run.finish()
+    for tensor in env.agents[0].model.parameters():  # no longer a part of a row of the store
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert states_of(env) != before and env.agents[0].model.memory is memory and memory.size > 0
+    assert env.world is world and env._active_logger is None
+
+
+def test_a_marlcore_buffer_as_memory_stays_the_callers() -> None:
+    env = double.make(agents=1, epochs=3)
+    memory = env.agents[0].model.memory = Buffer(64, (7,), 2)
+    with in_turn(env) as run:
+        run.epoch()
+        assert len(memory) == 8 + 1  # add_empty counts as one
+        run.finish()
+    assert env.agents[0].model.memory is memory and len(memory) == 4 * 9
+    memory.close()
+
+
+def test_a_role_ends_where_the_experiment_stops() -> None:
+    with in_turn(double.make()) as run:
+        run.epoch()
+        run.session._control.stop()
+        with pytest.raises(ClosedError):
+            run.actor.step()
+
+
+def without(name: str) -> Any:
+    model = SimpleNamespace(train_step=lambda: 0, memory=double.Buffer(4, (7,)), epsilon=0.0)
+    delattr(model, name)
+    return model
+
+
+class Rollouts(double.Buffer):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "said"),
+    [
+        (lambda: double.make(model=lambda: without("train_step")), {}, TypeError,
+         r"agents\[0\]\.model: expected a model with train_step, got SimpleNamespace without one"),
+        (lambda: double.make(model=lambda: without("memory")), {}, TypeError,
+         r"agents\[0\]\.model: expected a model with a memory, got SimpleNamespace without one"),
+        (lambda: double.make(agents=0), {}, ValueError, "env: expected agents, got Environment with none"),
+        (lambda: double.make(max_turns=None), {}, ValueError,
+         r"config: expected experiment\.max_turns, got a configuration without it"),
+        (lambda: double.make(max_turns=0), {}, ValueError, r"experiment\.max_turns: expected an integer of at least 1"),
+        (lambda: double.make(epochs=-1), {}, ValueError, r"experiment\.epochs: expected an integer of at least 0"),
+        (lambda: 3, {}, TypeError, "env: expected an Environment of sorrel, got int without take_turn"),
+        (double.make, {"ahead": -1}, ValueError, "ahead: expected an integer of at least 0, got -1"),
+        (double.make, {"copies": 0}, ValueError, "copies: expected an integer of at least 1, got 0"),
+        (double.make, {"updates_per_epoch": 0}, ValueError, "updates_per_epoch: expected a number above 0 or None"),
+        (double.make, {"timeout": 0}, ValueError, "timeout: expected seconds above 0, got 0"),
+        (double.make, {"publish_mode": "twice"}, ValueError, "mode: expected snapshot, double_buffer"),
+        (double.make, {"steps": 3}, TypeError, "unexpected keyword argument 'steps'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_that_names_it(make: Any, options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said) as caught:
+        run_experiment_mp(make(), logger=double.Logger(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_memory_of_another_class_is_named() -> None:
+    env = double.make()
+    env.agents[1].model.memory = Rollouts(4, (7,))
+    with pytest.raises(TypeError, match=r"agents\[1\]\.model\.memory: expected sorrel's Buffer or .*, got Rollouts"):
+        run_experiment_mp(env, logger=double.Logger())

@@ -1,0 +1,182 @@
+"""Games of two players behind one step: both sides' observations, actions, rewards, winners and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces as gym
+from refusals import refused
+
+from marlcore.envs import vectorize
+from marlcore.envs.puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
+from marlcore.envs.two_player import PLAYERS, TwoPlayer
+from marlcore.testing import check_env
+
+
+class Table(gymnasium.Env):
+    """Tells what it was given; an episode lasts three steps."""
+
+    def __init__(self, winner: int = 0, length: int = 4) -> None:
+        self.observation_space = gym.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gym.Box(-1, 1, (length,), np.float32)
+        self.winner, self.steps = winner, 0
+        self.given: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.array([0.0, 1.0]), {"winner": 0}
+
+    def step(self, action: Any) -> Any:
+        self.given.append(action)
+        self.steps += 1
+        over = self.steps == 3
+        return np.array([self.steps, 1.0]), 0.25, over, False, {"winner": self.winner if over else 0, "first": 1.0}
+
+    def obs_agent_two(self) -> Any:
+        return np.array([self.steps, 2.0])
+
+    def get_info_agent_two(self) -> Any:
+        return {"second": 2.0}
+
+
+class Paid(Table):
+    def get_reward_agent_two(self, info: Any) -> float:
+        return 10.0 * float(info["second"])
+
+
+BOTH = {"player_1": np.float32([0.1, 0.2]), "player_2": np.float32([0.3, 0.4])}
+
+
+def test_both_players_see_their_own_side() -> None:
+    """The engine computes with float64, and the space says float32."""
+    env = TwoPlayer(Table())
+    obs, infos = env.reset(seed=3)
+    assert [obs[agent].tolist() for agent in PLAYERS] == [[0, 1], [0, 2]]
+    assert all(one.dtype == np.float32 for one in obs.values())
+    assert infos == {"player_1": {"winner": 0}, "player_2": {"second": 2.0, "winner": 0}}
+    obs, *_, infos = env.step(BOTH)
+    assert [obs[agent].tolist() for agent in PLAYERS] == [[1, 1], [1, 2]]
+    assert all(env.observation_space(agent).contains(obs[agent]) for agent in PLAYERS)
+    assert infos["player_1"]["first"] == 1.0 and infos["player_2"]["second"] == 2.0
+
+
+def test_the_actions_come_in_one_vector() -> None:
+    game = Table()
+    env = TwoPlayer(game)
+    env.reset()
+    env.step(BOTH)
+    env.step(dict(reversed(BOTH.items())))
+    assert all(np.array_equal(given, np.float32([0.1, 0.2, 0.3, 0.4])) for given in game.given)
+    assert env.action_space("player_2") == gym.Box(-1, 1, (2,), np.float32)
+
+
+def test_a_table_names_the_actions_by_number() -> None:
+    game = Table()
+    env = TwoPlayer(game, actions=[[0, 0], [1, -1], [0.5, 0.5]])
+    assert env.action_space("player_1") == gym.Discrete(3)
+    env.reset()
+    env.step({"player_1": 2, "player_2": np.int64(1)})
+    assert game.given[0].tolist() == [0.5, 0.5, 1, -1]
+
+
+@pytest.mark.parametrize(("kind", "second"), [(Table, -0.25), (Paid, 20.0)])
+def test_the_second_players_reward_is_its_own_or_the_opposite(kind: type[Table], second: float) -> None:
+    env = TwoPlayer(kind())
+    env.reset()
+    assert env.step(BOTH)[1] == {"player_1": 0.25, "player_2": second}
+
+
+@pytest.mark.parametrize("winner", [1, -1])
+def test_the_winner_is_told_to_each_from_its_own_side(winner: int) -> None:
+    env = TwoPlayer(Table(winner), max_steps=3)
+    env.reset()
+    for _ in range(3):
+        *_, terminated, truncated, infos = env.step(BOTH)
+    assert (infos["player_1"]["winner"], infos["player_2"]["winner"]) == (winner, -winner)
+    assert set(terminated.values()) == {True} and set(truncated.values()) == {False} and env.agents == []
+
+
+def test_an_end_by_time_without_a_winner_is_a_truncation() -> None:
+    ends = {}
+    for max_steps in (None, 3, 2):
+        env = TwoPlayer(Table(), max_steps=max_steps)
+        env.reset()
+        while env.agents:
+            *_, terminated, truncated, _ = env.step(BOTH)
+        ends[max_steps] = env._steps, terminated["player_2"], truncated["player_2"]
+    assert ends == {None: (3, True, False), 3: (3, False, True), 2: (2, False, True)}
+
+
+def test_wrappers_of_gymnasium_may_lie_around_the_game() -> None:
+    env = TwoPlayer(gymnasium.wrappers.TimeLimit(Table(), max_episode_steps=2))
+    env.reset()
+    env.step(BOTH)
+    obs, _, terminated, truncated, _ = env.step(BOTH)
+    assert obs["player_2"].tolist() == [2, 2] and truncated["player_1"] and not terminated["player_1"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: TwoPlayer(Table(length=3)), ValueError,
+            "action space: expected a Box of an even length, half of it each player's, got "
+            "Box(-1.0, 1.0, (3,), float32)",
+        ),
+        (
+            lambda: TwoPlayer(gymnasium.make("CartPole-v1")), TypeError,
+            "env: expected a game of two players with the method obs_agent_two, got "
+            "<TimeLimit<OrderEnforcing<PassiveEnvChecker<CartPoleEnv<CartPole-v1>>>>>",
+        ),
+        (
+            lambda: TwoPlayer(Table(), actions=[[0, 0, 0]]), ValueError,
+            "actions: expected a table [n, 2] of a player's actions, got shape (1, 3)",
+        ),
+        (
+            lambda: TwoPlayer(Table(), actions=[[0, 2]]), ValueError,
+            "actions: expected rows within Box(-1.0, 1.0, (2,), float32), got [0.0, 2.0]",
+        ),
+        (lambda: TwoPlayer(Table(), max_steps=0), ValueError, "max_steps: expected an integer of at least 1, got 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_game_of_two_is_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with refused(error, message):
+        make()
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+def test_puck_keeps_the_interface(discrete: bool) -> None:
+    check_env(lambda: two_player_puck(discrete))
+    env = vectorize(lambda: two_player_puck(discrete), 3)
+    assert env.agents == PLAYERS and env.spaces["player_1"] == env.spaces["player_2"]
+    env.close()
+
+
+def test_puck_is_the_same_game_from_both_sides() -> None:
+    """Mirrored players see mirrored games: with the sides changed, the other one wins."""
+    results = []
+    for players in ((chaser, idle), (idle, chaser)):
+        env = two_player_puck()
+        obs, _ = env.reset(seed=0)
+        for _ in range(8):
+            while env.agents:
+                first, second = (player(obs[agent]) for player, agent in zip(players, PLAYERS, strict=True))
+                obs, rewards, *_, infos = env.step({"player_1": first, "player_2": second})
+            results.append(infos["player_1"]["winner"])
+            assert infos["player_2"]["winner"] == -results[-1] and -1.0 <= rewards["player_2"] <= 1.02
+            obs, _ = env.reset()
+    chasing_first, chasing_second = results[:8], results[8:]
+    assert sum(chasing_first) >= 3 and sum(chasing_second) <= -3
+
+
+def test_pucks_table_of_actions_is_what_the_names_say() -> None:
+    assert [ACTIONS[number][0] for number in (DOWN, STAY, UP)] == [-1.0, 0.0, 1.0]
+    game = Puck()
+    game.reset(seed=1)
+    before = game.obs_agent_two()[0]
+    game.step(np.array([*ACTIONS[STAY], *ACTIONS[UP]]))
+    assert game.obs_agent_two()[0] > before

@@ -1,0 +1,384 @@
+"""Building a graph: the same bytes for any number of workers and any random model; bad models are named.
+
+More random models: python tests/long.py building 1000
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from graph_oracle import graph_lists, longest_paths
+from hypothesis import given, settings
+from random_models import acyclic_models
+from world_models import Diamonds, Doors, Slippery, Table, World
+
+from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
+from marlcore.planning import build_graph, headroom
+from marlcore.planning.model import Profiles
+
+MODELS = {
+    "doors": Doors(2, 5, 2, 6),
+    "slippery": Slippery(2, 5, 8),
+    "diamonds": Diamonds(2, 16),
+    "unordered": Diamonds(2, 16, named=True),
+}
+
+
+def built(model: Any, **options: Any) -> bytes:
+    """The bytes of the model's graph."""
+    with build_graph(model, **options) as graph:
+        return bytes(graph._segment.body)
+
+
+# ---- the same result however it comes about ----
+
+
+def check_random(model: Any, **options: Any) -> None:
+    expected = graph_lists(model)
+    with build_graph(model, **options) as graph:
+        assert graph.to_lists() == expected
+        assert graph.level.tolist() == longest_paths(expected.successors)
+
+
+@given(acyclic_models())
+@settings(max_examples=40)
+def test_random_models_give_what_the_oracle_says(model: Table) -> None:
+    check_random(model, workers=1)
+
+
+@pytest.mark.parametrize("block", [1, 7, 50])
+def test_blocks_of_any_size_give_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large graphs are sorted and written in blocks; a state with more outcomes than a block is one of its own."""
+    monkeypatch.setattr("marlcore.planning.order.BLOCK", block)
+    monkeypatch.setattr("marlcore.planning.reorder.BLOCK", block)
+    for model in (Slippery(), Doors(), Table(1, 1, {})):
+        check_random(model, workers=1)
+
+
+@pytest.mark.long
+@given(acyclic_models(most=40))
+@settings(max_examples=15)
+def test_random_models_give_the_same_with_a_worker(model: Table) -> None:
+    check_random(model, workers=2, batch=1)
+
+
+def test_two_workers_give_the_bytes_of_one() -> None:
+    assert built(MODELS["slippery"], workers=2, batch=3) == built(MODELS["slippery"], workers=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_any_number_of_workers_gives_the_same_bytes(name: str) -> None:
+    alone = built(MODELS[name], workers=1)
+    for workers in (2, 3, 8):
+        for batch in (1, 7):
+            assert built(MODELS[name], workers=workers, batch=batch) == alone
+
+
+class Slow(World):
+    """Transitions that take a while in this process, and none in a worker."""
+
+    def __init__(self, inner: World) -> None:
+        self.__dict__.update(vars(inner))
+        self._inner, self._home = inner, os.getpid()
+        self.asked = 0
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        self.asked += 1
+        if os.getpid() == self._home:
+            threading.Event().wait(0.005)
+        return self._inner.transition_probabilities(state, profile)
+
+
+def test_workers_help_once_a_graph_takes_long() -> None:
+    inner = Slippery(2, 5, 12)
+    model = Slow(inner)
+    assert built(model, workers=2) == built(inner, workers=1)
+    with build_graph(inner) as graph:
+        assert 0 < model.asked < 0.8 * len(graph) * graph.profiles
+
+
+def test_a_small_graph_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.processes.forkserver.ForkServer.begin", lambda self: pytest.fail("a server started"))
+    monkeypatch.setattr("marlcore.planning.crew.START_AFTER_S", 60.0)
+    with build_graph(MODELS["diamonds"], workers=8) as graph:
+        assert graph.to_lists() == graph_lists(MODELS["diamonds"])
+
+
+def test_the_model_is_in_its_initial_state_afterwards() -> None:
+    class Moving(Doors):
+        def transition_probabilities(self, state: Any, profile: Any) -> Any:
+            self.set_state(state)
+            return super().transition_probabilities(state, profile)
+
+    model = Moving()
+    model.set_state((3, ((1, 1), (0, 0)), True))
+    build_graph(model).close()
+    assert model.get_state() == (0, ((0, 0), (0, 1)), False)
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("table", "cycle"),
+    [
+        ({0: {(0,): [(1.0, 0)]}}, "0 -> 0"),
+        ({0: {(0,): [(1.0, 1)]}, 1: {(0,): [(1.0, 2)]}, 2: {(0,): [(0.5, 3), (0.5, 1)]}}, "1 -> 2 -> 1"),
+        ({i: {(0,): [(1.0, (i + 1) % 20)]} for i in range(20)}, r"0 -> 1 -> .* -> 7 -> \.\.\. \(12 more\) -> 0"),
+    ],
+)  # fmt: skip
+def test_a_cycle_is_named(table: Any, cycle: str) -> None:
+    with pytest.raises(ValueError, match=rf"^transitions: expected no cycle, got {cycle}$"):
+        build_graph(Table(1, 1, table))
+
+
+WHERE = r"in state 0 with profile \(1, 0\)$"
+PROBABILITIES = "expected probabilities of at least 0 that sum to 1, got"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        ([(0.5, 1), (0.6, 2)], rf"{PROBABILITIES} \[0.5, 0.6\] {WHERE}"),
+        ([(1.5, 1), (-0.5, 2)], rf"{PROBABILITIES} \[1.5, -0.5\] {WHERE}"),
+        ([(float("nan"), 1)], rf"{PROBABILITIES} \[nan\] {WHERE}"),
+        ([], rf"{PROBABILITIES} \[\] {WHERE}"),
+    ],
+)
+@pytest.mark.parametrize("stored", [True, False])
+def test_bad_probabilities_are_named_with_state_and_profile(outcomes: Any, message: str, stored: bool) -> None:
+    model = Table(2, 2, {0: {(0, 0): [(1.0, 3)], (1, 0): outcomes, (1, 1): [(0.1, 5)]}})
+    with pytest.raises(ValueError, match=message):
+        build_graph(model, probabilities=stored)
+
+
+def test_rounding_is_not_taken_for_a_wrong_sum() -> None:
+    tenth = [(0.1, i) for i in range(1, 11)]
+    with build_graph(Table(1, 1, {0: {(0,): tenth}})) as graph:
+        assert graph.probability.tolist() == [0.1] * 10
+
+
+def test_a_state_that_is_not_hashable_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^state: expected something hashable, got \[0\], the initial state$"):
+        build_graph(Table(1, 1, {}, start=[0]))
+    model = Table(2, 2, {0: {(0, 1): [(0.5, 1), (0.5, {"x": 1})]}})
+    expected = r"^state: expected something hashable, got \{'x': 1\}, a successor of 0 with profile \(0, 1\)$"
+    with pytest.raises(TypeError, match=expected):
+        build_graph(model)
+
+
+@dataclass
+class Fails(World):
+    """A line of states, of which one makes the model fail."""
+
+    length: int
+    bad: int
+    agents: list[int] = field(default_factory=lambda: [0])
+
+    def __post_init__(self) -> None:
+        super().__init__(1, 2, 0)
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        if state == self.bad and profile == (1,):
+            raise RuntimeError("the model is on fire")
+        after = [2 * state + 1 + profile[0]]
+        return [(1.0, each) for each in after] if after[0] < self.length else None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_raises_in_one_state_ends_the_call(workers: int) -> None:
+    with pytest.raises(WorldModelFailed, match=r"in state 4321 with profile \(1,\), in ") as caught:
+        build_graph(Fails(10_000, 4321), workers=workers, batch=50)
+    assert (caught.value.state, caught.value.profile) == (4321, (1,))
+    assert 'raise RuntimeError("the model is on fire")' in caught.value.traceback
+    assert caught.value.reason == "environment" and isinstance(caught.value, WorkerFailed)
+    if caught.value.worker == "this process":
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    else:
+        assert caught.value.worker == "planner-0"
+
+
+def test_the_first_failure_in_order_is_raised() -> None:
+    """A later state's exception does not hide the wrong probabilities of an earlier one."""
+    model = Table(1, 1, {0: {(0,): [(0.5, 1), (0.5, 2)]}, 1: {(0,): [(0.9, 3)]}, 2: {(0,): [None]}})
+    with pytest.raises(ValueError, match=rf"{PROBABILITIES} \[0.9\] in state 1 "):
+        build_graph(model)
+
+
+def test_what_is_no_list_of_pairs_is_the_models_failure() -> None:
+    with pytest.raises(WorldModelFailed, match=r"in state 0 with profile \(0,\)"):
+        build_graph(Table(1, 1, {0: {(0,): [(1.0, 1, 2)]}}))
+
+
+def test_more_profiles_than_2_to_the_31_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^profiles: expected at most 2\^31, got 2\^32 of 32 agents$"):
+        build_graph(Table(32, 2, {}))
+    assert len(Profiles(31, 2)) == 2**31
+    for agents, actions in ((0, 2), (2, 0)):
+        with pytest.raises(ValueError, match="expected an integer of at least 1, got 0"):
+            build_graph(Table(agents, actions, {}))
+
+
+def test_profiles_beyond_those_that_are_kept_are_the_same() -> None:
+    every = Profiles(9, 4)
+    assert [next(iter(every)), every[1], every[4**8]] == [(0,) * 9, (1,) + (0,) * 8, (0,) * 8 + (1,)]
+    assert [profile for profile, _ in zip(every, range(300), strict=False)] == [every[i] for i in range(300)]
+
+
+def test_a_level_function_that_contradicts_the_graph_is_refused() -> None:
+    contradicts = r"^level_fct: expected levels that every transition lowers, or that every one raises, got"
+    with pytest.raises(ValueError, match=rf"{contradicts} 4 in state .* and 4 in its successor"):
+        build_graph(Doors(), level_fct=lambda state: 4)
+    with pytest.raises(ValueError, match=rf"{contradicts} 2 in state \(2, .* and 1 in its successor \(3, "):
+        build_graph(Doors(), level_fct=lambda state: [0, 1, 2, 1, 0][state[0]])
+    with pytest.raises(ValueError, match=rf"{contradicts} 3 in state \(1, .* and 3 in its successor \(2, "):
+        build_graph(Doors(), level_fct=lambda state: [4, 3, 3, 2, 1][state[0]])
+    with pytest.raises(ValueError, match=r"^level_fct\(\(0, .*\)\): expected an integer from .*, got 0.5$"):
+        build_graph(Doors(), level_fct=lambda state: 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers: expected an integer of at least 1, got 0"),
+        ({"batch": 0}, "batch: expected an integer of at least 1, got 0"),
+        ({"probabilities": "float16"}, "probabilities: expected True, False, 'float64' or 'float32', got 'float16'"),
+        ({"probabilities": 1}, "probabilities: expected True, False"),
+        ({"min_free_memory_fraction": 1.0}, "min_free_memory_fraction: expected a number from 0 to less than 1"),
+    ],
+)
+def test_a_bad_argument_is_one_line(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_graph(Doors(), **options)
+
+
+# ---- models and states that cannot travel ----
+
+
+class Locked(World):
+    """A model that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, 0)
+        self._lock = threading.Lock()
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        return None
+
+
+def test_a_model_that_cannot_be_pickled_needs_one_worker() -> None:
+    with pytest.raises(TypeError, match=r"^model: expected something that can be pickled, got .*lock"):
+        build_graph(Locked(), workers=2)
+    build_graph(Locked(), workers=1).close()
+
+
+class Identity:
+    """A state that equals only itself."""
+
+
+class Fixed:
+    """A state that keeps its hash, which differs from process to process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._hash = hash(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return Fixed, (self.name,)
+
+
+class Twins(World):
+    """A model with a few states, made from two states of any kind."""
+
+    def __init__(self, start: Any) -> None:
+        super().__init__(1, 1, start)
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        return [(0.01, i) for i in range(100)] if state == self._start else None
+
+
+def test_states_that_change_when_they_are_pickled_are_refused() -> None:
+    with pytest.raises(TypeError, match="expected states that are equal and hash alike after pickling"):
+        build_graph(Twins(Identity()), workers=2, batch=1)
+    build_graph(Twins(Fixed("a")), workers=2, batch=1).close()
+
+
+class Undefined(World):
+    """A slow model whose later states hold a nan, which equals only itself."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 12, (0, 0.0))
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        time.sleep(0.001)
+        step = state[0] + 1
+        return [(1.0, (step, profile[0] if step == 1 else math.nan))] if step < 4 else None
+
+
+def test_states_that_equal_only_themselves_are_refused() -> None:
+    """A copy of such a state, from a worker, once was a second state of the graph."""
+    with pytest.raises(TypeError, match=r"after pickling, got \(2, nan\), whose copy is another one"):
+        build_graph(Undefined(), workers=2, batch=1)
+
+
+class Unpicklable(World):
+    def __init__(self) -> None:
+        super().__init__(1, 1, 0)
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        return [(0.1, (state, i)) for i in range(9)] + [(0.1, Stuck())] if isinstance(state, int) else None
+
+
+class Stuck:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no")
+
+
+def test_a_successor_that_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^states: expected something that can be pickled \(RuntimeError: no\)$"):
+        build_graph(Unpicklable())
+
+
+# ---- memory ----
+
+
+def test_too_little_free_memory_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=99 << 20))
+    monkeypatch.setattr("marlcore.planning.building.FRAME_S", 0.0)
+    expected = r"expected 0.1 of the memory limit \(1000 MiB\) to stay free at \d+ states, got 99 MiB free$"
+    with pytest.raises(NotEnoughMemory, match=expected):
+        build_graph(Doors())
+    build_graph(Doors(), min_free_memory_fraction=0.0).close()
+    build_graph(Doors(), min_free_memory_fraction=0.01).close()
+
+
+def test_what_a_graph_will_need_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=150 << 20))
+    watch = headroom.Headroom(0.1)
+    watch.check(7, 40 << 20)
+    with pytest.raises(NotEnoughMemory, match="to stay free after allocating 60 MiB more at 7 states, got 150 MiB"):
+        watch.check(7, 60 << 20)
+
+
+def main() -> None:
+    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    settings(max_examples=examples)(given(acyclic_models(most=40))(lambda model: check_random(model, workers=1)))()
+    sys.stdout.write(f"{examples} random models: each graph is what the oracle says\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Graphs of world models are what plain Python lists give, state by state and bit by bit."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_oracle import graph_lists, longest_paths
+from world_models import Diamonds, Doors, Slippery, Table
+
+from marlcore import ClosedError
+from marlcore.planning import Graph, backward_induction, build_graph
+
+MODELS = {
+    "doors": Doors(),
+    "slippery": Slippery(),
+    "diamonds": Diamonds(),
+    "unordered": Diamonds(named=True),
+    "terminal": Table(1, 1, {}),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return MODELS[request.param]
+
+
+@pytest.fixture
+def graph(model: Any) -> Iterator[Graph]:
+    with build_graph(model) as one:
+        yield one
+
+
+def test_a_graph_is_what_the_oracle_says(model: Any, graph: Graph) -> None:
+    expected = graph_lists(model)
+    assert graph.to_lists() == expected
+    assert graph.level.tolist() == longest_paths(expected.successors)
+    assert [graph.successors_of(i).tolist() for i in range(len(graph))] == expected.successors
+
+
+def test_profiles_are_numbered_with_agent_0_least_significant(model: Any, graph: Graph) -> None:
+    for i, transitions in enumerate(graph_lists(model).transitions):
+        found = graph.profile[graph.row_start[i] : graph.row_start[i + 1]]
+        assert found.tolist() == [sum(a * graph.actions**k for k, a in enumerate(p)) for p, _, _ in transitions]
+
+
+def test_levels_hold_every_state_once_from_the_ends_on(graph: Graph) -> None:
+    assert np.array_equal(np.sort(np.concatenate(graph.levels)), np.arange(len(graph)))
+    for number, states in enumerate(graph.levels):
+        assert np.array_equal(states, np.flatnonzero(graph.level == number))
+
+
+def test_a_copy_by_handle_pickle_or_file_is_equal(model: Any, graph: Graph, tmp_path: Any) -> None:
+    graph.save(tmp_path / "graph")
+    copies = [Graph.attach(graph.handle), pickle.loads(pickle.dumps(graph)), Graph.load(tmp_path / "graph")]
+    for copy in copies:
+        with copy:
+            assert copy.to_lists() == graph.to_lists()
+            assert copy.level.tobytes() == graph.level.tobytes()
+
+
+def test_probabilities_may_be_left_out_or_shorter() -> None:
+    with build_graph(Slippery()) as whole, build_graph(Slippery(), probabilities=False) as bare:
+        assert bare.probability is None and bare.nbytes < whole.nbytes
+        assert bare.to_lists()[:3] == whole.to_lists()[:3]
+        with build_graph(Slippery(), probabilities="float32") as short:
+            assert np.array_equal(short.probability, whole.probability.astype(np.float32))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_level_function_may_count_either_way(sign: int) -> None:
+    with build_graph(Doors(), level_fct=lambda state: sign * state[0]) as graph:
+        assert graph.level.tolist() == [sign * state[0] for state in graph.states]
+        steps = [{graph.states[i][0] for i in level.tolist()} for level in graph.levels]
+        assert steps == [{4 - i} for i in range(5)]
+
+
+def test_a_graph_and_policies_show_their_counts() -> None:
+    with build_graph(Table(1, 2, {0: {(0,): [(0.5, 1), (0.5, 2)], (1,): [(1.0, 2)]}})) as graph:
+        assert re.fullmatch(r"<Graph /dev/shm/\S+ states=3 rows=2 outcomes=3>", repr(graph))
+        with backward_induction(graph, {0: [bool, bool]}, dtype="float32") as found:
+            assert re.fullmatch(r"<Policies /dev/shm/\S+ states=3 goals=\{0: 2\} dtype=float32>", repr(found))
+
+
+def test_a_closed_graph_says_so() -> None:
+    graph = build_graph(Doors())
+    attached = Graph.attach(graph.handle)
+    attached.close()
+    with pytest.raises(ClosedError):
+        attached.states  # noqa: B018
+    graph.close()

@@ -1,0 +1,92 @@
+"""The sweep comes to every state once, after all states that it depends on, and ends when it is interrupted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlcore.planning import sweep as module
+from marlcore.planning.sweep import sweep
+
+
+@pytest.fixture
+def fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPLIT", 50.0)
+    monkeypatch.setattr(module, "CHUNK", 20)
+
+
+def levels_of(sizes: list[int]) -> list[Any]:
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(low, high)[::-1] for low, high in pairwise(ends)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("with_after", [False, True])
+def test_each_state_comes_once_and_after_earlier_levels(threads: int, with_after: bool, fine: None) -> None:
+    """Levels of one state, small ones, and large ones that are split."""
+    sizes = [1, 1, 200, 3, 4, 90, 1, 49, 51, 2]
+    level_of = np.repeat(np.arange(len(sizes)), sizes)
+    lock, done, after = threading.Lock(), [], []
+
+    def step(numbers: Any) -> None:
+        with lock:
+            for number in numbers.tolist():
+                done.append(number)
+                assert all(level_of[one] <= level_of[number] for one in done)
+
+    def note(numbers: Any) -> None:
+        after.append(len(numbers))
+
+    sweep(levels_of(sizes), np.ones(sum(sizes)), threads, step, note if with_after else None)
+    assert sorted(done) == [*range(sum(sizes))]
+    assert after == (sizes if with_after else [])
+    if threads == 1:
+        assert done == np.concatenate(levels_of(sizes)).tolist()
+
+
+def test_small_levels_are_swept_in_few_calls(fine: None) -> None:
+    calls: list[int] = []
+    sweep(levels_of([1] * 40), np.ones(40), 4, lambda numbers: calls.append(len(numbers)))
+    assert len(calls) == 2 and sum(calls) == 40
+
+
+def test_large_levels_are_shared_by_threads(fine: None) -> None:
+    names = set()
+
+    def step(numbers: Any) -> None:
+        names.add(threading.current_thread().name)
+        sleep(0.01)
+
+    sweep(levels_of([100]), np.ones(100), 3, step)
+    assert len(names) == 3 and threading.current_thread().name not in names
+
+
+def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
+    def step(numbers: Any) -> None:
+        wrong = numbers[numbers < 80]
+        if len(wrong):
+            sleep(0.001 * int(wrong[0]))  # the last one fails first
+            raise ValueError(f"failed at {wrong[0]}")
+
+    with pytest.raises(ValueError, match="failed at 79"):
+        sweep([np.arange(100)[::-1]], np.ones(100), 4, step)
+
+
+def test_an_interrupt_ends_the_sweep_at_once(alarm: Callable[[Any], None], fine: None) -> None:
+    """The threads finish the chunks that they have begun, and no others."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    alarm(interrupt)
+    began = monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(levels_of([1000] * 100), np.ones(100_000), 2, lambda numbers: sleep(0.05))
+    assert monotonic() - began < 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("marlcore-sweep")]

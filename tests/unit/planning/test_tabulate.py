@@ -1,0 +1,212 @@
+"""Slow functions of the caller are evaluated by workers, with the same results and the same errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+from world_models import Slippery
+
+from marlcore import CallbackFailed, WorkerFailed
+from marlcore.planning import Graph, Policies, backward_induction, build_graph
+from marlcore.planning.tabulate import Tabulate, stays_equal
+
+
+@pytest.fixture(scope="module")
+def graph() -> Iterator[Graph]:
+    with build_graph(Slippery(horizon=12), workers=1) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def workers_are_always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_S", 0.0)
+    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_A_STATE_S", 0.0)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A file of the processes that evaluated something."""
+
+    path: Path
+    owner: int
+
+    def enter(self) -> None:
+        """Notes this process; slow in the owner until another process has come."""
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        sleep(0.05 if {*self.pids} == {self.owner} else 0.001)
+
+    @property
+    def pids(self) -> list[int]:
+        return [*map(int, self.path.read_text().split())]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A function that notes which process evaluates it.
+
+    Attributes:
+        fails: the states that it raises for; `elsewhere`: only in another process than the owner.
+        kills: the states in which it kills its process, once, or `always`; never the owner.
+    """
+
+    log: Log
+    fails: tuple[Any, ...] = ()
+    kills: tuple[Any, ...] = ()
+    always: bool = False
+    elsewhere: bool = False
+
+    def __call__(self, state: Any) -> bool:
+        mine = os.getpid() == self.log.owner
+        self.log.enter()
+        if state in self.fails and not (self.elsewhere and mine):
+            raise RuntimeError(f"cannot judge {state}")
+        if state in self.kills and not mine:
+            mark = self.log.path.with_suffix(".killed")
+            if self.always or not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return at_2(state)
+
+
+def slow(tmp_path: Path, **options: Any) -> Slow:
+    return Slow(Log(tmp_path / "log", os.getpid()), **options)
+
+
+def at_2(state: Any) -> bool:
+    return bool(state[1][0] == 2)
+
+
+def bytes_of(policies: Policies) -> tuple[bytes, bytes]:
+    return policies[0].values.tobytes(), policies[0].policy.tobytes()
+
+
+def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
+    with backward_induction(graph, {0: [goal]}, workers=workers) as found:
+        return bytes_of(found)
+
+
+def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path) -> None:
+    goal = slow(tmp_path)
+    assert planned(graph, goal, workers=3) == planned(graph, at_2, workers=1)
+    assert len({*goal.log.pids} - {os.getpid()}) == 2
+
+
+def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_S", 1.0)
+    goal = Slow(Log(tmp_path / "log", owner=0))
+    planned(graph, goal, workers=3)
+    assert {*goal.log.pids} == {os.getpid()}
+
+
+class Locked:
+    """A slow belief that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, state: Any, agent: int, action: int) -> list[tuple[float, tuple[int, int]]]:
+        with self._lock:
+            sleep(0.001)
+        return [(1.0, (0, 0))]
+
+
+def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
+    found = [backward_induction(graph, {0: [at_2]}, believed=Locked(), workers=workers) for workers in (1, 2)]
+    assert bytes_of(found[0]) == bytes_of(found[1])
+
+
+def test_a_worker_that_dies_is_made_good(graph: Graph, tmp_path: Path) -> None:
+    goal = slow(tmp_path, kills=tuple(graph.states[20:]))
+    assert planned(graph, goal, workers=2) == planned(graph, at_2, workers=1)
+    assert len({*goal.log.pids} - {os.getpid()}) >= 2  # the successor too
+
+
+@pytest.mark.long
+def test_a_state_that_kills_each_worker_ends_it(graph: Graph, tmp_path: Path) -> None:
+    goal = slow(tmp_path, kills=tuple(graph.states[20:]), always=True)
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        planned(graph, goal, workers=2)
+
+
+def test_a_workers_exception_is_raised_with_its_state(graph: Graph, tmp_path: Path) -> None:
+    wrong = tuple(graph.states[len(graph) // 2 :])
+    with pytest.raises(CallbackFailed, match=r"failed in state .*, in planner-\d+") as caught:
+        planned(graph, slow(tmp_path, fails=wrong, elsewhere=True), workers=3)
+    assert caught.value.state in wrong
+    assert "in __call__" in caught.value.traceback and "cannot judge" in caught.value.traceback
+
+
+@pytest.mark.long
+def test_the_first_state_that_fails_is_named(graph: Graph, tmp_path: Path) -> None:
+    """Whichever process comes to it."""
+    wrong = tuple(graph.states[len(graph) // 2 :])
+    for _ in range(5):
+        with pytest.raises(CallbackFailed) as caught:
+            planned(graph, slow(tmp_path, fails=wrong), workers=3)
+        assert caught.value.state == wrong[0]
+
+
+@dataclass(frozen=True)
+class SlowGoals:
+    """A generator of goals that notes which process calls it."""
+
+    log: Log
+    goals: tuple[Any, ...]
+
+    def __call__(self, state: Any, agent: int) -> Iterator[tuple[Any, float]]:
+        self.log.enter()
+        for i, goal in enumerate(self.goals):
+            if sum(state[1]) % 3 != i:
+                yield goal, i + 1.0
+
+
+@dataclass(frozen=True)
+class At:
+    place: int
+
+    def __call__(self, state: Any) -> bool:
+        return bool(state[1][0] == self.place)
+
+
+class Anonymous(At):
+    """Two of them are never equal."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("kind", [At, pytest.param(Anonymous, marks=pytest.mark.long)])
+def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kind: type[At]) -> None:
+    """Goals that another process would change are made by this one alone."""
+    goals = tuple(kind(place) for place in range(4))
+    generate = SlowGoals(Log(tmp_path / "log", os.getpid()), goals)
+    with (
+        backward_induction(graph, generate, [0], workers=3) as found,
+        backward_induction(graph, lambda state, agent: generate(state, agent), [0], workers=1) as alone,
+    ):
+        assert bytes_of(found) == bytes_of(alone)
+        assert found[0].goals == alone[0].goals and {*found[0].goals} == {*goals}
+        assert found[0].weight.tobytes() == alone[0].weight.tobytes()
+    others = {*generate.log.pids} - {os.getpid()}
+    assert bool(others) == (kind is At) == stays_equal(goals[0])
+
+
+@pytest.mark.long
+def test_results_come_in_the_order_of_the_states(graph: Graph) -> None:
+    def job(graph: Graph, numbers: Any) -> list[int]:
+        sleep(0.02 * (os.getpid() == owner))
+        return [*numbers]
+
+    owner = os.getpid()
+    found = Tabulate(graph, 3)(job, range(len(graph)))
+    assert [i for batch in found for i in batch] == [*range(len(graph))]
+    assert Tabulate(graph, 3)(job, []) == []

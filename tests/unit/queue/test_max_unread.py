@@ -1,0 +1,129 @@
+"""A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
+
+import numpy as np
+import pytest
+from meanwhile import soon
+
+from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
+
+SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
+LANES = 2
+
+
+@pytest.fixture
+def queue():
+    with TrajectoryQueue.create(SPEC, 64 * LANES, LANES, max_unread=8) as made:
+        yield made
+
+
+def add(writer, number, **ends):
+    writer.add(np.full(LANES, number), np.full(LANES, number), np.zeros(LANES), **ends)
+
+
+def fill(writer) -> int:
+    """Adds rows to all lanes until the writer would wait; how often."""
+    for number in range(100):
+        try:
+            add(writer, number)
+        except TimeoutError:
+            return number
+    raise AssertionError("nothing made the writer wait")
+
+
+@pytest.mark.parametrize("kind", ["vector", "single"])
+def test_writers_wait_at_the_limit(queue, kind):
+    if kind == "vector":
+        with queue.vector_writer(timeout=0.0) as writer:
+            assert fill(writer) == 4  # of 2 rows each
+    else:
+        with queue.writer(0, timeout=0.0) as writer:
+            for number in range(8):
+                writer.add(number, number, 0.0)
+            with pytest.raises(TimeoutError, match=r"8 transitions are still unread after 0.0 seconds"):
+                writer.add(8, 8, 0.0)
+    assert len(queue) == 8
+
+
+def test_a_batch_makes_room_for_as_many_more(queue):
+    with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=4) as reader:
+        assert fill(writer) == 4
+        reader.read()
+        assert fill(writer) == 2
+
+
+def test_a_waiting_reader_suspends_the_limit(queue):
+    """Else both could wait: the newest row of each lane is unread, but not whole before the next one comes."""
+    with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=10) as reader:
+        assert fill(writer) == 4
+        with pytest.raises(NotEnoughData):
+            reader.read()
+        for number in range(4, 8):
+            add(writer, number)
+        assert len(reader.read()) == 10
+        assert fill(writer) == 1, "after the batch the limit holds again: 6 were left"
+
+
+def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):
+    with queue.vector_writer() as writer, queue.reader(batch_size=4) as reader:
+        for number in range(4):
+            add(writer, number)
+        with soon(reader.read):
+            add(writer, 4)
+
+
+def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
+    def starve() -> None:
+        with pytest.raises(NotEnoughData):
+            reader.read()
+
+    with queue.vector_writer() as writer, queue.reader(batch_size=12) as reader:
+        for number in range(4):
+            add(writer, number)
+        with soon(starve):
+            add(writer, 4)
+
+
+def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):
+    with queue.vector_writer(timeout=0.0) as writer:
+        assert fill(writer) == 4
+        with queue.reader(batch_size=4) as reader:
+            reader.read()
+        with queue.reader(batch_size=4):
+            assert fill(writer) == 2
+
+
+def test_a_limit_needs_writers_that_wait():
+    with pytest.raises(ValueError, match=r"max_unread: expected None with when_full='drop_oldest', got 8"):
+        TrajectoryQueue.create(SPEC, 64, when_full="drop_oldest", max_unread=8)
+    with pytest.raises(ValueError, match=r"max_unread: expected .* got 0"):
+        TrajectoryQueue.create(SPEC, 64, max_unread=0)
+
+
+def test_a_row_continues_where_the_next_is_its_successor():
+    """Not at an episode's end, at the seam of another writer, or where the next row is of another lane."""
+    with TrajectoryQueue.create(SPEC, 64 * LANES, LANES) as queue, queue.vector_writer() as writer:
+        ends = [(3, "terminated"), (5, "truncated")]
+        for number in range(9):
+            flags = {name: np.array([True, False]) for at, name in ends if at == number}
+            final = {"final_obs": np.full(LANES, 77)} if number == 5 else {}
+            add(writer, number, **flags, **final)
+            if number == 6:
+                writer.new_episode([0])
+        with queue.reader(batch_size=15) as reader:
+            batch = reader.read()
+            expected = []
+            for i in range(15):
+                same = i + 1 < 15 and batch.action[i + 1] == batch.action[i] + 1
+                expected.append(same and not batch.terminated[i] and not batch.truncated[i])
+            assert batch.continues.tolist() == expected
+            assert batch.action.tolist() == [0, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5, 6, 7]
+            assert batch.next_obs[5] == 77, "the final observation"
+
+
+@pytest.mark.parametrize("options", [{"n_step": 2}, {"length": 4}])
+def test_other_batches_do_not_say_what_continues(options):
+    with TrajectoryQueue.create(SPEC, 64) as queue, queue.writer() as writer:
+        for number in range(30):
+            writer.add(number, number, 0.0)
+        with queue.reader(batch_size=2, **options) as reader:
+            assert reader.read().continues is None

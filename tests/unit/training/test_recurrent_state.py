@@ -1,0 +1,256 @@
+"""The recurrent state of policies that act: kept for each copy, zero where an episode begins, stored as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from refusals import refused
+from seams import without_limits
+from wander import Wander
+from windows import made_windows
+
+import marlcore as mc
+from marlcore.algos.r2d2 import R2D2Network
+from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.training.learner import Learner
+from marlcore.training.loaded import LoadedPolicy
+from marlcore.training.normalizer import Normalizer
+from marlcore.training.policy import ActingModel, Player, Policy
+from marlcore.training.self_play.matches import Matches
+from marlcore.training.self_play.players import PolicyPlayer
+
+SPACES = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
+SMALL = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
+CONFIG = mc.Config(
+    total_steps=2_000,
+    mode="serial",
+    updates_per_step=1e-6,  # so that all rows are of the same weights
+    actor=mc.ActorConfig(envs=5),
+    learner=mc.LearnerConfig(batch_size=8, warmup=20, device="cpu"),
+    exploration=mc.ExplorationConfig(epsilon=0.5),
+    replay=mc.ReplayConfig(save=True),
+    supervision=mc.SupervisionConfig(backoff=0.0),
+)
+
+
+@dataclass(frozen=True)
+class Telling(mc.R2D2):
+    """R2D2 that stores the values by which it acted."""
+
+    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+        spec = super().transition(spaces)
+        return replace(spec, extras={**spec.extras, "values": mc.Field((4,))})
+
+    def act(self, model: torch.nn.Module, obs: Any, *, state: Any, **options: Any) -> mc.Action:
+        assert isinstance(model, R2D2Network)
+        with torch.inference_mode():
+            values, _ = model.step(obs, state)
+        return super().act(model, obs, state=state, **options)._replace(extras={"values": values.numpy()})
+
+
+TELLING = Telling(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
+
+
+def compared(run_dir: Path, agent: str, algorithm: mc.R2D2, stack: int = 1) -> mc.Batch:
+    """Windows of an agent's replay, whose values, unrolled from the stored state, are those that the actor had."""
+    model = mc.load_policy(run_dir, agent)._model.model
+    window = algorithm.source(mc.ReplaySource()).sequence
+    with mc.ReplayBuffer.load(run_dir / "checkpoints" / f"{agent}.replay") as replay, without_limits():
+        batch = replay.sampler(400, sequence=window, seed=0, stack=stack).sample()
+    given = batch.torch()
+    obs = torch.cat([given.obs[:, :1], given.next_obs], 1)
+    with torch.no_grad():
+        values = model(obs, given.action, given.reward, given.extras, algorithm.burn_in, given.mask[:, 0])
+    held = batch.valid[..., -1]
+    np.testing.assert_allclose(values[:, :-1].numpy()[held], batch.extras["values"][held], atol=1e-5)
+    return batch
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_a_stored_state_is_the_one_that_acted(tmp_path: Path, stack: int) -> None:
+    """In each copy, also where some copies begin an episode or only some act, and with stacks of observations."""
+    config = replace(CONFIG, run_dir=str(tmp_path / "run"), replay=mc.ReplayConfig(save=True, stack=stack))
+    result = mc.train(Wander, TELLING, config, progress=False)
+    for agent in Wander.agents:
+        batch = compared(result.run_dir, agent, TELLING, stack)
+        begins = batch.mask[:, 0]
+        assert begins.any() and not begins.all()
+        assert all(not part[begins].any() for name, part in batch.extras.items() if name != "values")
+        assert all(part[~begins].any() for part in batch.extras.values())
+        assert len(set((batch.index % 5).tolist())) == 5
+        assert (batch.extras["previous_action"][~begins].sum(1) == 1).all()
+
+
+@pytest.mark.long
+def test_a_killed_actors_rows_join_no_others(tmp_path: Path) -> None:
+    """The next one begins with the state zero, and no window reaches across the kill."""
+    env = partial(Wander, killed=tmp_path / "killed", after=150)
+    config = replace(CONFIG, run_dir=str(tmp_path / "run"), mode="async", total_steps=4_000)
+    result = mc.train(env, TELLING, config, progress=False)
+    assert result.restarts["actor-0"] == 1
+    for agent in Wander.agents:
+        compared(result.run_dir, agent, TELLING)
+
+
+def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Policy]:
+    torch.manual_seed(1)
+    model = algorithm.make_model(SPACES)
+    return model, Policy(algorithm, ActingModel(model, None), np.random.default_rng(0), torch.device("cpu"))
+
+
+def test_each_copy_has_a_state_of_its_own() -> None:
+    """A player of three copies, of which one, two or all act, does what three players of one copy do."""
+    _, policy = made_policy()
+    together = Player(policy, SPACES, 3, "repeat")
+    alone = [Player(policy, SPACES, 1, "repeat") for _ in range(3)]
+    rng = np.random.default_rng(4)
+    for round_ in range(60):
+        copies = np.flatnonzero(rng.random(3) < 0.7) if round_ else np.arange(3)
+        if not len(copies):
+            continue
+        begins = rng.random(len(copies)) < 0.1
+        obs, reward = rng.normal(size=(len(copies), 3)).astype(np.float32), rng.normal(size=len(copies))
+        at = slice(None) if len(copies) == 3 else copies
+        chosen = together.choose(obs, at, begins)
+        for row, copy in enumerate(copies.tolist()):
+            one = alone[copy].choose(obs[row : row + 1], slice(None), begins[row : row + 1])
+            assert one.action[0] == chosen.action[row]
+            for name, part in alone[copy].before.items():
+                torch.testing.assert_close(together.before[name][row], part[0])
+            alone[copy].told(reward[row : row + 1], slice(None))
+        together.told(reward, at)
+    assert together.before.keys() == SMALL.transition(SPACES).extras.keys()
+
+
+def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
+    model, _ = made_policy()
+    with torch.no_grad():
+        for one in model.torso.core.parameters():
+            one *= 5  # so that memory matters
+        for layer in (model.head.hidden, model.head.output):
+            layer.bias.zero_()
+    policy = LoadedPolicy(SMALL, ActingModel(model, None), SPACES, "repeat", {})
+    rng, state, different = np.random.default_rng(0), None, set()
+    for step in range(80):
+        obs, reward = rng.normal(scale=5, size=3).astype(np.float32), float(rng.normal(scale=20))
+        if step % 10 == 0:
+            policy.reset()
+            state = None
+        else:
+            state[PREVIOUS_REWARD] = torch.tensor([reward])  # type: ignore[index]
+        with torch.no_grad():
+            values, state = model.step(torch.from_numpy(obs)[None], state)
+            expected = int(values.argmax())
+            state = model.torso.acted(state, torch.tensor([expected]))
+            assert policy.act(obs, reward=reward) == expected
+        different.add((expected, int(model.step(torch.from_numpy(obs)[None], None)[0].argmax())))
+    assert any(one != forgetful for one, forgetful in different), "memory makes no difference here"
+
+
+@dataclass(frozen=True)
+class Wrong(mc.R2D2):
+    """Its state has another part than its transition says."""
+
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: Any = torch.float32
+
+    def act(self, *args: Any, **options: Any) -> mc.Action:
+        chosen = super().act(*args, **{**options, "state": None})
+        state = {name: part for name, part in (chosen.state or {}).items() if name != self.name}
+        if self.shape:
+            state[self.name] = torch.zeros((len(chosen.action), *self.shape), dtype=self.dtype)
+        return chosen._replace(state=state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "hidden", "shape": (7,)},
+         "hidden of the algorithm's state: expected float32 (5, 64), got shape (5, 7)"),
+        ({"name": "cell", "shape": (64,), "dtype": torch.complex64},
+         "cell of the algorithm's state: expected float32 (5, 64), got dtype complex64"),
+        ({"name": "cell"}, "extras of the algorithm: expected ['cell'], as its transition says, got []"),
+    ],
+)  # fmt: skip
+def test_a_state_that_is_no_part_of_the_row_is_named(tmp_path: Path, wrong: Any, message: str) -> None:
+    with pytest.raises(mc.WorkerFailed) as caught:
+        mc.train("recall", Wrong(**wrong), replace(CONFIG, run_dir=str(tmp_path / "run")), progress=False)
+    assert str(caught.value).splitlines()[-1].partition(": ")[2] == message
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        ({"h": torch.zeros(1, 2, 3)}, "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)"),
+        ({"h": torch.zeros(2, 3), "c": torch.zeros(2)},
+         "state of the algorithm: expected the fields ['h'], got ['h', 'c']"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [slice(None), np.array([0, 2])])
+def test_a_state_that_changes_its_parts_is_named(later: Any, message: str, at: Any) -> None:
+    states = iter([{"h": torch.zeros(2, 3)}, later])
+
+    class Changing:
+        def act(self, obs: Any, at: Any, state: Any) -> mc.Action:
+            return mc.Action(np.zeros(2, np.int64), state=next(states))
+
+    player = Player(Changing(), SPACES, 2 if isinstance(at, slice) else 3, "repeat")  # type: ignore[arg-type]
+    obs, begins = np.zeros((2, 3), np.float32), np.zeros(2, bool)
+    player.choose(obs, at, begins)
+    with refused(ValueError, message):
+        player.choose(obs, at, begins)
+
+
+def test_statistics_of_observations_leave_out_what_follows_an_end() -> None:
+    """Zeros fill a window after its episode's end."""
+    norm, batches = Normalizer(SPACES), [made_windows(SMALL, SPACES, seed=seed) for seed in range(3)]
+    sampler = iter(batches)
+    trainer: Any = SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}))
+    publications: Any = SimpleNamespace(publish=lambda _: None, numbers={})
+    source: Any = SimpleNamespace(sample=lambda **_: next(sampler))
+    config, device = mc.LearnerConfig(obs_norm="running"), torch.device("cpu")
+    learner = Learner(source, trainer, publications, config, device, False, norm, lambda *_: None, lambda _: None)
+    for _ in batches:
+        assert learner.step(0.0)
+    rows = np.concatenate([batch.obs[batch.valid[..., -1]] for batch in batches])
+    assert int(norm.count) == len(rows) < sum(batch.valid[..., -1].size for batch in batches)
+    np.testing.assert_allclose(norm.mean_observation, rows.mean(0), rtol=1e-5)
+
+
+def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
+    """A frozen opponent's memory has its rewards, in the copies in which it plays, and in no others."""
+
+    class Pool(dict[int, Any]):
+        def has(self, number: int) -> bool:
+            return True
+
+        def keep(self, numbers: Any) -> None:
+            pass
+
+    _, policy = made_policy()
+    inner = {number: Player(policy, SPACES, 6, "repeat") for number in (1, 2)}
+    pool: Any = Pool({number: PolicyPlayer(player) for number, player in inner.items()})
+    published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
+    config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
+    rng = np.random.default_rng(3)
+    matches = Matches(config, Wander.agents, ended, lambda: published, pool, [], lambda tag: 0, rng)
+    copies = np.arange(6)
+    turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
+    matches.begin(turn)
+    of = np.array([matches.opponent(copy) for copy in range(6)])
+    assert set(of.tolist()) == {1, 2}
+    matches.choose(turn)
+    never = np.zeros(6, bool)
+    matches.told(mc.Outcome("right", copies, copies + 1.0, never, never, None))
+    matches.choose(turn._replace(begins=never))
+    for number, player in inner.items():
+        assert player.before[PREVIOUS_REWARD].tolist() == (copies[of == number] + 1.0).tolist()
