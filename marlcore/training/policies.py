@@ -15,7 +15,7 @@ from ..spaces import Spaces
 
 __all__ = ["AssignedPolicy", "assign"]
 
-METHODS = ("transition", "source", "schedules", "make_model", "act", "make_trainer")
+METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,10 @@ class Warm(mc.DQN):
 
 
 class Bare:
-    """An algorithm that does not derive from mc.Algorithm."""
+    """An algorithm that does not derive from mc.Algorithm, and has no schedules."""
+
+    def source(self, chosen: mc.ReplaySource) -> mc.ReplaySource:
+        return chosen
 
 
 def test_the_configurations_schedules_come_before_the_algorithms() -> None:
