@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
-__all__ = ["as_field", "came", "check_whole", "names_error", "rows_of", "state_array"]
+__all__ = ["as_field", "came", "check_whole", "is_number", "names_error", "rows_of", "state_array"]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -54,6 +55,11 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
 def names_error(label: str, expected: Any, got: Any) -> ValueError:
     names = list(got) if isinstance(got, (Mapping, Set)) else got
     return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a real number of Python or NumPy, but not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_whole(label: str, value: object, low: int = 1, high: int | None = None) -> None:

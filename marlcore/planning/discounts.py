@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import came, is_number
 from .graph import Graph
 from .model import Profiles
 from .tabulate import Numbers, Tabulate, naming
@@ -36,9 +36,9 @@ class Discount:
     def __post_init__(self) -> None:
         if self.gamma is not None and self.rho is not None:
             raise ValueError(f"expected gamma or rho, got both: {self.gamma!r} and {self.rho!r}")
-        if self.gamma is not None and not 0 < self.gamma <= 1:
+        if self.gamma is not None and not (is_number(self.gamma) and 0 < self.gamma <= 1):
             raise ValueError(f"gamma: expected a number above 0 and up to 1, got {self.gamma!r}")
-        if self.rho is not None and not 0 <= self.rho < math.inf:
+        if self.rho is not None and not (is_number(self.rho) and 0 <= self.rho < math.inf):
             raise ValueError(f"rho: expected a finite number of at least 0, got {self.rho!r}")
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import cgroup
-from ..checks import came, check_whole
+from ..checks import came, check_whole, is_number
 from ..kernels.backup import Rows
 from ..kernels.induction import Belief, Scratch, induce
 from .beliefs import Believed, Players, tabulate_belief
@@ -75,7 +75,7 @@ def backward_induction(
     """
     players = _players(graph, robots, optimistic)
     chosen = _agents(players, goals, agents)
-    if not beta >= 0:
+    if not (is_number(beta) and beta >= 0):
         raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -157,11 +157,18 @@ def count_workers(workers: int | None) -> int:
 
 
 def _players(graph: Graph, robots: Sequence[int], optimistic: bool) -> Players:
+    check_several("robots", "agents", robots)
     for robot in robots:
         check_agent("robots", robot, graph.agents)
     if len({*robots}) < len(robots):
         raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
     return Players(graph.agents, graph.actions, tuple(map(int, robots)), optimistic)
+
+
+def check_several(label: str, what: str, value: object) -> None:
+    """Raises ValueError unless several things can come out of it."""
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{label}: expected a sequence of {what}, got {came(value)}")
 
 
 def check_agent(label: str, agent: object, agents: int) -> None:
@@ -175,12 +182,15 @@ def _agents(players: Players, goals: Goals, agents: Sequence[int] | None) -> tup
         if callable(goals):
             raise ValueError("agents: expected the agents whose goals the function gives, got None")
         agents = [*goals]
+    check_several("agents", "agents", agents)
     for agent in agents:
         check_agent("agents", agent, players.agents)
         if agent in players.robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
             raise ValueError(f"goals: expected goals of agent {agent}, got those of {came([*goals])}")
+        if not callable(goals):
+            check_several("goals", f"goals of agent {agent}", goals[agent])
     if not agents or len({*agents}) < len(agents):
         raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
     return tuple(map(int, agents))

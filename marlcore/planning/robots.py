@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import came, is_number
 from ..kernels.backup import OFFERED, Rows
 from ..kernels.robots import People, attain, choose, mix
 from .beliefs import Players
@@ -85,9 +85,9 @@ def robot_induction(
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
-    if not beta >= 0:
+    if not (is_number(beta) and beta >= 0):
         raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
-    if not math.isfinite(terminal):
+    if not (is_number(terminal) and math.isfinite(terminal)):
         raise ValueError(f"terminal: expected a finite number, got {terminal!r}")
     if len(people[people.agents[0]].values) != len(graph):
         raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")
