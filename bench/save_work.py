@@ -110,16 +110,17 @@ LIBRARIES = {"marlcore": _marlcore, "pickle": _pickled}
 
 
 def _serve(shared: Any, pipe: Connection) -> None:
-    """The writing process: adds from one word to the next and answers with its longest add; None ends it."""
+    """The writing process: adds from one word to the next, at least once, and tells its longest add; None ends it."""
     with _adding(shared) as add:
         add()
         pipe.send(0.0)
         while pipe.recv() is not None:
-            longest = 0.0
-            while not pipe.poll(STEP_S):
+            longest, told = 0.0, False
+            while not told:
                 began = time.perf_counter()
                 add()
                 longest = max(longest, time.perf_counter() - began)
+                told = pipe.poll(STEP_S)
             pipe.recv()
             pipe.send(longest)
 

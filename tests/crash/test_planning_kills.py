@@ -5,6 +5,7 @@ More kills: python tests/long.py planning_kills 1000
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -24,19 +25,19 @@ from marlcore.planning import build_graph
 MODEL = Slippery(2, 6, 10)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process started, and those that they started."""
-    found = []
+def children(pid: int) -> dict[int, int]:
+    """The processes that a process started, and those that they started, each with the one that started it."""
+    found = {}
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += [int(child), *children(int(child))]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            for child in map(int, path.read_text().split()):
+                found |= {child: pid, **children(child)}
     return found
 
 
 def planners(before: set[int]) -> list[int]:
     """The processes of a pool: those that the fork server started."""
-    servers = [pid for pid in children(os.getpid()) if pid not in before]
-    return [pid for pid in servers if Path(f"/proc/{pid}/stat").read_text().split()[3] != str(os.getpid())]
+    return [pid for pid, parent in children(os.getpid()).items() if pid not in before and parent != os.getpid()]
 
 
 class Killer(threading.Thread):
