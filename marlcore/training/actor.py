@@ -47,8 +47,6 @@ class RowWriter(Protocol):
 class Acting(Protocol):
     """An agent in all copies, as an actor sees it."""
 
-    version: int
-
     def finish(self, outcome: Outcome) -> None: ...
 
     def act(self, turn: Turn) -> NDArray[Any]: ...
@@ -66,7 +64,6 @@ class Seat:
         report: called with (agent, name, values) at the end of episodes.
 
     Attributes:
-        version: of the weights that act.
         parts: int64 [copies], the part of the replay for each copy's next episode.
     """
 
@@ -80,7 +77,6 @@ class Seat:
         report: Report,
     ) -> None:
         self.writer = writer
-        self.version = 0
         self._agent = agent
         self._player = player
         self._spec = spec
@@ -152,7 +148,7 @@ class Seat:
         self._put_extras(at, chosen, len(turn.copies))
         _put(self._obs, at, turn.obs)
         self._action[at] = chosen.action
-        self._versions[at] = self.version
+        self._versions[at] = self._player.policy.version
         self._waiting[at] = True
         return chosen.action
 
@@ -197,7 +193,7 @@ class Actor:
     Args:
         env: the copies, whose first episodes have begun.
         policies: each with its first weights.
-        seats: by agent, with the policy by which it acts: a `Seat`, or what stands in for one.
+        seats: by agent: a `Seat`, or what stands in for one.
         sync_interval: rounds between pulls.
 
     Raises: EnvironmentFailed, from `step`: an environment raised, or returned values that the replay refuses.
@@ -207,7 +203,7 @@ class Actor:
         self,
         env: VectorEnvironment,
         policies: Mapping[str, PublishedPolicy],
-        seats: Mapping[str, tuple[Acting, PublishedPolicy]],
+        seats: Mapping[str, Acting],
         sync_interval: int,
     ) -> None:
         self._env = env
@@ -231,16 +227,17 @@ class Actor:
         """Writes the outcomes of earlier actions; here it may wait for a learner."""
         outcomes, self._turns = self._env.observe()
         for outcome in outcomes:
-            self._seats[outcome.agent][0].finish(outcome)
+            self._seats[outcome.agent].finish(outcome)
 
     def act(self) -> int:
         """Takes the actions that are due, by the newest weights if it is time for them; returns their number."""
         if self._rounds % self._sync_interval == 0 or any(policy.is_stale for policy in self._policies.values()):
-            self._pull()
+            for policy in self._policies.values():
+                policy.pull()
         self._rounds += 1
         taken = 0
         for turn in self._turns:
-            action = self._seats[turn.agent][0].act(turn)
+            action = self._seats[turn.agent].act(turn)
             try:
                 self._env.act(turn, action)
             except EnvironmentFailed:
@@ -248,12 +245,6 @@ class Actor:
                 raise
             taken += len(turn.copies)
         return taken
-
-    def _pull(self) -> None:
-        for policy in self._policies.values():
-            policy.pull()
-        for seat, policy in self._seats.values():
-            seat.version = policy.version
 
 
 def part_of(outcome: Outcome, which: NDArray[np.bool_]) -> Outcome:

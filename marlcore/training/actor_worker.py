@@ -50,7 +50,8 @@ class ActorWorker(Worker):
         env = self.hold(vectorize(blueprint.env_fn, config.actor.envs))
         share = slice(self._index * env.copies, (self._index + 1) * env.copies)
         exponents = np.array(config.exploration.exponents(config.actor.processes * env.copies))[share]
-        policies, seats = {}, {}
+        policies: dict[str, PublishedPolicy] = {}
+        seats: dict[str, Seat] = {}
         for i, plan in enumerate(blueprint.policies):
             policy = policies[plan.name] = self._policy(i, plan, exponents)
             memory = self.hold(attach_memory(plan))
@@ -58,16 +59,17 @@ class ActorWorker(Worker):
                 lanes = self._lanes(plan, agent, env.copies)
                 writer = self.hold(memory.vector_writer(lanes.ravel().tolist()))
                 player = Player(policy, plan.spaces, env.copies, config.replay.pad)
-                seats[agent] = (self._seat(plan, agent, player, writer, memory.spec, lanes), policy)
+                seats[agent] = self._seat(plan, agent, player, writer, memory.spec, lanes)
         env.reset(run_seed(config, "env", self._index, self._steps))
-        acting: dict[str, tuple[Acting, PublishedPolicy]] = {**seats}
+        acting: dict[str, Acting] = {**seats}
         if blueprint.self_play is not None:
-            acting = join_matches(blueprint, self, self._index, env, seats)
+            (policy,) = policies.values()
+            acting = join_matches(blueprint, self, self._index, env, seats, policy)
         elif config.replay.mixture:
             routes = Routes(config.replay.mixture)
             for plan in blueprint.policies:
                 for agent in plan.agents if isinstance(plan.source, ReplaySource) else ():
-                    acting[agent] = RoutedSeat(agent, seats[agent][0], routes), seats[agent][1]
+                    acting[agent] = RoutedSeat(agent, seats[agent], routes)
         return Actor(env, policies, acting, config.actor.sync_interval)
 
     def _lanes(self, plan: PolicyPlan, agent: str, copies: int) -> NDArray[np.int64]:

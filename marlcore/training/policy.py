@@ -103,6 +103,11 @@ class Policy:
         self._device = device
         self._explore = explore
 
+    @property
+    def version(self) -> int:
+        """The version of the acting weights; 0 where they were not published."""
+        return 0
+
     def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
         """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
         tensors: Any

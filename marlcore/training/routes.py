@@ -45,15 +45,6 @@ class RoutedSeat:
         self._seat = seat
         self._routes = routes
 
-    @property
-    def version(self) -> int:
-        """The version of the weights that act."""
-        return self._seat.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._seat.version = version
-
     def finish(self, outcome: Outcome) -> None:
         """Takes in the results of earlier actions."""
         self._seat.finish(outcome)

@@ -27,8 +27,6 @@ from .seat import SharedSeat
 
 __all__ = ["join_league", "join_matches"]
 
-Seats = Mapping[str, tuple[Seat, PublishedPolicy]]
-
 
 def join_league(
     blueprint: Blueprint, plan: PolicyPlan, model: ActingModel, worker: Worker, state: Mapping[str, Any]
@@ -49,12 +47,20 @@ def join_league(
 
 
 def join_matches(
-    blueprint: Blueprint, worker: Worker, index: int, env: VectorEnvironment, seats: Seats
-) -> dict[str, tuple[Acting, PublishedPolicy]]:
-    """The seats of both agents, shared with their opponents."""
+    blueprint: Blueprint,
+    worker: Worker,
+    index: int,
+    env: VectorEnvironment,
+    seats: Mapping[str, Seat],
+    policy: PublishedPolicy,
+) -> dict[str, Acting]:
+    """The seats of both agents, shared with their opponents.
+
+    Args:
+        policy: which learns, and acts in all seats.
+    """
     assert blueprint.self_play is not None
     (plan,), config = blueprint.policies, blueprint.config
-    (published,) = {id(policy): policy for _, policy in seats.values()}.values()
     generator = np.random.default_rng(run_seed(config, "opponents", index, worker.control.steps))
     anchors = make_anchors(plan, config, index, env.copies, generator)
     device = choose_device(config.actor.device)
@@ -65,16 +71,14 @@ def join_matches(
         config.self_play.explore,
     )  # fmt: skip
     matches = Matches(
-        config.self_play, env.agents, env.ended, lambda: published.published, frozen, anchors,
+        config.self_play, env.agents, env.ended, lambda: policy.published, frozen, anchors,
         Routes(config.replay.mixture).part_of, generator,
     )  # fmt: skip
     results = worker.hold(Telemetry.attach(blueprint.self_play.results))
     report = _report(worker.hold(results.reporter(worker.name)), lambda: worker.control.steps)
-    shared: dict[str, tuple[Acting, PublishedPolicy]] = {}
-    for agent, (seat, policy) in seats.items():
+    for seat in seats.values():
         seat.parts = matches.parts
-        shared[agent] = (SharedSeat(agent, seat, matches, report), policy)
-    return shared
+    return {agent: SharedSeat(agent, seat, matches, report) for agent, seat in seats.items()}
 
 
 def _report(reporter: Reporter, steps: Callable[[], int]) -> Callable[[int, str, int], None]:

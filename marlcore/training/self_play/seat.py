@@ -36,15 +36,6 @@ class SharedSeat:
         self._matches = matches
         self._report = report
 
-    @property
-    def version(self) -> int:
-        """The version of the weights that act."""
-        return self._seat.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._seat.version = version
-
     def finish(self, outcome: Outcome) -> None:
         """Takes in the results of earlier actions."""
         learns = self._matches.learns(self._agent, outcome.copies)

@@ -34,7 +34,8 @@ def best(obs: NDArray[Any]) -> NDArray[np.float64]:
 class Player:
     """Values that depend on nothing but the observation."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.before: dict[str, Any] = {}
 
     def told(self, reward: Any, at: Any) -> None:
@@ -60,8 +61,8 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
         for i, agent in enumerate(env.agents):
             lanes = np.arange(3) + 3 * i
             writers.append(replay.vector_writer(lanes))
-            options = (agent, Player(), writers[-1], SPEC, lanes, lambda *_: None)
-            seats[agent] = (PrioritizingSeat(algorithm.first_priority, DISCOUNT, *options), policy)
+            options = (agent, Player(policy), writers[-1], SPEC, lanes, lambda *_: None)
+            seats[agent] = PrioritizingSeat(algorithm.first_priority, DISCOUNT, *options)
         env.reset(5)
         actor: Any = Actor(env, {"all": policy}, seats, sync_interval=1)  # type: ignore[dict-item]
         for _ in range(1500):
