@@ -119,8 +119,7 @@ class R2D2(Algorithm):
             values, after = network.step(obs, state)
             allowed = None if mask is None else network.actions.allowed(mask)
             action = network.actions.decode(explored(values, allowed, explore, generator))
-            after = network.torso.acted(after, torch.from_numpy(action).to(values.device))
-        return Action(action, state=after)
+            return Action(action, state=network.torso.acted(after, action))
 
     def make_trainer(self, model: torch.nn.Module) -> R2D2Trainer:
         """A trainer that updates `model` in place, on its device."""

@@ -72,8 +72,7 @@ class RecurrentPPO(PPO):
         with torch.inference_mode():
             features, after = torso.step(obs, state)
             chosen = self.chosen(policy, policy.outputs(features), explore, mask, generator)
-            action = torch.from_numpy(chosen.action).to(features.device)
-            return chosen._replace(state=torso.acted(after, action))
+            return chosen._replace(state=torso.acted(after, chosen.action))
 
     def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
         """A trainer that updates `model` in place, on its device."""

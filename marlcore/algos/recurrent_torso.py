@@ -8,6 +8,7 @@ from typing import Any, Literal
 import gymnasium
 import torch
 from gymnasium import spaces as gym
+from numpy.typing import NDArray
 from torch import nn
 
 from ..checks import check_whole
@@ -89,9 +90,9 @@ class RecurrentTorso(nn.Module):
         reward = rescaled(state[PREVIOUS_REWARD])[:, None]
         return torch.cat([self.torso.forward(obs), state[PREVIOUS_ACTION], reward], 1)
 
-    def acted(self, state: State, action: torch.Tensor) -> dict[str, torch.Tensor]:
+    def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
         """The state after `step` with the actions [k, ...] that were chosen, as rows hold them."""
-        encoded = self.actions.forward(action)
+        encoded = self.actions.forward(torch.as_tensor(action, device=state["hidden"].device))
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
 
     def inputs(self, obs: Any, action: torch.Tensor, reward: torch.Tensor, state: State) -> torch.Tensor:
