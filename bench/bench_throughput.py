@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
 from . import throughput
@@ -52,11 +49,3 @@ def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
     goal = throughput.Goal("ours", 3, "theirs")
     assert goal.text(rates) == "ours / theirs: 3.00, at least 3: reached"
     assert throughput.Goal("ours", 7).text(rates) == "ours: 6 steps/s, at least 7: missed"
-
-
-def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["throughput"])
-    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 0.0, 0.0))
-    with pytest.raises(SystemExit):
-        throughput.main()
-    assert "--anyway measures anyway" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from marlcore.planning import Graph, backward_induction, build_graph
 
-from .report import busy, describe_machine
+from .machine import describe_machine, parse_if_idle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from graph_oracle import graph_lists
@@ -193,11 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.planning", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--states", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-    options = parser.parse_args()
-    if busy() and not options.anyway:
-        parser.error(f"{busy()}; --anyway measures anyway")
+    options = parse_if_idle(parser)
     console, workers = Console(), worker_counts()
     console.width = max(console.width, 120)
     machine = describe_machine()

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from dataclasses import asdict, dataclass
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from . import adding_work, params_work, prioritized_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
+from .machine import describe_machine, parse_if_idle
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
 ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *queue_work.ROWS, *params_work.ROWS)
 SAVE_ROUNDS = 5
-MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 
@@ -60,12 +55,8 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.partition(":")[0] + ".")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
-    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-    options = parser.parse_args()
-    if busy() and not options.anyway:
-        parser.error(f"{busy()}; --anyway measures anyway")
+    options = parse_if_idle(parser)
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
     console = Console()
@@ -89,35 +80,6 @@ def main() -> None:
         write_json(options.json, machine, results, rates, saves)
     if options.plot:
         draw(options.plot, machine, results)
-
-
-def busy() -> str:
-    """What keeps the machine from measuring well; empty where nothing does."""
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load <= MOST_LOAD * cores:
-        return ""
-    return f"load: expected at most {MOST_LOAD:g} a core, got {load:.2f} on {cores} cores"
-
-
-def describe_machine() -> dict[str, str]:
-    """What the figures depend on, by name."""
-    model = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
-        f"load {os.getloadavg()[0]:.1f} at the start",
-        "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} torch thread, "
-        + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
-    }
-
-
-def _version(package: str) -> str | None:
-    return metadata.version(package) if find_spec(package) else None
 
 
 def times_table(results: list[Result]) -> Table:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import gymnasium
@@ -22,8 +21,8 @@ import torch
 
 from marlcore.training.config import EvaluationConfig, MetricsConfig
 
+from .machine import describe_machine, parse_if_idle
 from .peers.install import MISSING, appo_rate, installed
-from .report import busy, describe_machine
 from .training_work import Setting, act_alone, act_apart, in_process, train, train_on_policy
 
 __all__ = ["Goal", "Row", "measure", "rows"]
@@ -199,11 +198,7 @@ def main() -> None:
     parser.add_argument("--row", action="append", choices=list(every), help="of these alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of each run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-    options = parser.parse_args()
-    if busy() and not options.anyway:
-        parser.error(f"{busy()}; --anyway measures anyway")
+    options = parse_if_idle(parser)
     torch.set_num_threads(1)
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     machine = describe_machine()

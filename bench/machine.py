@@ -1,0 +1,56 @@
+"""The machine on which a benchmark runs: what its figures depend on, and whether it is idle enough for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+__all__ = ["busy", "describe_machine", "parse_if_idle"]
+
+MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
+
+
+def parse_if_idle(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line of a program that measures, with --json and --anyway; ends it on a busy machine."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
+    options = parser.parse_args()
+    if busy() and not options.anyway:
+        parser.error(f"{busy()}; --anyway measures anyway")
+    return options
+
+
+def busy() -> str:
+    """What keeps the machine from measuring well; empty where nothing does."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= MOST_LOAD * cores:
+        return ""
+    return f"load: expected at most {MOST_LOAD:g} a core, got {load:.2f} on {cores} cores"
+
+
+def describe_machine() -> dict[str, str]:
+    """What the figures depend on, by name."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
+        f"load {os.getloadavg()[0]:.1f} at the start",
+        "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} torch thread, "
+        + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
+    }
+
+
+def _version(package: str) -> str | None:
+    return metadata.version(package) if find_spec(package) else None
