@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..processes import Metric
-from .files import write_atomically
+from .canvas import canvas, say_that_none_ended
 from .run_directory import agent_order
 
 if TYPE_CHECKING:
@@ -48,24 +46,15 @@ def draw_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
 
 def _picture(path: Path, title: str, label: str, fill: Callable[[Axes], None] | None) -> None:
     """A picture that `fill` fills; None: that no episode has ended."""
-    # Imported here: matplotlib takes longer to import than marlcore itself.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
-    _style(axes, label)
-    if fill is not None:
+    with canvas(path, title, 7) as (figure, axes):
+        _style(axes, label)
+        if fill is None:
+            say_that_none_ended(axes)
+            return
         fill(axes)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
         figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
-    else:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=100)
-    write_atomically(Path(path), png.getvalue())
 
 
 def returns_of(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import write_atomically
+from ..canvas import canvas, say_that_none_ended
 
 __all__ = ["draw_payoff"]
 
 
 def draw_payoff(table: Path, path: Path, title: str) -> None:
     """Draws a heat map of the table in payoff.json as a PNG: a row for each opponent, a column for each noted step."""
-    from matplotlib.figure import Figure  # imported here, since it takes longer than marlcore itself
-
     found = json.loads(table.read_text(encoding="utf-8"))
     names, steps, rates = _grid(found["history"])
-    figure = Figure(figsize=(12, max(3.0, 1.5 + 0.3 * len(names))), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)
-    if names:
+    with canvas(path, title, max(3.0, 1.5 + 0.3 * len(names))) as (figure, axes):
+        if not names:
+            say_that_none_ended(axes)
+            return
         mesh = axes.pcolormesh(_edges(steps), np.arange(len(names) + 1), rates, vmin=0, vmax=1, cmap="RdYlGn")
         games = found["opponents"]
         labels = [f"{name} ({games[name]['games']:,})" for name in names]
@@ -33,12 +29,6 @@ def draw_payoff(table: Path, path: Path, title: str) -> None:
         axes.set_xlabel("environment steps", fontsize=12)
         axes.set_ylabel("opponent (games)", fontsize=12)
         figure.colorbar(mesh, ax=axes, label="win rate over the last games")
-    else:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=100)
-    write_atomically(path, png.getvalue())
 
 
 def _grid(history: list[dict[str, Any]]) -> tuple[list[str], NDArray[Any], NDArray[np.float64]]:
