@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from difflib import get_close_matches
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
-__all__ = ["as_field", "came", "check_whole", "is_number", "names_error", "rows_of", "state_array"]
+__all__ = ["as_field", "came", "check_whole", "did_you_mean", "is_number", "names_error", "rows_of", "state_array"]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -55,6 +56,12 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
 def names_error(label: str, expected: Any, got: Any) -> ValueError:
     names = list(got) if isinstance(got, (Mapping, Set)) else got
     return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
+
+
+def did_you_mean(name: object, known: Iterable[str], section: str = "") -> str:
+    """The end of a message about an unknown name: the known one most like it, in its section; empty without one."""
+    nearest = get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {section}{nearest[0]}?" if nearest else ""
 
 
 def is_number(value: object) -> bool:

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import tyro
 
 from .. import algos
+from ..checks import did_you_mean
 from ..training import Config, Result, Settings, described_run, read_metrics, read_settings, summary, train_seeds
 from ..training import train as run
 from .options import parse
@@ -120,7 +120,5 @@ def _made(kind: Any, hyperparameters: dict[str, Any]) -> Any:
     names = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     for name in hyperparameters:
         if name not in names:
-            nearest = get_close_matches(name, names, n=1)
-            hint = f"; did you mean algorithm.{nearest[0]}?" if nearest else ""
-            raise ValueError(f"unknown setting algorithm.{name}{hint}")
+            raise ValueError(f"unknown setting algorithm.{name}{did_you_mean(name, names, 'algorithm.')}")
     return kind(**hyperparameters)

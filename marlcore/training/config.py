@@ -6,10 +6,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import check_whole
+from ..checks import check_whole, did_you_mean
 from ..references import is_importable
 from .schedules import Custom, Exponential, Schedule, Stages
 from .self_play.settings import SelfPlayConfig
@@ -259,10 +258,8 @@ class MetricsConfig:
         object.__setattr__(self, "sinks", tuple(self.sinks))  # JSON knows only lists
         for name in self.sinks:
             if name not in SINKS and not is_importable(name):
-                near = get_close_matches(name, SINKS, n=1)
                 raise ValueError(
-                    f"sinks: expected {', '.join(SINKS)} or module:Class, got {name!r}"
-                    + (f"; did you mean {near[0]}?" if near else "")
+                    f"sinks: expected {', '.join(SINKS)} or module:Class, got {name!r}{did_you_mean(name, SINKS)}"
                 )
         if "csv" not in self.sinks or len(set(self.sinks)) < len(self.sinks):
             raise ValueError(

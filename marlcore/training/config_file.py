@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..checks import did_you_mean
 from .config import Config, LearnerConfig
 from .schedules import Schedule
 
@@ -89,9 +89,7 @@ def _check_keys(where: str, plain: Any, known: Any, beside: tuple[str, ...] = ()
         if key in beside:
             continue
         if key not in names:
-            nearest = get_close_matches(str(key), [*names, *beside], n=1)
-            hint = f"; did you mean {where}{nearest[0]}?" if nearest else ""
-            raise ValueError(f"unknown setting {where}{key}{hint}")
+            raise ValueError(f"unknown setting {where}{key}{did_you_mean(key, [*names, *beside], where)}")
         inside = getattr(known, key)
         if key == "learners":
             if not isinstance(value, Mapping):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from .. import algos
+from ..checks import did_you_mean
 from ..interfaces import Algorithm
 from ..processes import NAME_BYTES
 from ..spaces import Spaces
@@ -70,7 +70,8 @@ def _policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str
     elif isinstance(policies, Mapping):
         for agent in policies:
             if agent not in agents:
-                raise ValueError(f"policies: expected agents of the environment, got {_near(agent, agents)}")
+                hint = did_you_mean(agent, agents)
+                raise ValueError(f"policies: expected agents of the environment, got {agent!r}{hint}")
         missing = [agent for agent in agents if agent not in policies]
         if missing:
             raise ValueError(f"policies: expected a policy for each agent, got none for {missing[0]!r}")
@@ -98,7 +99,7 @@ def _algorithms(
         return dict.fromkeys(policies, one)
     for name in algorithm:
         if name not in policies:
-            raise ValueError(f"algorithm: expected the policies {policies}, got {_near(name, policies)}")
+            raise ValueError(f"algorithm: expected the policies {policies}, got {name!r}{did_you_mean(name, policies)}")
     missing = [name for name in policies if name not in algorithm]
     if missing:
         raise ValueError(f"algorithm: expected one for each policy, got none for {missing[0]!r}")
@@ -116,8 +117,3 @@ def _chosen(algorithm: Any) -> Algorithm:
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
     found: Algorithm = algorithm
     return found
-
-
-def _near(name: str, known: list[str]) -> str:
-    nearest = get_close_matches(str(name), known, n=1)
-    return f"{name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")

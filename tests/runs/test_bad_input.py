@@ -130,7 +130,7 @@ BEFORE = {
     ),
     "an agent of the policies": (
         lambda: {"config": asked(policies={"agent_0": "a", "agnt_1": "a"})},
-        "policies: expected agents of the environment, got 'agnt_1'; did you mean 'agent_1'?",
+        "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?",
     ),
     "an agent without a policy": (
         lambda: {"config": asked(policies={"agent_0": "a"})},

@@ -31,7 +31,7 @@ def test_agents_share_policies_of_different_algorithms(as_function: bool) -> Non
 
 ALL_RED = dict.fromkeys(SPACES, "red")
 REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
-    "unknown agent": (SPACES, ALL_RED | {"agent_9": "red"}, "dqn", "policies: .*got 'agent_9'; did you mean 'agent_"),
+    "unknown agent": (SPACES, ALL_RED | {"agent_9": "red"}, "dqn", "policies: .*got 'agent_9'; did you mean agent_"),
     "no policy": (SPACES, {"agent_0": "red"}, "dqn", "expected a policy for each agent, got none for 'agent_1'"),
     "no name": (SPACES, lambda agent: 3, "dqn", "expected the name of a policy for agent_0, got 3"),
     "unknown policy": (SPACES, ALL_RED, {"rad": "dqn"}, r"algorithm: expected the policies \['red'\], got 'rad'"),
