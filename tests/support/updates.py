@@ -1,7 +1,9 @@
-"""What tests of learning algorithms share: spaces, batches of random transitions, trainers whose target differs."""
+"""What tests of learning algorithms share: spaces, random batches, trainers whose target differs, resumption."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,3 +72,39 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
         for one in trainer.target.parameters():
             one.add_(torch.randn_like(one))
     return model, trainer
+
+
+def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Makes the tensors views of one flat tensor, as those of a published model are, and returns it."""
+    flat = torch.cat([one.detach().flatten() for one in tensors])
+    offset = 0
+    for one in tensors:
+        one.data = flat[offset : offset + one.numel()].view_as(one)
+        offset += one.numel()
+    return flat
+
+
+def check_resumption(
+    hyper: Algorithm, spaces: Spaces, model: Any, trainer: Any, before: Iterable[Any], after: Iterable[Any]
+) -> None:
+    """Asserts that a trainer resumed between these batches makes the same updates as the one that goes on.
+
+    Args:
+        model, trainer: those to resume; they learn from all batches.
+    """
+    for batch in before:
+        trainer.update(copy.copy(batch))
+    saved = copy.deepcopy((model.state_dict(), trainer.state_dict()))
+    other = hyper.make_model(spaces)
+    resumed: Any = hyper.make_trainer(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for batch in after:
+        first, second = (one.update(copy.copy(batch)) for one in (trainer, resumed))
+        assert first.metrics == second.metrics
+        assert first.priority is second.priority is None or torch.equal(first.priority, second.priority)
+    pairs = [(model, other)]
+    if hasattr(trainer, "target"):
+        pairs.append((trainer.target, resumed.target))
+    for one, twin in pairs:
+        assert all(map(torch.equal, one.state_dict().values(), twin.state_dict().values()))

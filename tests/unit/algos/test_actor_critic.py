@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
-from updates import continuous_spaces, made_batch, made_obs, made_trainer
+from updates import check_resumption, continuous_spaces, flattened, made_batch, made_obs, made_trainer
 
 from marlcore.algos import SAC, TD3
 from marlcore.interfaces import ReplaySource
@@ -291,21 +291,9 @@ def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
 @BOTH
 def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(algorithm):
     hyper, spaces = algorithm(), continuous_spaces()
-    network, trainer = made_trainer(hyper, spaces)
-    for seed in range(3):  # an odd number, so that the policy's next turn is remembered
-        trainer.update(made_batch(spaces, seed=seed))
-    saved = copy.deepcopy((network.state_dict(), trainer.state_dict()))
-
-    other = hyper.make_model(spaces)
-    resumed = hyper.make_trainer(other)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-
-    for seed in range(3, 9):
-        first, second = (one.update(made_batch(spaces, seed=seed)) for one in (trainer, resumed))
-        assert first.metrics == second.metrics and torch.equal(first.priority, second.priority)
-    for one, twin in ((network, other), (trainer.target, resumed.target)):
-        assert all(map(torch.equal, one.state_dict().values(), twin.state_dict().values()))
+    batches = [made_batch(spaces, seed=seed) for seed in range(9)]
+    before, after = batches[:3], batches[3:]  # an odd number before, so that the policy's next turn is remembered
+    check_resumption(hyper, spaces, *made_trainer(hyper, spaces), before, after)
 
 
 @BOTH
@@ -314,11 +302,7 @@ def test_the_target_shares_no_memory_with_a_published_model(algorithm):
     hyper = algorithm()
     network = hyper.make_model(continuous_spaces())
     tensors = list(network.acting.parameters())
-    flat = torch.cat([one.detach().flatten() for one in tensors])
-    offset = 0
-    for one in tensors:
-        one.data = flat[offset : offset + one.numel()].view_as(one)
-        offset += one.numel()
+    flat = flattened(tensors)
     trainer = hyper.make_trainer(network)
     copies = {one.untyped_storage().data_ptr() for one in trainer.target.parameters()}
     assert flat.untyped_storage().data_ptr() not in copies

@@ -1,6 +1,5 @@
 """The algorithms' networks, target networks, resumption and errors, and that they learn."""
 
-import copy
 import pickle
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
-from updates import box_spaces, made_batch, made_trainer
+from updates import box_spaces, check_resumption, flattened, made_batch, made_trainer
 
 from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
 from marlcore.interfaces import ReplaySource
@@ -76,11 +75,7 @@ def test_the_target_shares_no_memory_with_the_network(algorithm):
     hyper = algorithm()
     network = hyper.make_model(box_spaces())
     tensors = [*network.parameters(), *network.buffers()]
-    flat = torch.cat([one.detach().flatten() for one in tensors])
-    offset = 0
-    for one in tensors:
-        one.data = flat[offset : offset + one.numel()].view_as(one)
-        offset += one.numel()
+    flat = flattened(tensors)
     trainer = hyper.make_trainer(network)
     copies = [*trainer.target.parameters(), *trainer.target.buffers()]
     storages = [one.untyped_storage() for one in [*copies, flat]]
@@ -95,21 +90,8 @@ def test_the_target_shares_no_memory_with_the_network(algorithm):
 @pytest.mark.parametrize("target_update_freq", [0, 4])
 def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(algorithm, target_update_freq):
     hyper = algorithm(target_update_freq=target_update_freq)
-    network, trainer = made_trainer(hyper)
-    for seed in range(3):
-        trainer.update(made_batch(seed=seed))
-    saved = copy.deepcopy((network.state_dict(), trainer.state_dict()))
-
-    other = hyper.make_model(box_spaces())
-    resumed = hyper.make_trainer(other)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-
-    for seed in range(3, 9):
-        first, second = (one.update(made_batch(seed=seed)) for one in (trainer, resumed))
-        assert first.metrics == second.metrics and torch.equal(first.priority, second.priority)
-    assert all(map(torch.equal, weights(network), weights(other)))
-    assert all(map(torch.equal, weights(trainer.target), weights(resumed.target)))
+    batches = [made_batch(seed=seed) for seed in range(9)]
+    check_resumption(hyper, box_spaces(), *made_trainer(hyper), batches[:3], batches[3:])
 
 
 def chain_batch(rng, rows=64, length=4):

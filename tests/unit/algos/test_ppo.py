@@ -13,7 +13,7 @@ from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from updates import made_batch
+from updates import check_resumption, made_batch
 
 from marlcore.algos import PPO
 from marlcore.algos.ppo import Evaluated
@@ -237,20 +237,11 @@ def test_values_at_truncations_are_those_of_the_final_observation():
     assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
 
 
-def test_training_continues_bit_for_bit():
+def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
     hyper = replace(SINGLE, epochs=2, minibatch_size=8)
     batches = [queue_batch(hyper, DISCRETE, seed=seed)[0] for seed in range(3)]
     model = made_model(hyper, DISCRETE)
-    trainer = hyper.make_trainer(model)
-    trainer.update(batches[0])
-    twin = hyper.make_model(DISCRETE)
-    twin.load_state_dict(model.state_dict())
-    torch.manual_seed(7)
-    heir = hyper.make_trainer(twin)
-    heir.load_state_dict(copy.deepcopy(trainer.state_dict()))
-    for batch in batches[1:]:
-        assert float(trainer.update(batch).metrics["loss"]) == float(heir.update(batch).metrics["loss"])
-    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    check_resumption(hyper, DISCRETE, model, hyper.make_trainer(model), batches[:1], batches[1:])
 
 
 def test_rows_store_the_log_probability_and_a_gaussians_draw():

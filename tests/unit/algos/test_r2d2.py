@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updates import box_spaces, made_trainer
+from updates import box_spaces, check_resumption, made_trainer
 from windows import GAMMA, made_windows
 
 from marlcore.algos import R2D2
@@ -174,18 +174,7 @@ def test_returns_end_with_their_window(n_step):
 def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
     spaces = box_spaces()
     batches = [made_windows(SMALL, spaces, seed=seed).torch() for seed in range(6)]
-    network, trainer = made_trainer(SMALL, spaces)
-    for batch in batches[:3]:
-        trainer.update(batch)
-    saved = copy.deepcopy((network.state_dict(), trainer.state_dict()))
-    other = SMALL.make_model(spaces)
-    resumed = SMALL.make_trainer(other)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    for batch in batches[3:]:
-        first, second = (one.update(batch) for one in (trainer, resumed))
-        assert first.metrics == second.metrics and torch.equal(first.priority, second.priority)
-    assert all(map(torch.equal, network.state_dict().values(), other.state_dict().values()))
+    check_resumption(SMALL, spaces, *made_trainer(SMALL, spaces), batches[:3], batches[3:])
 
 
 def test_rows_store_the_state_at_the_starts_of_windows():

@@ -1,6 +1,5 @@
 """PPO with memory: its windows, what it says of them, and that it learns from what the actor had in mind."""
 
-import copy
 import pickle
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ import torch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updates import made_batch
+from updates import check_resumption, made_batch
 from wander import Wander
 
 import marlcore as mc
@@ -145,18 +144,7 @@ def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
     spaces = Spaces(WIDE, gym.Discrete(4))
     batches = [queue_batch(SMALL, spaces, seed=seed) for seed in range(4)]
     model = SMALL.make_model(spaces)
-    trainer = SMALL.make_trainer(model)
-    for batch in batches[:2]:
-        trainer.update(batch)
-    saved = copy.deepcopy((model.state_dict(), trainer.state_dict()))
-    other = SMALL.make_model(spaces)
-    resumed = SMALL.make_trainer(other)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    for batch in batches[2:]:
-        first, second = (one.update(copy.copy(batch)) for one in (trainer, resumed))
-        assert first.metrics == second.metrics
-    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+    check_resumption(SMALL, spaces, model, SMALL.make_trainer(model), batches[:2], batches[2:])
 
 
 def test_rows_store_the_state_each():
