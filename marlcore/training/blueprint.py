@@ -13,11 +13,12 @@ import torch
 from ..interfaces import Algorithm, QueueSource, ReplaySource
 from ..memory import SegmentHandle
 from ..spaces import Spaces
-from .config import EPSILON, Config
+from .config import Config
 from .normalizer import Normalizer
 from .policies import AssignedPolicy
 from .policy import PolicyModel
 from .schedules import Schedule
+from .sections import EPSILON
 
 __all__ = ["Blueprint", "PolicyPlan", "SelfPlayPlan", "build_model", "run_seed", "schedules_of"]
 
