@@ -11,11 +11,12 @@ from .progress import Progress
 from .run_directory import RunDirectory
 from .sinks import Sink
 
-__all__ = ["Monitor", "Status"]
+__all__ = ["STOPPING", "Monitor", "Status"]
 
 NOTE_S = 5.0  # between saves of the run's progress
 RATE_ROWS = 200  # rows of env_steps_per_s in a run
 RETURNS = 100  # episodes in an agent's mean return
+STOPPING = "stopping: writing checkpoints ..."
 
 
 @dataclass(frozen=True)

@@ -6,59 +6,33 @@ import dataclasses
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from ..errors import MarlcoreError, WorkerFailed
 from ..interfaces import ReplaySource
-from ..processes import (
-    PID,
-    PRELOAD,
-    READY,
-    STEPS,
-    Control,
-    ForkServer,
-    Interrupts,
-    Metric,
-    Supervisor,
-    Telemetry,
-    WorkerProcess,
-    reason_of,
-)
+from ..processes import PID, PRELOAD, STEPS, Control, ForkServer, Interrupts, Metric, Telemetry
 from ..weights import ParameterStore
-from .actor_worker import ActorWorker
 from .blueprint import Blueprint, PolicyPlan, build_model
 from .checkpoints import load_checkpoint
 from .config import Config
 from .describe import check_resumed, describe
-from .evaluator_worker import EvaluatorWorker
-from .learner_worker import LearnerWorker
 from .loaded import save_policies
 from .memories import create_memory, source_of
 from .monitor import Monitor
-from .names import EVALUATOR, actor_names, is_learner, learner_names
+from .names import EVALUATOR, actor_names, learner_names
 from .policies import AssignedPolicy
 from .policy import PolicyModel
 from .progress import Progress
-from .roles import run_worker
-from .run_directory import RunDirectory, setup_logging
+from .run_directory import RunDirectory
 from .self_play.start import create_self_play, odds_fields, published_numbers
+from .serial import run_serial
 from .sinks import open_sinks
-from .worker import Worker
+from .supervised import run_async, start_all, supervisor_of
 
 __all__ = ["Session"]
-
-POLL_S = 0.1
-GRACE_S = 60.0  # least time for the last checkpoints
-SERIAL_ROUNDS = 50  # between looks at telemetry
-STOPPING = "stopping: writing checkpoints ..."
 
 log = logging.getLogger(__name__)
 
@@ -141,18 +115,16 @@ class Session:
             stack.enter_context(closing(server))
             supervisor = None
             if config.mode == "async":
-                supervisor = stack.enter_context(closing(_supervisor(self.blueprint, self.control, self.run, server)))
+                supervisor = stack.enter_context(closing(supervisor_of(self.blueprint, self.control, self.run, server)))
             stack.callback(self.control.stop)
-            if supervisor and _start_all(
-                supervisor, interrupts, config.supervision.serial_fallback and config.updates_per_step is not None
-            ):
-                grace = max(GRACE_S, config.supervision.learner_timeout)
-                _run_async(supervisor, actor_names(config), self.control, self.monitor, interrupts, grace)
+            fallback = config.supervision.serial_fallback and config.updates_per_step is not None
+            if supervisor and start_all(supervisor, interrupts, fallback):
+                run_async(supervisor, config, self.control, self.monitor, interrupts)
             else:
                 server.close()  # it may have failed to fork
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
-                _run_serial(self.blueprint, self.monitor, interrupts)
+                run_serial(self.blueprint, self.monitor, interrupts)
 
     def __enter__(self) -> Session:
         return self
@@ -254,160 +226,3 @@ def _check_checkpoint(path: Path, state: dict[str, Any], model: PolicyModel, pol
             f"resume: expected a checkpoint of {policy.name}'s {type(policy.algorithm).__name__}, got {str(path)!r} "
             f"({reason})"
         ) from None
-
-
-def _supervisor(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
-    def start(name: str, attempt: int) -> WorkerProcess:
-        work = partial(run_worker, name, blueprint, attempt)
-        return WorkerProcess(server, name, work, prepare=partial(setup_logging, run.log_path(name)))
-
-    config = blueprint.config.supervision
-    timeouts = {name: config.learner_timeout if is_learner(name) else config.actor_timeout for name in control.workers}
-    return Supervisor(control, start, timeouts, config.restarts)
-
-
-def _start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
-    """Starts the workers' processes; False if the system could not.
-
-    Raises: MarlcoreError: they could not be started, for another reason or without a fallback.
-    """
-    try:
-        for worker in supervisor.workers.values():
-            if interrupts.signum is None:
-                worker.start()
-    except InterruptedError:
-        pass  # a signal came, which the caller checks
-    except OSError as error:
-        if not fallback:
-            raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
-        log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
-        supervisor.close()
-        return False
-    return True
-
-
-def _run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
-    """Runs all workers' work in turn in this process: the same objects, deterministic under a seed."""
-    config = blueprint.config
-    with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(config.learner.threads)
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(config.seed)
-        names = learner_names(config, [plan.name for plan in blueprint.policies])
-        learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
-        actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
-        evaluators = [stack.enter_context(closing(EvaluatorWorker(blueprint)))] if config.evaluation.interval else []
-        for worker in (*learners, *actors, *evaluators):
-            worker.counters.store(READY, 1)
-
-        def may_go_on() -> bool:
-            return interrupts.signum is None and not all(actor.done for actor in actors)
-
-        try:
-            _take_turns(learners, actors, evaluators, may_go_on, monitor)
-        except WorkerFailed:
-            for learner in learners:
-                try:
-                    learner.finish()
-                except Exception as error:  # it may be the one that failed
-                    log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
-            raise
-        if interrupts.signum is not None:
-            monitor.say(STOPPING)
-        for learner in learners:
-            learner.finish()
-        for evaluator in evaluators:
-            if interrupts.signum is None:
-                _guarded(evaluator, partial(evaluator.finish, lambda: interrupts.signum is None))
-
-
-def _take_turns(
-    learners: list[LearnerWorker],
-    actors: list[ActorWorker],
-    evaluators: list[EvaluatorWorker],
-    may_go_on: Callable[[], bool],
-    monitor: Monitor,
-) -> None:
-    rounds = 0
-    while may_go_on():
-        acting = [actor for actor in actors if not actor.done]
-        for actor in acting:
-            _guarded(actor, actor.observe)
-        for learner in learners:  # before the actions, so that they are of the newest weights
-            _guarded(learner, learner.catch_up)
-        for actor in acting:
-            _guarded(actor, actor.act)
-        for evaluator in evaluators:
-            _guarded(evaluator, partial(evaluator.step, may_go_on))
-        rounds += 1
-        if rounds % SERIAL_ROUNDS == 0:
-            monitor.tick()
-
-
-def _guarded(worker: Worker, step: Callable[[], object]) -> None:
-    """Makes a worker's step; its errors end the run as they would from a process."""
-    try:
-        step()
-    except Exception as error:
-        raise WorkerFailed(worker.name, reason_of(error), traceback.format_exc()) from error
-
-
-def _run_async(
-    supervisor: Supervisor, actors: list[str], control: Control, monitor: Monitor, interrupts: Interrupts, grace: float
-) -> None:
-    """Watches until all steps are taken, a worker fails for good or a signal comes; then until all workers end."""
-    failed = None
-    try:
-        while interrupts.signum is None and not all(supervisor.workers[name].done for name in actors):
-            supervisor.watch(POLL_S)
-            monitor.tick()
-    except WorkerFailed as error:
-        failed = error
-    if interrupts.signum is not None:
-        monitor.say(STOPPING)
-    if failed or interrupts.signum is not None:
-        control.stop()
-    else:
-        control.finish()
-    failed = _await_end(supervisor, control, monitor, interrupts, grace, failed)
-    if interrupts.signum is None and failed:
-        raise failed
-
-
-def _await_end(
-    supervisor: Supervisor,
-    control: Control,
-    monitor: Monitor,
-    interrupts: Interrupts,
-    grace: float,
-    failed: WorkerFailed | None,
-) -> WorkerFailed | None:
-    """Gives stopping workers time for their last checkpoints and evaluation; returns the failure of one, if any.
-
-    A learner that dies meanwhile is restarted. After a failure or a signal no worker is restarted, and workers that are
-    still starting are killed. A second signal, a second after the first, kills all. An evaluation that takes longer is
-    no failure.
-    """
-    began, hurried = time.monotonic(), False
-    while unfinished := supervisor.unfinished:
-        if not hurried and (failed or interrupts.signum is not None):
-            hurried = True
-            control.stop()  # a last evaluation waits for learners
-            supervisor.stand_down()
-            for worker in supervisor.running:
-                if not worker.ready:
-                    worker.end()
-        if interrupts.again:
-            return failed
-        if time.monotonic() - began > grace:
-            if [worker.name for worker in unfinished] == [EVALUATOR]:
-                log.warning("evaluation: the last one was cut off, since it took more than %g s", grace)
-                return failed
-            return failed or WorkerFailed(unfinished[0].name, "hang", f"it did not end within {grace:g} s")
-        try:
-            supervisor.watch(POLL_S)
-        except WorkerFailed as error:
-            failed = failed or error
-        monitor.tick()
-    return failed

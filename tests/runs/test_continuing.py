@@ -42,7 +42,7 @@ def test_a_second_stop_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.long
 def test_the_fallback_to_one_process_never_waits_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no process can be started, one thread adds the rows of every lane and makes the updates."""
-    monkeypatch.setattr(session, "_start_all", lambda *_: False)
+    monkeypatch.setattr(session, "start_all", lambda *_: False)
     config = small(
         tmp_path, mode="async", updates_per_step=1.0, updates_tolerance=1, actor=mc.ActorConfig(processes=4, envs=4)
     )

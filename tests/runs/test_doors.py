@@ -191,7 +191,7 @@ def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, start: str, mode
 
 
 def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.session.WorkerProcess", no_server)
+    monkeypatch.setattr("marlcore.training.supervised.WorkerProcess", no_server)
     with pytest.raises(MemoryError):
         train(Corridor, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

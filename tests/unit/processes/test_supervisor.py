@@ -23,8 +23,7 @@ from marlcore.processes import supervisor as supervision
 from marlcore.processes.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from marlcore.processes.supervisor import Supervisor
 from marlcore.processes.worker import Failure
-from marlcore.training import read_metrics
-from marlcore.training import session as system
+from marlcore.training import read_metrics, supervised
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
@@ -413,7 +412,7 @@ def test_work_is_done_in_turn_where_no_process_starts(
 ) -> None:
     """Where no processes can be started, the work is done in turn, and the run says so."""
     started = []
-    first = system.WorkerProcess
+    first = supervised.WorkerProcess
 
     def start_one(*arguments: Any, **options: Any) -> Any:
         if started:
@@ -421,7 +420,7 @@ def test_work_is_done_in_turn_where_no_process_starts(
         started.append(first(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(system, "WorkerProcess", start_one)
+    monkeypatch.setattr(supervised, "WorkerProcess", start_one)
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=3000)
     result = mc.train(HUNT, "dqn", config, progress=False)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
@@ -432,7 +431,7 @@ def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monke
     def start(*arguments: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(system, "WorkerProcess", start)
+    monkeypatch.setattr(supervised, "WorkerProcess", start)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
     with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
         mc.train(HUNT, "dqn", config, progress=False)

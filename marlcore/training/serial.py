@@ -1,0 +1,94 @@
+"""A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+
+import torch
+
+from ..errors import WorkerFailed
+from ..processes import READY, Interrupts, reason_of
+from .actor_worker import ActorWorker
+from .blueprint import Blueprint
+from .evaluator_worker import EvaluatorWorker
+from .learner_worker import LearnerWorker
+from .monitor import STOPPING, Monitor
+from .names import learner_names
+from .worker import Worker
+
+__all__ = ["run_serial"]
+
+ROUNDS = 50  # between looks at telemetry
+
+log = logging.getLogger(__name__)
+
+
+def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
+    """Runs all workers' work in turn in this process: the same objects, deterministic under a seed."""
+    config = blueprint.config
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.learner.threads)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(config.seed)
+        names = learner_names(config, [plan.name for plan in blueprint.policies])
+        learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
+        actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
+        evaluators = [stack.enter_context(closing(EvaluatorWorker(blueprint)))] if config.evaluation.interval else []
+        for worker in (*learners, *actors, *evaluators):
+            worker.counters.store(READY, 1)
+
+        def may_go_on() -> bool:
+            return interrupts.signum is None and not all(actor.done for actor in actors)
+
+        try:
+            _take_turns(learners, actors, evaluators, may_go_on, monitor)
+        except WorkerFailed:
+            for learner in learners:
+                try:
+                    learner.finish()
+                except Exception as error:  # it may be the one that failed
+                    log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
+            raise
+        if interrupts.signum is not None:
+            monitor.say(STOPPING)
+        for learner in learners:
+            learner.finish()
+        for evaluator in evaluators:
+            if interrupts.signum is None:
+                _guarded(evaluator, partial(evaluator.finish, lambda: interrupts.signum is None))
+
+
+def _take_turns(
+    learners: list[LearnerWorker],
+    actors: list[ActorWorker],
+    evaluators: list[EvaluatorWorker],
+    may_go_on: Callable[[], bool],
+    monitor: Monitor,
+) -> None:
+    rounds = 0
+    while may_go_on():
+        acting = [actor for actor in actors if not actor.done]
+        for actor in acting:
+            _guarded(actor, actor.observe)
+        for learner in learners:  # before the actions, so that they are of the newest weights
+            _guarded(learner, learner.catch_up)
+        for actor in acting:
+            _guarded(actor, actor.act)
+        for evaluator in evaluators:
+            _guarded(evaluator, partial(evaluator.step, may_go_on))
+        rounds += 1
+        if rounds % ROUNDS == 0:
+            monitor.tick()
+
+
+def _guarded(worker: Worker, step: Callable[[], object]) -> None:
+    """Makes a worker's step; its errors end the run as they would from a process."""
+    try:
+        step()
+    except Exception as error:
+        raise WorkerFailed(worker.name, reason_of(error), traceback.format_exc()) from error
