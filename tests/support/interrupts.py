@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any
 
 from marlcore import NotEnoughData, Prefetch
-from marlcore.replay import prefetch
+from marlcore.replay import prefetch, prefetch_work
 
-HANG_S = {"_Bell": 30.0, "ConditionBell": 3.0}
+HANG_S = {"Bell": 30.0, "ConditionBell": 3.0}
 SHORT_OF_DATA = 7  # every so many attempts to draw
 
 
@@ -164,7 +164,7 @@ def at_instruction(number: int) -> Callable[[Callable[[], None]], bool]:
     return attack
 
 
-ATTACKED = {prefetch.__file__}
+ATTACKED = {prefetch.__file__, prefetch_work.__file__}
 
 
 def wait_for_threads(most: int) -> None:
@@ -173,10 +173,10 @@ def wait_for_threads(most: int) -> None:
         gc.collect()
 
 
-def main(times: int, bell: str = "_Bell") -> int:
+def main(times: int, bell: str = "Bell") -> int:
     """So many interrupts by signals, then one before each instruction."""
     if bell == "ConditionBell":
-        prefetch._Bell = ConditionBell  # type: ignore[assignment, misc]
+        prefetch_work.Bell = ConditionBell  # type: ignore[assignment, misc]
         ATTACKED.update({threading.__file__, __file__})
     counts: Counter[str] = Counter()
     sys.unraisablehook = lambda raised: counts.update(["swallowed by Python in a weak reference's callback"])

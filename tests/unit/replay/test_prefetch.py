@@ -31,7 +31,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
-from marlcore.replay.prefetch import _Work
+from marlcore.replay.prefetch_work import Work
 from marlcore.transitions.batch import TorchBatch
 
 SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
@@ -293,7 +293,7 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
             self.go_on.wait()
             return batch
 
-    work = _Work(Stateful(), 1, Slow())
+    work = Work(Stateful(), 1, Slow())
     thread = threading.Thread(target=work.run)
     thread.start()
     work.mover.moving.wait()

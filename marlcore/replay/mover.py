@@ -1,0 +1,58 @@
+"""Batches on their way to a GPU: pinned memory, and copies on a stream of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..transitions import Batch, TorchBatch
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Mover"]
+
+
+class Mover:
+    """Copies batches into pinned memory, and from there to a device on its own stream."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        import torch
+
+        self._torch = torch
+        try:
+            self._device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}") from None
+        if self._device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}")
+        torch.empty(1, pin_memory=True)  # without a device this fails here, not in the thread
+        self._stream: Any = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def move(self, batch: Batch) -> TorchBatch:
+        """In the thread: returns when the copies are complete, so that the pinned memory can be reused."""
+        torch = self._torch
+        found = batch.torch()
+        _replace(found, lambda one: torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one))
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                pinned = dict(vars(found))
+                _replace(found, lambda one: one.to(self._device, non_blocking=True))
+                self._stream.record_event().synchronize()
+                pinned.clear()  # only now: the device was still reading its memory
+        return found
+
+    def arrive(self, batch: TorchBatch) -> None:
+        """In the consumer: marks memory allocated on the thread's stream as used by the consumer's."""
+        if self._stream is not None:
+            stream = self._torch.cuda.current_stream(self._device)
+            _replace(batch, lambda one: one.record_stream(stream) or one)
+
+
+def _replace(batch: TorchBatch, new: Any) -> None:
+    """Replaces each tensor by new(tensor); some fields are None, such as the mask of single transitions."""
+    for name, value in vars(batch).items():
+        if value is not None:
+            made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)
+            setattr(batch, name, made)

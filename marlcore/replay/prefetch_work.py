@@ -1,0 +1,203 @@
+"""What a Prefetch shares with the thread that draws for it: the sampler, and the batches that are ready."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ..checks import came
+from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
+from ..memory import WAIT_SLICE_S, check_interruption
+from .mover import Mover
+
+__all__ = ["Bell", "Work"]
+
+RETRY_S = 0.005
+
+
+class Bell:
+    """Wakes one waiting thread, or makes its next wait return at once.
+
+    Ring after each change of state, and check the state before each wait: an interrupted wait may have eaten a ring.
+    """
+
+    def __init__(self) -> None:
+        # SimpleQueue is in C: unlike threading.Condition and Event, it holds no lock after a handler's exception.
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        self._rings.put(None)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Returns after a ring, or after `seconds`."""
+        try:
+            self._rings.get(timeout=seconds)
+            while True:
+                self._rings.get_nowait()
+        except Empty:
+            pass
+
+
+class Work:
+    """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
+
+    Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
+    sampler while it is `_drawing`; the consumer owns it while it is `_wanted` and the thread is not drawing. Each side
+    first sets its flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
+    """
+
+    def __init__(self, sampler: Any, depth: int, mover: Mover | None) -> None:
+        self.sampler = sampler
+        self.mover = mover
+        self._depth = depth
+        self._ready: deque[tuple[int, Any]] = deque()  # each with the value of `_dropped` at its draw
+        self._drawing = self._wanted = False
+        self._attempts = 0  # draws begun so far
+        self._dropped = 0  # times that the ready batches were dropped
+        self._starved = 0  # the last attempt that found too little data
+        self._shortage = "no batch was drawn yet"
+        self._error: BaseException | None = None  # raised by a draw
+        self._ended: tuple[type[MarlcoreError], str] | None = None  # the error of every further call
+        self._began = self._over = False  # of the thread
+        self._to_thread, self._to_consumer = Bell(), Bell()
+
+    def start(self, thread: threading.Thread) -> None:
+        """Returns once the thread runs. Raises RuntimeError: the system has no more threads."""
+        # Thread.start waits on a Condition; here it runs in a second thread, where no signal handler interrupts it.
+        _thread.start_new_thread(self._start, (thread,))
+        while not self._began:
+            self._to_consumer.wait(WAIT_SLICE_S)
+        self._raise_if_over()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._error = error
+            self._began = self._over = True
+            self._to_consumer.ring()
+
+    def run(self) -> None:
+        """The thread's function: draws until it is told to end or a draw raises."""
+        self._began = True
+        self._to_consumer.ring()
+        try:
+            while self._ended is None:
+                if self._wanted or len(self._ready) >= self._depth:
+                    self._to_thread.wait()
+                elif not self._draw():
+                    self._to_thread.wait(RETRY_S)
+        except BaseException as error:  # raised again in the consumer
+            self._error = error
+        finally:
+            self._over = True
+            self._to_consumer.ring()
+
+    def _draw(self) -> bool:
+        """Draws one batch; False if a draw found too little data."""
+        self._drawing = True
+        try:
+            if self._wanted:
+                return True
+            self._attempts += 1
+            dropped = self._dropped
+            batch = self.sampler.sample()
+        except NotEnoughData as error:
+            self._shortage, self._starved = str(error), self._attempts
+            return False
+        finally:
+            self._drawing = False
+            self._to_consumer.ring()
+        if self.mover is not None:
+            batch = self.mover.move(batch)
+        self._ready.append((dropped, batch))
+        self._to_consumer.ring()
+        return True
+
+    def take(self, timeout: float | None) -> Any:
+        deadline = time.monotonic() + (0.0 if timeout is None else timeout)
+        asked = self._attempts
+        self.check_open()
+        self._wanted = False  # an interrupted call may have left it set
+        self._to_thread.ring()  # it may be sleeping for lack of data
+        while True:
+            try:
+                dropped, batch = self._ready.popleft()
+            except IndexError:
+                self._raise_if_over()
+            else:
+                self._to_thread.ring()
+                if dropped == self._dropped:
+                    return batch
+                continue
+            # Like a sampler, it tries once more after the deadline; `not <` makes a NaN count as past.
+            if self._starved > asked and not time.monotonic() < deadline:
+                raise (NotEnoughData if timeout is None else TimeoutError)(self._shortage)
+            check_interruption()
+            self._to_consumer.wait(WAIT_SLICE_S)
+
+    def can_take(self) -> bool:
+        self._raise_if_over()
+        return bool(self._ready) or bool(self.call("can_sample"))
+
+    def call(self, name: str, *args: Any, drop: bool = False) -> Any:
+        """The result of a sampler's method, called between draws; `drop` then drops the ready batches.
+
+        Raises TypeError: the sampler has no such method.
+        """
+        self.check_open()
+        method = getattr(self.sampler, name, None)
+        if method is None:
+            raise TypeError(f"{name}: expected a sampler that has it, got {came(self.sampler)}")
+        try:
+            self._wanted = True
+            while self._drawing:
+                self._to_consumer.wait(WAIT_SLICE_S)
+            result = method(*args)
+            if drop:
+                self._dropped += 1
+                self._ready.clear()
+        finally:
+            self._wanted = False
+            self._to_thread.ring()
+        return result
+
+    def check_open(self) -> None:
+        if self._ended is not None:
+            kind, why = self._ended
+            raise kind(why)
+
+    def _raise_if_over(self) -> None:
+        """Raises the error that ended drawing, with the thread's traceback; every later call raises ClosedError."""
+        self.check_open()
+        error = self._error
+        if error is not None:
+            self._end(ClosedError, f"the prefetch ended: {type(error).__name__}: {error}")
+            self._error = None
+            raise error
+
+    def _end(self, kind: type[MarlcoreError], why: str) -> None:
+        self._ended = self._ended or (kind, why)
+        self._to_thread.ring()
+
+    def stop(self, thread: threading.Thread) -> None:
+        """Returns when the thread has ended; a thread that has not begun will not draw."""
+        self._end(ClosedError, "the prefetch was closed")
+        if thread is threading.current_thread():  # the garbage collector may run in the thread itself
+            return
+        while self._began and not self._over:
+            self._to_consumer.wait(WAIT_SLICE_S)
+        if thread.is_alive():
+            thread.join()  # only now: an interrupted Python join marks the thread as ended
+        self._ready.clear()
+        self._error = None
+
+    def forked(self) -> None:
+        self._to_thread, self._to_consumer = Bell(), Bell()
+        self._over = True
+        self._ended = StaleHandle, "the prefetch was made before a fork; its thread is the parent's"
+        self._ready.clear()
