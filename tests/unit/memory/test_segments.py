@@ -95,7 +95,10 @@ def test_what_one_mapping_writes_the_other_reads(segment, by):
 
 
 def test_a_handle_survives_pickling(segment):
-    Segment.attach(pickle.loads(pickle.dumps(segment.handle))).close()
+    other = Segment.attach(pickle.loads(pickle.dumps(segment.handle)))
+    segment.body[77] = 5
+    assert other.body[77] == 5 and other.handle == segment.handle
+    other.close()
 
 
 def test_two_segments_of_one_name_are_two(segment):

@@ -187,13 +187,14 @@ def test_a_signal_during_a_start_loses_no_process(pool: Callable[..., Pool], mon
 def test_large_requests_and_replies_never_wait_for_each_other(pool: Callable[..., Pool]) -> None:
     """Neither fits into a socket's buffer: a process that still sends its reply must get no request."""
     one = pool(make, 2)
-    large, asked, answered = b"x" * (4 << 20), 0, 0
+    large, asked, answered = b"x" * (4 << 20), 0, []
     watchdog = threading.Timer(60.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
     watchdog.start()
-    while answered < 12:
+    while len(answered) < 12:
         while one.free and asked < 12:
             one.ask(asked, large)
             asked += 1
-        answered += len(one.replies(None))
+        answered += [key for key, reply in one.replies(None) if bytes(reply).endswith(large)]
     watchdog.cancel()
     watchdog.join()
+    assert sorted(answered) == [*range(12)]

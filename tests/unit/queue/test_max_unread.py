@@ -1,5 +1,7 @@
 """A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
 
+import time
+
 import numpy as np
 import pytest
 from meanwhile import soon
@@ -18,6 +20,13 @@ def queue():
 
 def add(writer, number, **ends):
     writer.add(np.full(LANES, number), np.full(LANES, number), np.zeros(LANES), **ends)
+
+
+def add_after_a_wait(writer, number):
+    """An add that `soon` sets going."""
+    began = time.monotonic()
+    add(writer, number)
+    assert time.monotonic() - began > 0.1
 
 
 def fill(writer) -> int:
@@ -68,7 +77,7 @@ def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):
         for number in range(4):
             add(writer, number)
         with soon(reader.read):
-            add(writer, 4)
+            add_after_a_wait(writer, 4)
 
 
 def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
@@ -80,7 +89,7 @@ def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
         for number in range(4):
             add(writer, number)
         with soon(starve):
-            add(writer, 4)
+            add_after_a_wait(writer, 4)
 
 
 def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):

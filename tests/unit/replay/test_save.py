@@ -671,7 +671,8 @@ def test_what_is_no_spec_is_refused(saved):
 
 def test_a_save_is_found_through_a_link(saved, tmp_path):
     (tmp_path / "link").symlink_to(saved)
-    ReplayBuffer.load(tmp_path / "link").close()
+    with ReplayBuffer.load(tmp_path / "link") as replay:
+        assert len(replay) == 5
 
 
 @pytest.mark.parametrize("make", ["save", "create"])

@@ -64,11 +64,12 @@ class Gone(io.StringIO):
         raise self.error
 
 
-def test_a_process_without_standard_error_is_silent(clock, monkeypatch):
+def test_a_process_without_standard_error_is_silent(clock, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stderr", None)
     with Progress(interval=10.0) as shown:
         clock.now += 20.0
         shown.tick(500, 2000, 100.0)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
