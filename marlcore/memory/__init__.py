@@ -18,12 +18,11 @@ from .native import (
     TRUNCATED,
     Event,
     NativeLanes,
-    NativeVector,
-    NativeWriter,
     Words,
     is_locked,
     try_lock,
 )
+from .native_writers import NativeVector, NativeWriter
 from .new_file import Put
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers

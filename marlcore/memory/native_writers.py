@@ -1,0 +1,186 @@
+"""The C core's writing ends of replay lanes, of one and of several: take pointers once, and return codes.
+
+The caller passes a negative code to `fail`, which makes it an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, exception_of, ffi, lib, pointer_to
+
+__all__ = ["NativeVector", "NativeWriter"]
+
+
+class _WritingEnd:
+    """What the writing ends of one lane and of several have in common, on the C core's struct of either."""
+
+    _raw: Any
+
+    @staticmethod
+    def fail(code: int) -> Exception:
+        """The exception for a negative code or ticket."""
+        return exception_of(code)
+
+    def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
+        """Sets the array from which the next add takes a column's rows; keep the result until then."""
+        pointer = ffi.from_buffer(frame)
+        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
+        return pointer
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the acting weights; stored with each row, modulo 2^32."""
+        return int(self._raw.policy_version)
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._raw.policy_version = version & 0xFFFFFFFF
+
+
+class NativeWriter(_WritingEnd):
+    """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
+
+    Args:
+        lanes: the replay's lanes.
+        lane: the index of this writer's lane.
+        records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
+        lock: for a shared lane, (descriptor, byte, longest wait of an append for the lock in seconds).
+    """
+
+    def __init__(
+        self, lanes: NativeLanes, lane: int, records: Bytes, lock: tuple[int, int, float] | None = None
+    ) -> None:
+        self._keep = lanes, records
+        self._raw = ffi.new("struct mc_writer *")
+        if lock is not None:
+            self._raw.lock_fd, self._raw.lock_offset, seconds = lock
+            self._raw.lock_wait_ns = int(seconds * 1e9)
+        lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(self._raw, "lane"))
+        self._records = pointer_to(records)
+        self._raw.records = self._records
+        code = lib.mc_writer_open(self._raw)
+        if code:
+            raise exception_of(code)
+        # The hot path calls these two directly, and passes a negative result to `fail`.
+        self.add_row = lib.mc_writer_add
+        self.raw = self._raw
+
+    def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> AddRows:
+        """A callable that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
+        return AddRows(self._raw, records, ends, boundaries)
+
+    def new_episode(self) -> None:
+        """Marks the next row as the first of an episode."""
+        self._raw.age = 0
+
+    def close(self) -> None:
+        """Closes the writer: the C core refuses every later add."""
+        self._raw.closed = 1
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._raw.closed)
+
+
+class AddRows:
+    """Appends n staged rows whose addresses were taken once; `frames` are the large fields' arrays.
+
+    Returns: the first row's ticket, or a negative code for `NativeWriter.fail`.
+    """
+
+    def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
+        self._raw = raw
+        self._rows = len(records)
+        self._records = pointer_to(records)
+        self._ends = pointer_to(ends)
+        self._boundaries = boundaries
+        self._sources = ffi.new("void *[]", MAX_COLUMNS)
+
+    def __call__(self, frames: list[NDArray[Any]]) -> int:
+        if frames:
+            keep = [ffi.from_buffer(frame) for frame in frames]
+            self._sources[1 : 1 + len(keep)] = keep
+        ticket: int = lib.mc_writer_add_rows(
+            self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
+        )
+        return ticket
+
+
+class NativeVector(_WritingEnd):
+    """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
+
+    Args:
+        lanes: the replay's lanes.
+        numbers: the lanes of the writers, in their order.
+        records: staging, uint8 [2 * lanes, record bytes]: each row's record, then its boundary row's.
+        blank: by column, a row of it for boundary rows that were given none.
+        final_needed: whether a truncated row needs a boundary row.
+    """
+
+    def __init__(
+        self, lanes: NativeLanes, numbers: Sequence[int], records: Bytes, blank: dict[int, Bytes], final_needed: bool
+    ) -> None:
+        self._writers = ffi.new("struct mc_writer[]", len(numbers))
+        blanks = {column: pointer_to(row) for column, row in blank.items()}
+        self._keep = lanes, blanks
+        for i, lane in enumerate(numbers):
+            writer = ffi.addressof(self._writers, i)
+            lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(writer, "lane"))
+            for column, row in blanks.items():
+                writer.final_frames[column] = row
+            code = lib.mc_writer_open(writer)
+            if code:
+                raise exception_of(code)
+        self._records = pointer_to(records)
+        self._raw = ffi.new("struct mc_vector *")
+        self._raw.writers, self._raw.records = self._writers, self._records
+        self._raw.final_needed = final_needed
+        self._raw.count = len(numbers)
+
+    def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> AddVector:
+        """A callable that appends n staged rows; see AddVector."""
+        return AddVector(self._raw, which, ends, tickets)
+
+    def new_episode(self, which: Iterable[int]) -> None:
+        """Marks the next rows of these writers, by index, as the first of an episode."""
+        for i in which:
+            self._writers[i].age = 0
+
+    def close(self) -> None:
+        """Closes the writers: the C core refuses every later add."""
+        self._raw.count = 0
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._raw.count == 0)
+
+
+class AddVector:
+    """Appends n staged rows, one to each of n lanes; takes the addresses once.
+
+    Args:
+        which: int64 [n], the index of each row's writer.
+        ends: uint8 [3, n]: terminated, truncated, left out.
+        tickets: int64 [n], filled by each call: the rows' tickets, -1 for a row that was left out.
+    """
+
+    def __init__(self, raw: Any, which: Ints, ends: Bytes, tickets: Ints) -> None:
+        self._raw = raw
+        self._rows = len(which)
+        self._which = pointer_to(which, "int64_t[]")
+        self._ends = pointer_to(ends)
+        self._tickets = pointer_to(tickets, "int64_t[]")
+
+    def __call__(self, finals: bool) -> int:
+        """Returns 0, or a negative code for `NativeVector.fail`; `finals`: ended rows have boundary rows."""
+        code: int = lib.mc_vector_add(self._raw, self._rows, self._which, self._ends, finals, self._tickets)
+        return code
+
+    def check(self, finals: bool) -> int:
+        """The code of a call, without its writes."""
+        code: int = lib.mc_vector_check(self._raw, self._rows, self._which, self._ends, finals)
+        return code
