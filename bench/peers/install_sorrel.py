@@ -20,7 +20,7 @@ FOLDER = CACHE / "marlcore-bench" / "sorrel"
 PYTHON = FOLDER / "bin" / "python"
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-PACKAGES = ("sorrel==1.6.0", "pytest-benchmark")
+PACKAGES = ("sorrel==1.6.0", "hypothesis", "pytest-benchmark")
 MISSING = "`python -m bench.peers.install_sorrel` installs it in an environment of its own"
 LEAST = (3, 12)
 

@@ -299,6 +299,13 @@ class Ring:
             found[name][held] = copied if ok is None else copied[ok]
         return found
 
+    def snapshot(self, *names: str) -> Rows:
+        """Read-only copies of the named fields, or all, by position; zeros at empty positions."""
+        found = self.at(np.arange(self.capacity), *names)
+        for array in found.values():
+            array.flags.writeable = False
+        return found
+
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 

@@ -14,7 +14,7 @@ from .ring import Held, Ring
 __all__ = ["Tail", "newest_count"]
 
 
-_NUMBERS = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d")))
+_NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
 
 
 class Tail:
@@ -35,6 +35,7 @@ class Tail:
         self._append = ring.writer.append
         row = ring.writer.row
         self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
+        self._items = {name: row[name][0].data for name, field in ring.fields.items() if len(field.shape) == 1}
         self._field = ring.fields["obs"]
         self._shapes = (self._field.shape, (1, *self._field.shape))
         self._obs = row["obs"][0, ...]
@@ -48,6 +49,7 @@ class Tail:
         self._shift = self._base % self._capacity
         self._columns = {name: ring.rows.named(name) for name in ("obs", "action", "reward", "done")}
         self._observations = self._columns["obs"]
+        self._taken = tuple(self._columns[name].data for name in ("action", "reward", "done"))
         self.count = newest_count(ring)
 
     def is_current(self) -> bool:
@@ -61,6 +63,14 @@ class Tail:
 
     def put(self, name: str, value: Any) -> None:
         """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
+        items = self._items.get(name)
+        if items is not None and value.__class__ is tuple and len(value) == len(items):
+            try:
+                for i, item in enumerate(value):  # a location: a tenth of what an array made of it takes
+                    items[i] = item
+                return
+            except (TypeError, ValueError):
+                pass
         self._puts[name](value)
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
@@ -68,7 +78,7 @@ class Tail:
 
         Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
         """
-        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype in _NUMBERS:
+        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
             self._obs[...] = obs
         else:
             self._obs[...] = as_field("obs", self._field, _squeezed(obs, len(self._field.shape)))
@@ -82,6 +92,16 @@ class Tail:
         count = self._count[0] = self.count + 1
         self._next = self._append() + 1
         self.count = count
+
+    def transition(self, offset: int) -> tuple[int, float, bool] | None:
+        """The (action, reward, done) of the row `offset` rows before the newest; None if the ring lacks it."""
+        stored = min(self._next - self._base, self._capacity)
+        ticket = self._next - 1 - offset
+        if offset >= min(self.count, stored) or ticket < self._first:
+            return None
+        action, reward, done = self._taken
+        at = ticket % self._capacity
+        return action[at], reward[at], done[at] != 0
 
     def observations(self, count: int) -> NDArray[np.float32] | None:
         """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""

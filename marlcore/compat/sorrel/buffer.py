@@ -60,6 +60,7 @@ class Buffer:
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
+        extra_data: copies of the extra fields by position, each [capacity, *shape], made where one is looked up.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
@@ -88,6 +89,7 @@ class Buffer:
             capacity,
             shared=False,
         )
+        self.extra_data = ExtraData(self._ring, extras)
         self._extra_fields = extras
         self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
@@ -116,8 +118,8 @@ class Buffer:
     def _stage_extras(self, tail: Tail, values: Mapping[str, Any]) -> None:
         if not values.keys() <= self._extra_fields.keys():
             raise names_error("extra fields", self._extra_fields, values)
-        for name in self._extra_fields:
-            tail.put(name, values.get(name, self._nothing[name]))
+        for name, nothing in self._nothing.items():
+            tail.put(name, values.get(name, nothing))
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
@@ -208,17 +210,17 @@ class Buffer:
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
-        tail, window = self._current_tail(), self._window()
+        tail = self._tail
+        if tail is not None and tail.is_current():
+            return tail.transition(offset)
+        window = self._ring.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
             return None
-        if tail is not None:
-            action, reward, done = (tail.take(name, (ticket - window.base) % self.capacity) for name in _ONE)
-        else:
-            rows, ok = self._ring.gather(np.array([ticket]), *_ONE)
-            if ok is not None:
-                return None
-            action, reward, done = (rows[name][0] for name in _ONE)
+        rows, ok = self._ring.gather(np.array([ticket]), *_ONE)
+        if ok is not None:
+            return None
+        action, reward, done = (rows[name][0] for name in _ONE)
         return int(action), float(reward), bool(done)
 
     def current_state(self) -> NDArray[np.float32]:
@@ -252,31 +254,26 @@ class Buffer:
     @property
     def states(self) -> NDArray[np.float32]:
         """A copy of all observations by position: float32 [capacity, *obs_shape], zeros at empty positions."""
-        return self._snapshot("obs")["obs"]
+        return self._ring.snapshot("obs")["obs"]
 
     @property
     def actions(self) -> NDArray[np.int64]:
         """A copy of all actions by position: int64 [capacity]."""
-        return self._snapshot("action")["action"]
+        return self._ring.snapshot("action")["action"]
 
     @property
     def rewards(self) -> NDArray[np.float32]:
         """A copy of all rewards by position: float32 [capacity]."""
-        return self._snapshot("reward")["reward"]
+        return self._ring.snapshot("reward")["reward"]
 
     @property
     def dones(self) -> NDArray[np.float32]:
         """A copy of all ends of episodes by position: float32 [capacity]."""
-        return self._snapshot("done")["done"]
-
-    @property
-    def extra_data(self) -> Mapping[str, NDArray[Any]]:
-        """Copies of the extra fields by position, each [capacity, *shape], made where one is looked up."""
-        return ExtraData(tuple(self._extra_fields), lambda name: self._snapshot(name)[name])
+        return self._ring.snapshot("done")["done"]
 
     def save(self, output_file: str | Path) -> None:
         """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
-        found = self._snapshot()
+        found = self._ring.snapshot()
         columns: dict[str, Any] = {f"{name}s": found[name] for name in _ONE}
         columns.update((name, found[name]) for name in self._extra_fields)
         np.savez_compressed(Path(output_file), states=found["obs"], n_frames=self.n_frames, idx=self.idx, **columns)
@@ -327,7 +324,7 @@ class Buffer:
 
     def __getitem__(self, idx: int | slice) -> tuple[Any, Any, Any, Any]:
         """The state, action, reward and done at a position or a slice of positions."""
-        found = self._snapshot()
+        found = self._ring.snapshot()
         return found["obs"][idx], found["action"][idx], found["reward"][idx], found["done"][idx]
 
     def __repr__(self) -> str:
@@ -412,10 +409,3 @@ class Buffer:
         if enough and len({*picks.tolist()}) < count:
             picks = np.random.choice(len(places), count, replace=False)  # slow: it permutes all of them
         return places[picks]
-
-    def _snapshot(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Read-only copies of these fields, or all, by position; zeros at empty positions."""
-        found = self._ring.at(np.arange(self.capacity), *names)
-        for array in found.values():
-            array.flags.writeable = False
-        return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from meanwhile import running
 
-from marlcore import ClosedError, LaneBusy, NotEnoughData
+from marlcore import ClosedError, Field, LaneBusy, NotEnoughData
 from marlcore.compat.sorrel import Buffer
 
 OBS = (2, 3)
@@ -132,6 +132,18 @@ def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
     assert len(np.unique(states[:, 0])) == 7
     with pytest.raises(ValueError, match="batch_size: expected at most 9"):
         buffer.sample(10)
+
+
+def test_a_tuple_that_does_not_fit_its_field_is_refused() -> None:
+    """Also where its first items fit, and were staged."""
+    buffer = Buffer(4, OBS, positions=Field((2,), "int8"))
+    for bad, error in (((7,), ValueError), ((7, 8, 9), ValueError), ((7, 300), ValueError), ((7, 8.5), TypeError)):
+        with pytest.raises(error, match="positions: expected"):
+            buffer.add(np.zeros(OBS), 1, 0.0, False, positions=bad)
+    assert len(buffer) == 0
+    buffer.add(np.zeros(OBS), 1, 0.0, False, positions=(np.int64(5), -6))
+    buffer.add(np.zeros(OBS), 1, 0.0, False)
+    np.testing.assert_array_equal(buffer.extra_data["positions"], [[5, -6], [0, 0], [0, 0], [0, 0]])
 
 
 def test_attributes_are_copies_that_refuse_to_be_written() -> None:
