@@ -116,7 +116,7 @@ class DQNTrainer(TargetTrainer[QNetwork]):
         error = taken - targets
         clipped = error.clamp(-1.0, 1.0)
         slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
-        loss = torch.dot(slope, error - 0.5 * clipped)
+        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
         self.optimizer.zero_grad()
         self._pass.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
         grad_norm = self.advance()
