@@ -41,8 +41,10 @@ class ClippedAdam(torch.optim.Adam):
         self._remember_state()
 
     def _remember_state(self) -> None:
-        names = ("step", "exp_avg", "exp_avg_sq")
-        self._state_lists = [[self.state[tensor][name] for tensor in self.tensors] for name in names]
+        states = [self.state[tensor] for tensor in self.tensors]
+        self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
+        self._steps = [self._step] * len(states)
 
     def set_learning_rate(self, lr: float) -> None:
         """The step size from now on."""
@@ -57,16 +59,15 @@ class ClippedAdam(torch.optim.Adam):
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
         """Scales a gradient longer than `max_norm` down to it and takes one step; returns the norm before, a scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
-        steps, means, squares = self._state_lists
-        torch._foreach_add_(steps, 1)
+        self._step += 1
         group = self.param_groups[0]
         torch._fused_adam_(
             self.tensors,
             self._gradients,
-            means,
-            squares,
+            self._means,
+            self._squares,
             [],
-            steps,
+            self._steps,
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -77,6 +78,12 @@ class ClippedAdam(torch.optim.Adam):
             grad_scale=(norm / max_norm).clamp(min=1.0),  # the kernel divides gradients by this
         )
         return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as a torch.optim.Adam with the same parameters has it; its tensors are live but for the steps."""
+        for state in self.state.values():
+            state["step"] = self._step.clone()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a state of `state_dict`, or of a torch.optim.Adam with the same parameters."""

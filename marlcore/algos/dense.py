@@ -24,6 +24,7 @@ class Dense(nn.Module):
 
     Attributes:
         size: the units of the last layer, `inputs` without layers.
+        tensors: each layer's parameters.
     """
 
     def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = torch.relu_) -> None:
@@ -33,10 +34,10 @@ class Dense(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False))
         self.size = widths[-1]
         # Their own dicts, so that a parameter that a module replaces is replaced here too, also in copies.
-        self._tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]
+        self.tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for tensors in self._tensors:
+        for tensors in self.tensors:
             x = self._activation(linear(tensors, x))
         return x
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..checks import came
+from ..kernels.categories import draw_category
 from ..spec import Field
 
 __all__ = ["Bernoulli", "Categorical", "Distribution", "Draw", "Gaussian", "distribution_of"]
@@ -94,11 +95,15 @@ class Categorical(Distribution):
         return [torch.log_softmax(one, 1) for one in parts]
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
-        each = [one.cpu().numpy() for one in self._logarithms(output, mask)]
-        drawn = [_one_of_each(logs, generator) for logs in each]
-        rows = np.arange(len(each[0]))
-        log_prob = [logs[rows, actions] for logs, actions in zip(each, drawn, strict=True)]
-        return Draw(self._joined(drawn), _sum(log_prob))
+        if mask is not None:
+            output = output.masked_fill(~mask, NEVER)
+        outputs, rows, first = output.cpu().numpy(), len(output), 0
+        drawn, log_prob = [], np.zeros(rows, np.float32)
+        for size in self._sizes:
+            drawn.append(np.empty(rows, np.int64))
+            draw_category(outputs, first, first + size, generator.random(rows), drawn[-1], log_prob)
+            first += size
+        return Draw(self._joined(drawn), log_prob)
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         if mask is not None:
@@ -183,14 +188,6 @@ class Gaussian(Distribution):
         half = 0.5 * math.log(2 * math.pi)
         log_prob = -(0.5 * noise * noise + self.log_std + half).sum(1)
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
-
-
-def _one_of_each(logs: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.int64]:
-    """A value of each row, int64 [k], drawn by log-probabilities [k, values]; never one of probability 0."""
-    passed = np.exp(logs).cumsum(1)
-    place = generator.random(len(logs)) * passed[:, -1]
-    drawn: NDArray[np.int64] = (passed > place[:, None]).argmax(1)
-    return drawn
 
 
 def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
 from .first_priority import absolute_error
 from .head import Head
 from .hyperparameters import check_hyperparameters
+from .passes import AutogradPass, LayersPass, Pass
 from .qnetwork import QNetwork, best
 from .target import TargetTrainer
 from .torso import Torso
@@ -96,7 +96,9 @@ class DQNTrainer(TargetTrainer[QNetwork]):
     def __init__(self, hyper: DQN, network: QNetwork) -> None:
         super().__init__(network, hyper)
         self.dqn = hyper
+        self._pass = _pass_of(network)
 
+    @torch.no_grad()
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions.
 
@@ -107,15 +109,19 @@ class DQNTrainer(TargetTrainer[QNetwork]):
             clipping. A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al.
             2016, "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
-        action = self.network.actions.encode(batch.action)
-        taken = self.network(batch.obs).gather(1, action[:, None]).squeeze(1)
         targets = self.targets(batch)
-        errors = functional.huber_loss(taken, targets, reduction="none")
-        loss = (batch.weight * errors).mean()
-        grad_norm = self.step(loss)
-        taken = taken.detach()
-        metrics = {"loss": loss.detach(), "q_mean": taken.mean() / self.dqn.reward_scale, "grad_norm": grad_norm}
-        return Update(metrics, priority=(targets - taken).abs_())
+        values = self._pass.forward(batch.obs)
+        action = self.network.actions.encode(batch.action)[:, None]
+        taken = values.gather(1, action).squeeze(1)
+        error = taken - targets
+        clipped = error.clamp(-1.0, 1.0)
+        slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
+        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
+        self.optimizer.zero_grad()
+        self._pass.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
+        grad_norm = self.advance()
+        metrics = {"loss": loss, "q_mean": taken.mean() / self.dqn.reward_scale, "grad_norm": grad_norm}
+        return Update(metrics, priority=error.abs_())
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
@@ -130,3 +136,12 @@ class DQNTrainer(TargetTrainer[QNetwork]):
         future = values.gather(1, action[:, None]).squeeze(1)
         targets: torch.Tensor = self.dqn.reward_scale * batch.reward + batch.discount * future
         return targets
+
+
+def _pass_of(network: QNetwork) -> Pass:
+    """The fastest pass; hooks on a network whose layers are all fully connected are not called."""
+    if type(network) is not DQNNetwork or network._compiled_call_impl is not None:
+        return AutogradPass(network)
+    encoded = next(network.torso.encoders.parameters(), None) is None
+    trained = all(parameter.requires_grad for parameter in network.parameters())
+    return LayersPass(network.torso, network.head) if encoded and trained else AutogradPass(network)

@@ -38,10 +38,29 @@ class Head(nn.Module):
         whole = rest + torch.eye(actions + 1, actions) if self.few else rest
         self.register_buffer("aggregate", whole, persistent=False)
 
+    @property
+    def tensors(self) -> tuple[Mapping[str, Any], ...]:
+        """Each layer's parameters."""
+        return self._tensors[:2]
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        hidden, output, buffers = self._tensors
-        values = linear(output, linear(hidden, features).relu_())
+        hidden, output, _ = self._tensors
+        return self.combined(linear(output, linear(hidden, features).relu_()))
+
+    def combined(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The values [..., actions], for the outputs of the last layer."""
         if not self.dueling:
-            return values
-        combined = torch.matmul(values, buffers["aggregate"])
-        return combined if self.few else values[..., :-1] + combined
+            return outputs
+        values = torch.matmul(outputs, self._tensors[2]["aggregate"])
+        return values if self.few else outputs[..., :-1] + values
+
+    def of_outputs(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient with respect to the values, [..., actions], as one with respect to the last layer's outputs."""
+        if not self.dueling:
+            return gradient
+        transposed = self._tensors[2]["aggregate"].t()
+        if self.few:
+            return torch.matmul(gradient, transposed)
+        found = torch.matmul(gradient.sum(-1, keepdim=True), transposed)
+        found[..., :-1] += gradient
+        return found

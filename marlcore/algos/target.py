@@ -34,6 +34,10 @@ class TargetTrainer(Generic[N]):
         """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
+        return self.advance()
+
+    def advance(self) -> torch.Tensor:
+        """A step by the parameters' gradients, then the target's update; returns their norm before clipping."""
         grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
         self.updates += 1
         self._update_target()

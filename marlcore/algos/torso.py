@@ -39,8 +39,12 @@ class Torso(nn.Module):
         self._parts = (encoders, self.dense)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        encoders, dense = self._parts
+        return self._parts[1].forward(self.encoded(obs))
+
+    def encoded(self, obs: Any) -> torch.Tensor:
+        """What the encoders return, [B, inputs of the first layer]."""
+        encoders = self._parts[0]
         if self.names is None:
-            return dense.forward(encoders[0].forward(obs))
+            return encoders[0].forward(obs)
         pairs = zip(encoders, self.names, strict=True)
-        return dense.forward(torch.cat([encoder.forward(obs[name]) for encoder, name in pairs], 1))
+        return torch.cat([encoder.forward(obs[name]) for encoder, name in pairs], 1)

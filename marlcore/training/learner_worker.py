@@ -58,11 +58,11 @@ class PolicyLearner:
         self._league = join_league(blueprint, plan, model.acting, worker, state.get("self_play", {}))
         publisher = worker.hold(store.publisher(model.acting))
         published = _addresses(model)
+        if settings.compile != "off":
+            model.whole.compile(mode=settings.compile)  # copies, such as the trainer's target, are not compiled
         trainer = plan.algorithm.make_trainer(model.whole)  # after the publisher moved the weights into its row
         if _addresses(model) != published:
             raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
-        if settings.compile != "off":
-            model.whole.compile(mode=settings.compile)  # after the trainer copied it for its target
         if state:
             trainer.load_state_dict(state["trainer"])
             again = updates != state["updates"]

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ..kernels import advantages, columns, jit, sumtree
+from ..kernels import advantages, categories, columns, jit, sumtree
 from ..kernels.plan import COLUMN
 from ..kernels.random import next_random
 from ..notices import say
@@ -54,6 +54,7 @@ def _compile_what_algorithms_use() -> None:
     rows = [np.zeros(1, np.float32) for _ in range(7)]
     given, continues, (ratio, *filled) = rows[:4], np.zeros(1, np.bool_), rows[4:]
     advantages.trace(*given, continues, ratio, np.ones(2), 1.0, *filled)
+    categories.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])
 
 
 def _compile_what_the_drop_ins_use() -> None:

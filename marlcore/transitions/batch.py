@@ -120,12 +120,15 @@ class TorchBatch:
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         import torch
 
+        device = str(device)  # since a call of `to` would take as long as the conversion
+
         def convert(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: convert(one) for name, one in value.items()}
             if value is None:
                 return None
-            return torch.from_numpy(value).to(device)
+            tensor = torch.from_numpy(value)
+            return tensor if device == "cpu" else tensor.to(device)
 
         self.obs = convert(batch.obs)
         self.action: torch.Tensor = convert(batch.action)

@@ -68,3 +68,18 @@ def test_a_state_dict_goes_on_bit_for_bit(peer):
     step(twin, resumed, inputs, lambda: resumed.clip_and_step(1e9))
     for one, other in zip(network.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_an_adam_of_torch_goes_on_from_its_state():
+    network = made_network()
+    adam = ClippedAdam(list(network.parameters()), lr=0.01)
+    for _ in range(3):
+        step(network, adam, torch.randn(7, 3), lambda: adam.clip_and_step(1e9))
+    twin = copy.deepcopy(network)
+    peer = torch.optim.Adam(twin.parameters(), lr=0.5)
+    peer.load_state_dict(copy.deepcopy(adam.state_dict()))
+    inputs = torch.randn(7, 3)
+    step(network, adam, inputs, lambda: adam.clip_and_step(1e9))
+    step(twin, peer, inputs, peer.step)
+    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,108 @@
+"""The passes of fully connected layers that are written out, against autograd, and when DQN uses them."""
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from torch import nn
+from updates import box_spaces, made_batch, made_obs, made_trainer
+
+from marlcore.algos import DQN
+from marlcore.algos.dqn import DQNNetwork, DQNTrainer
+from marlcore.algos.head import FEW
+from marlcore.algos.passes import AutogradPass, Layers, LayersPass
+from marlcore.spaces import Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+HYPER = DQN(hidden=(8, 8))
+MIXED = gym.Dict({"place": gym.MultiDiscrete([3, 4]), "speed": gym.Box(-1, 1, (2, 3), np.float32)})
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (5, 7, 3), (5, 7, 6, 3)])
+def test_the_gradients_of_layers_are_those_of_autograd_exactly(sizes):
+    linears = [nn.Linear(*pair) for pair in pairwise(sizes)]
+    modules = nn.Sequential(*(part for one in linears for part in (one, nn.ReLU())))[:-1]
+    x, gradient = torch.randn(11, sizes[0]), torch.randn(11, sizes[-1])
+    outputs = modules(x)
+    outputs.backward(gradient)
+    expected = [one.grad.clone() for one in modules.parameters()]
+    layers = Layers([one._parameters for one in linears])
+    with torch.no_grad():
+        found = layers.forward(x)
+        layers.backward(gradient)
+    assert torch.equal(found, outputs)
+    assert all(map(torch.equal, expected, (one.grad for one in modules.parameters())))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("observation", [gym.Box(-1, 1, (3,), np.float32), gym.Discrete(5), MIXED], ids=str)
+@pytest.mark.parametrize("actions", [1, 3, FEW + 1])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_both_passes_of_a_network_agree(dueling, actions, observation, stack):
+    spaces = Spaces(observation, gym.Discrete(actions), stack=stack)
+    network, trainer = made_trainer(DQN(hidden=(8, 8), dueling=dueling), spaces)
+    assert isinstance(trainer._pass, LayersPass)
+    obs, gradient = made_obs(spaces, 6, np.random.default_rng(0)), torch.randn(6, actions)
+    found = []
+    for one in (trainer._pass, AutogradPass(network)):
+        trainer.optimizer.zero_grad()
+        with torch.no_grad():
+            values = one.forward(obs)
+            one.backward(gradient)
+        found.append([values, *(parameter.grad.clone() for parameter in network.parameters())])
+    for written, recorded in zip(*found, strict=True):
+        torch.testing.assert_close(written, recorded, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_makes_the_step_of_both_passes():
+    network, trainer = made_trainer(HYPER)
+    other = copy.deepcopy(network)
+    twin = DQNTrainer(HYPER, other)
+    twin.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    twin._pass = AutogradPass(other)
+    for seed in range(3):
+        updates = [one.update(made_batch(seed=seed)) for one in (trainer, twin)]
+        torch.testing.assert_close(updates[0].metrics, updates[1].metrics)
+    for one, twin_one in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, twin_one)
+
+
+class Louder(DQNNetwork):
+    """A network of the same parts that computes something else with them."""
+
+    def forward(self, obs):
+        return 2 * super().forward(obs)
+
+
+def frozen(hyper: DQN, spaces: Spaces) -> DQNNetwork:
+    network = hyper.make_model(spaces)
+    network.torso.requires_grad_(False)
+    return network
+
+
+def compiled(hyper: DQN, spaces: Spaces) -> DQNNetwork:
+    network = hyper.make_model(spaces)
+    network.compile(backend="eager")
+    return network
+
+
+def of_images(hyper: DQN, _: Spaces) -> DQNNetwork:
+    return hyper.make_model(box_spaces((32, 32), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("made", [Louder, frozen, compiled, of_images])
+def test_other_networks_take_the_pass_of_autograd(made):
+    network = made(HYPER, box_spaces())
+    assert isinstance(DQNTrainer(HYPER, network)._pass, AutogradPass)
+
+
+def test_the_frozen_part_of_a_network_stays():
+    network = frozen(HYPER, box_spaces())
+    before = copy.deepcopy(network.state_dict())
+    DQNTrainer(HYPER, network).update(made_batch())
+    changed = {name for name, one in network.state_dict().items() if not torch.equal(one, before[name])}
+    assert changed and all(name.startswith("head.") for name in changed)
