@@ -11,14 +11,17 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from lent import Lent
 
 from marlcore.memory.native import try_lock
+from marlcore.processes import PRELOAD, ForkServer
 
 SUPPORT = str(Path(__file__).parent / "support")
 # Programs that tests start find what tests share; pytest itself has it by `pythonpath`.
@@ -221,6 +224,32 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     yield start
     for one in started:
         one.end()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """One for all tests that leave it as it was: to start one takes seconds. It starts while other tests run."""
+    with closing(ForkServer(PRELOAD)) as server:
+        server.begin()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_fork_server(fork_server: ForkServer) -> Iterator[None]:
+    """Runs and groups of workers use the server that tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("marlcore.training.session", "marlcore.processes.group"):
+            patch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
+        yield
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Runs end without their pictures, which would take longer than most of these runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for drawn in ("draw", "draw_payoff"):
+            patch.setattr(f"marlcore.training.run.{drawn}", lambda *_: None)
+        yield
 
 
 @pytest.fixture
