@@ -234,22 +234,18 @@ def fork_server() -> Iterator[ForkServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def shared_fork_server(fork_server: ForkServer) -> Iterator[None]:
+@pytest.fixture
+def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("marlcore.training.session", "marlcore.processes.group"):
-            patch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
-        yield
+    for module in ("marlcore.training.session", "marlcore.processes.group"):
+        monkeypatch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
 
 
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without their pictures, which would take longer than most of these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        for drawn in ("draw", "draw_payoff"):
-            patch.setattr(f"marlcore.training.run.{drawn}", lambda *_: None)
-        yield
+    for draw in ("draw", "draw_payoff"):
+        monkeypatch.setattr(f"marlcore.training.run.{draw}", lambda *_: None)
 
 
 @pytest.fixture

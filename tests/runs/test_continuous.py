@@ -20,6 +20,8 @@ from marlcore.training import read_metrics
 from marlcore.training.blueprint import build_model
 from marlcore.training.loaded import SavedRun
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 BOTH = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
 MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
 CONFIG = mc.Config(

@@ -30,6 +30,8 @@ from marlcore.training.loaded import LoadedPolicy, load_policy
 from marlcore.training.policy import ActingModel
 from marlcore.training.run_directory import checkpoint_path
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SMALL = mc.Config(
     total_steps=1_200,
     mode="serial",

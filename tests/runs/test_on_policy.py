@@ -26,6 +26,8 @@ from marlcore.training import read_metrics
 from marlcore.training.on_policy import check_on_policy
 from marlcore.training.policies import assign
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CARTPOLE = "gymnasium:CartPole-v1"
 HUNT = partial(TreasureHunt, agents=3, size=6, horizon=25, gems=3, food=1, bones=3)
 SMALL = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)

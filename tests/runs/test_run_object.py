@@ -23,6 +23,8 @@ import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.testing.victim import living
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=2_000,
     actor=mc.ActorConfig(envs=2, sync_interval=10),

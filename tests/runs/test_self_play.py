@@ -20,6 +20,8 @@ import marlcore as mc
 from marlcore.training import read_metrics
 from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=4_000,
     mode="serial",

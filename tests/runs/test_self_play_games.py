@@ -15,6 +15,8 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.envs.puck import chaser, idle, two_player_puck
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=1_000,
     mode="serial",

@@ -22,6 +22,8 @@ import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.training.loaded import SavedRun
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 STEPS = 1_500
 COPIES = 2
 CONFIG = mc.Config(

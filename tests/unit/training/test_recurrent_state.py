@@ -27,6 +27,8 @@ from marlcore.training.policy import ActingModel, Player, Policy
 from marlcore.training.self_play.matches import Matches
 from marlcore.training.self_play.players import PolicyPlayer
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SPACES = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
 SMALL = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
 CONFIG = mc.Config(
