@@ -162,6 +162,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if after != before:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
         gc.collect()
+        gc.freeze()  # what tests imported meanwhile would make every later collection longer
         after = _left()
     for kind, found in after.items():
         left = sorted(found - before[kind])
