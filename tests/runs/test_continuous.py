@@ -115,7 +115,7 @@ def leaves(state: Any) -> list[Any]:
     return [leaf for one in state for leaf in leaves(one)] if isinstance(state, (list, tuple)) else [state]
 
 
-@BOTH
+@pytest.mark.parametrize("algorithm", [pytest.param(mc.TD3, marks=pytest.mark.long), mc.SAC])
 def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, algorithm: Any) -> None:
     """Networks, targets, moments, the temperature, the generator: a run with no further update saves them again."""
     first = train(tmp_path, algorithm())

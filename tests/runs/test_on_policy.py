@@ -109,7 +109,7 @@ def test_agents_share_a_queue_and_others_have_a_replay(tmp_path: Path) -> None:
     assert all(resumed.updates[name] > count for name, count in result.updates.items())
 
 
-@pytest.mark.parametrize("mask", [None, "info"])
+@pytest.mark.parametrize("mask", [pytest.param(None, marks=pytest.mark.long), "info"])
 @pytest.mark.parametrize("space", [MultiDiscrete([3, 2]), MultiBinary(3), Box(-2, 2, (2,), np.float32)], ids=str)
 def test_every_kind_of_space_is_learned(tmp_path: Path, space: Any, mask: str | None) -> None:
     """Counting checks each action, and that masks are kept."""

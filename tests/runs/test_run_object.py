@@ -182,7 +182,7 @@ def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
     assert len(different) > 1
 
 
-@pytest.mark.parametrize("mask_in", ["observation", "info"])
+@pytest.mark.parametrize("mask_in", ["observation", pytest.param("info", marks=pytest.mark.long)])
 def test_a_loaded_policy_respects_masks(tmp_path: Path, mask_in: str) -> None:
     policy = mc.load_policy(train(tmp_path / "run", partial(Counting, mask_in=mask_in)), "agent_0")
     env = Counting(mask_in=mask_in)  # refuses masked actions

@@ -105,7 +105,6 @@ CASES = [
     Case("relay:"),
 ]  # fmt: skip
 QUICK = {
-    ("gymnasium:FrozenLake-v1", "serial"),
     ("counting:discrete mask_in=info", "serial"),
     ("pettingzoo:classic.tictactoe_v3", "serial"),
 }

@@ -534,7 +534,7 @@ def learn(buffer, nursery) -> tuple[int, int]:
     return drawn, wrong
 
 
-@BOTH
+@pytest.mark.parametrize("cls", [pytest.param(MPReplayBuffer, marks=pytest.mark.long), MPPrioritizedReplayBuffer])
 def test_killed_explorers_block_nobody_and_tear_no_row(cls, program: Callable) -> None:
     """Explorers killed inside add block nobody and leave no torn row."""
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
