@@ -107,7 +107,7 @@ def measure_rates(library: str, rounds: int, seconds: float) -> Rates:
             return float(ours.recv())
 
         sleep = partial(ours.poll, None)
-        rate_beside(sleep, WARM_UP_S)
+        rate_beside(sleep, min(WARM_UP_S, seconds))
         sample()
         taken = [[rate_beside(work, seconds) for work in (sleep, _spin, sample)] for _ in range(rounds)]
         ours.send(0)

@@ -28,19 +28,18 @@ __all__ = [
     "time_row",
 ]
 
-WARM_RUNS = 64
-
 
 @dataclass(frozen=True)
 class Scale:
-    """Rows of the rings: of a few floats each, and of one frame each."""
+    """Rows of the rings, of a few floats each and of one frame each; and runs before the first that counts."""
 
     vectors: int
     frames: int
+    warm_runs: int
 
 
-FULL = Scale(vectors=1_000_000, frames=20_000)  # 141 MB of frames: more than the caches hold
-SMALL = Scale(vectors=2_000, frames=2_000)
+FULL = Scale(vectors=1_000_000, frames=20_000, warm_runs=64)  # 141 MB of frames: more than the caches hold
+SMALL = Scale(vectors=2_000, frames=2_000, warm_runs=1)
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class Work:
             self.prepare()
         return self.run()
 
-    def warm_up(self) -> None:
-        for _ in range(WARM_RUNS):
+    def warm_up(self, runs: int) -> None:
+        for _ in range(runs):
             self.once()
 
     def seconds(self, runs: int) -> float:
@@ -111,7 +110,7 @@ def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, f
         works = {name: stack.enter_context(make(scale)) for name, make in row.libraries.items()}
         runs = {}
         for name, work in works.items():
-            work.warm_up()
+            work.warm_up(scale.warm_runs)
             work.check(work.once())
             runs[name] = max(1, int(round_s / work.seconds(8)))
         times: dict[str, list[float]] = {name: [] for name in works}
@@ -156,6 +155,6 @@ def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
         def prepare() -> None:  # what it returned would be taken for arguments of run
             work.prepare()
 
-        work.warm_up()
+        work.warm_up(scale.warm_runs)
         timed = partial(benchmark.pedantic, setup=prepare, rounds=500) if work.prepare else benchmark
         work.check(timed(work.run))

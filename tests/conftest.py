@@ -11,14 +11,17 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from lent import Lent
 
 from marlcore.memory.native import try_lock
+from marlcore.processes import PRELOAD, ForkServer
 
 SUPPORT = str(Path(__file__).parent / "support")
 # Programs that tests start find what tests share; pytest itself has it by `pythonpath`.
@@ -159,6 +162,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if after != before:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
         gc.collect()
+        gc.freeze()  # what tests imported meanwhile would make every later collection longer
         after = _left()
     for kind, found in after.items():
         left = sorted(found - before[kind])
@@ -221,6 +225,28 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     yield start
     for one in started:
         one.end()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """One for all tests that leave it as it was: to start one takes seconds. It starts while other tests run."""
+    with closing(ForkServer(PRELOAD)) as server:
+        server.begin()
+        yield server
+
+
+@pytest.fixture
+def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and groups of workers use the server that tests share."""
+    for module in ("marlcore.training.session", "marlcore.processes.group"):
+        monkeypatch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without their pictures, which would take longer than most of these runs."""
+    for draw in ("draw", "draw_payoff"):
+        monkeypatch.setattr(f"marlcore.training.run.{draw}", lambda *_: None)
 
 
 @pytest.fixture

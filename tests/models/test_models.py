@@ -30,22 +30,35 @@ SCENARIOS = {
     "wake-up": ("sleep", "sleep_two", "room"),
 }
 """Of model_lane.cpp, by the part of the core that they are about."""
-SPIN_MUTANTS = [(model, mutant) for model in spin_models.MODELS for mutant in model.mutants]
+
+
+def spin_cases(kind: str) -> list[Any]:
+    """Every (model, macros) of that kind, "sizes" or "mutants"; the quick tier has one of each model."""
+    found = []
+    for model in spin_models.MODELS:
+        cases = model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants]
+        for macros in cases:
+            tier = () if macros == cases[-1] else pytest.mark.long
+            found.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
+    return found
+
 
 Submit = Callable[..., Future[Any]]
 
 
 @pytest.fixture(scope="module")
-def searches(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[Any, Future[Any]]:
-    """Everything that the tests below look at, two searches at a time; Relacy's, which take longer, with --long."""
+def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
+    """Everything that the selected tests below look at, two searches at a time."""
     folder = tmp_path_factory.mktemp("models")
     found: dict[Any, Future[Any]] = {}
+    selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    params = [each.params for each in selected if each]
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow compilation first: what needs it comes after SPIN's searches, which go on beside it.
-        asked = pytestconfig.getoption("--long") and mutants.RELACY.exists()
+        asked = mutants.RELACY.exists() and any({"part", "name"} & one.keys() for one in params)
         world = pool.submit(mutants.build_world, folder) if asked else None
-        for model in spin_models.MODELS if spin_models.SPIN is not None else ():
-            for macros in (*model.sizes, *((mutant,) for mutant in model.mutants)):
+        if spin_models.SPIN is not None:
+            for model, macros in ((one["model"], one["macros"]) for one in params if "macros" in one):
                 found[model.name, macros] = pool.submit(spin_models.search, model, macros)
         if world is not None:
             found |= _submit_relacy(pool.submit, world, folder)
@@ -100,24 +113,25 @@ def test_each_scenario_belongs_to_a_part() -> None:
 
 
 @needs_spin
-@pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)
-def test_no_state_of_a_model_fails(searches: dict[Any, Future[Any]], explored: Explored, model: Any) -> None:
+@pytest.mark.parametrize(("model", "macros"), spin_cases("sizes"))
+def test_no_state_of_a_model_fails(
+    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
+) -> None:
     """All interleavings of its processes, each of which may be killed between any two steps."""
-    for macros in model.sizes:
-        found = searches[model.name, macros].result()
-        assert found.failure is None
-        assert found.states > 10_000
-        explored.states[f"{model.name}, SPIN"] += found.states
+    found = searches[model.name, macros].result()
+    assert found.failure is None
+    assert found.states > 10_000
+    explored.states[f"{model.name}, SPIN"] += found.states
 
 
 @needs_spin
-@pytest.mark.parametrize(("model", "mutant"), SPIN_MUTANTS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("model", "macros"), spin_cases("mutants"))
 def test_a_model_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], explored: Explored, model: Any, mutant: str
+    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
 ) -> None:
     """Each rule is needed: without it the search comes upon a state, or a run, that must not be."""
-    assert searches[model.name, (mutant,)].result().failure is not None
-    explored.killed[f"{model.name}, SPIN"].append(mutant)
+    assert searches[model.name, macros].result().failure is not None
+    explored.killed[f"{model.name}, SPIN"] += macros
 
 
 @pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)

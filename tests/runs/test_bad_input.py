@@ -19,6 +19,8 @@ from odd_spaces import Counting
 
 import marlcore as mc
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=400,
     mode="serial",

@@ -16,6 +16,8 @@ import marlcore as mc
 from marlcore.processes import Interrupts
 from marlcore.training import session
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SMALL = mc.Config(
     total_steps=1500,
     mode="serial",

@@ -20,6 +20,8 @@ from marlcore.training import read_metrics
 from marlcore.training.blueprint import build_model
 from marlcore.training.loaded import SavedRun
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 BOTH = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
 MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
 CONFIG = mc.Config(
@@ -113,7 +115,7 @@ def leaves(state: Any) -> list[Any]:
     return [leaf for one in state for leaf in leaves(one)] if isinstance(state, (list, tuple)) else [state]
 
 
-@BOTH
+@pytest.mark.parametrize("algorithm", [pytest.param(mc.TD3, marks=pytest.mark.long), mc.SAC])
 def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, algorithm: Any) -> None:
     """Networks, targets, moments, the temperature, the generator: a run with no further update saves them again."""
     first = train(tmp_path, algorithm())

@@ -64,6 +64,7 @@ def ways() -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("undrawn", "shared_fork_server")
 @pytest.mark.long
 @pytest.mark.parametrize("way", ways())
 def test_what_makes_environments_may_be(tmp_path: Path, way: str) -> None:

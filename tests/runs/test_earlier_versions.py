@@ -8,6 +8,8 @@ import pytest
 
 import marlcore as mc
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"), extras={"value": mc.Field(())})
 

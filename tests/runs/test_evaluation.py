@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ import torch
 from PIL import Image
 
 import marlcore as mc
+from marlcore.__main__ import main
 from marlcore.interfaces import Action
 from marlcore.processes import PID
 from marlcore.training import EVALUATOR, Run, read_metrics, session, start
@@ -29,6 +28,8 @@ from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, S
 from marlcore.training.loaded import LoadedPolicy, load_policy
 from marlcore.training.policy import ActingModel
 from marlcore.training.run_directory import checkpoint_path
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 SMALL = mc.Config(
     total_steps=1_200,
@@ -188,15 +189,21 @@ def test_bad_input_is_one_line(run_dir: Path, arguments: list[Any], options: dic
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "marlcore", "eval", *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`marlcore eval` with these arguments: its status, what it said and what it complained of."""
+
+    def evaluate(*arguments: object) -> tuple[int, str, str]:
+        status = main(["eval", *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return evaluate
 
 
-def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path: Path) -> None:
-    done = command(run_dir, "--episodes", "6", "--which", "best", "--video", tmp_path / "one.gif")
-    assert done.returncode == 0, done.stderr
-    assert "6 episodes" in done.stdout and AGENT in done.stdout and " to " in done.stdout
+def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path: Path, command: Any) -> None:
+    status, said, complaints = command(run_dir, "--episodes", "6", "--which", "best", "--video", tmp_path / "one.gif")
+    assert status == 0, complaints
+    assert "6 episodes" in said and AGENT in said and " to " in said
     with Image.open(tmp_path / "one.gif") as video:
         assert video.n_frames in range(6, 11) and video.size == (8, 8) and video.info["duration"] == 50
 
@@ -211,9 +218,9 @@ def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path
         (["--episode", "3"], "unknown option --episode; did you mean --episodes?"),
     ],
 )
-def test_bad_input_of_the_command_is_one_line(run_dir: Path, arguments: list[str], says: str) -> None:
-    done = command(run_dir, *arguments)
-    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+def test_bad_input_of_the_command_is_one_line(run_dir: Path, arguments: list[str], says: str, command: Any) -> None:
+    status, _, complaints = command(run_dir, *arguments)
+    assert status == 2 and says in complaints and len(complaints.splitlines()) == 1
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from marlcore.envs import NamedEnvironment
 from marlcore.training import read_metrics
 from marlcore.training.policy import PublishedPolicy
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=3_000,
     actor=mc.ActorConfig(processes=2, envs=3, sync_interval=4),

@@ -26,6 +26,8 @@ from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import NamedEnvironment
 from marlcore.training import read_metrics
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     actor=mc.ActorConfig(envs=8, sync_interval=10),
     learner=mc.LearnerConfig(batch_size=64, warmup=200, n_step=2, log_interval=10, device="cpu"),

@@ -18,6 +18,8 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.training.learner import Learner
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=3_000,
     actor=mc.ActorConfig(envs=2, sync_interval=3),

@@ -26,6 +26,8 @@ from marlcore.training import read_metrics
 from marlcore.training.on_policy import check_on_policy
 from marlcore.training.policies import assign
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CARTPOLE = "gymnasium:CartPole-v1"
 HUNT = partial(TreasureHunt, agents=3, size=6, horizon=25, gems=3, food=1, bones=3)
 SMALL = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
@@ -107,7 +109,7 @@ def test_agents_share_a_queue_and_others_have_a_replay(tmp_path: Path) -> None:
     assert all(resumed.updates[name] > count for name, count in result.updates.items())
 
 
-@pytest.mark.parametrize("mask", [None, "info"])
+@pytest.mark.parametrize("mask", [pytest.param(None, marks=pytest.mark.long), "info"])
 @pytest.mark.parametrize("space", [MultiDiscrete([3, 2]), MultiBinary(3), Box(-2, 2, (2,), np.float32)], ids=str)
 def test_every_kind_of_space_is_learned(tmp_path: Path, space: Any, mask: str | None) -> None:
     """Counting checks each action, and that masks are kept."""

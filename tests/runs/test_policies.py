@@ -21,6 +21,8 @@ from marlcore.envs import TreasureHunt
 from marlcore.training import read_metrics
 from marlcore.training.loaded import SavedRun
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 HUNT = partial(TreasureHunt, agents=3, size=6, horizon=25, gems=3, food=1, bones=3)
 AGENTS = ("agent_0", "agent_1", "agent_2")
 ONE = dict.fromkeys(AGENTS, "hunter")

@@ -18,6 +18,8 @@ from marlcore.envs import Recall
 from marlcore.processes import PID
 from marlcore.training import read_metrics
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SMALL = mc.R2D2(hidden=(16, 16), units=12, length=12, burn_in=4, period=8)
 CONFIG = mc.Config(
     total_steps=1_200,

@@ -344,7 +344,12 @@ class ReplayMachine(RuleBasedStateMachine):
 
 QUIET = settings(database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
 TestReplayMachine = ReplayMachine.TestCase
-TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=100)
+TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=25)
+
+
+@pytest.mark.long
+def test_the_replay_is_as_the_model_in_many_orders():
+    run_state_machine_as_test(ReplayMachine, settings=settings(QUIET, derandomize=True, max_examples=100))
 
 
 def main(steps: int, start: int) -> None:

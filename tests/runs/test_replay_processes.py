@@ -369,7 +369,9 @@ def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> 
         return Outcome(samplers.rows, samplers.found, laps, samplers.lapped, writers.kills, writers.inside)
 
 
-@pytest.mark.parametrize("words", [12, 48], ids=["in the record", "in columns"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(12, id="in the record"), pytest.param(48, id="in columns", marks=pytest.mark.long)]
+)
 def test_no_row_is_torn_or_reaches_across_an_edge(program, words):
     """No row is torn, or reaches across a boundary, a seam or the write head."""
     outcome = sample_live(program, list(KINDS), words, batch_size=64, rows=100_000, deaths=2)

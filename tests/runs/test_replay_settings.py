@@ -19,6 +19,8 @@ from marlcore.memory.survey import sweep
 from marlcore.replay import Sampler
 from marlcore.training import read_metrics
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=3_000,
     actor=mc.ActorConfig(envs=2, sync_interval=10),

@@ -26,6 +26,8 @@ from marlcore.training.describe import describe, described_run
 from marlcore.training.policies import assign
 from marlcore.training.run_directory import RunDirectory, read_config
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 RUN = mc.Config(
     total_steps=3000,
     mode="serial",

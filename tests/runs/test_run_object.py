@@ -23,6 +23,8 @@ import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.testing.victim import living
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=2_000,
     actor=mc.ActorConfig(envs=2, sync_interval=10),
@@ -180,7 +182,7 @@ def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
     assert len(different) > 1
 
 
-@pytest.mark.parametrize("mask_in", ["observation", "info"])
+@pytest.mark.parametrize("mask_in", ["observation", pytest.param("info", marks=pytest.mark.long)])
 def test_a_loaded_policy_respects_masks(tmp_path: Path, mask_in: str) -> None:
     policy = mc.load_policy(train(tmp_path / "run", partial(Counting, mask_in=mask_in)), "agent_0")
     env = Counting(mask_in=mask_in)  # refuses masked actions

@@ -20,6 +20,8 @@ import marlcore as mc
 from marlcore.training import read_metrics
 from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=4_000,
     mode="serial",
@@ -238,7 +240,7 @@ def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path],
     assert outcome.mean == {"left": 1.0, "right": -1.0}
 
 
-@pytest.mark.parametrize("share", [0.25, 0.9])
+@pytest.mark.parametrize("share", [0.25, pytest.param(0.9, marks=pytest.mark.long)])
 def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[np.ndarray] = []
     sample = mc.Mixture.sample

@@ -15,6 +15,8 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.envs.puck import chaser, idle, two_player_puck
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=1_000,
     mode="serial",
@@ -51,7 +53,7 @@ def test_classic_games_are_played_by_their_rules(tmp_path: Path, game: str) -> N
     assert any(row["wins"] for row in table.values()) and any(row["losses"] for row in table.values())
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized: bool) -> None:
     """With priorities, actors compute the first ones, also where opponents share the copies."""
     settings = replace(CONFIG.self_play, anchors={chaser: 0.3, idle: 0.2})
@@ -70,7 +72,9 @@ def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized
     assert more.updates["main"] > result.updates["main"]
 
 
-@pytest.mark.parametrize("algorithm", [mc.TD3(hidden=(16,)), mc.SAC(hidden=(16,))])
+@pytest.mark.parametrize(
+    "algorithm", [mc.TD3(hidden=(16,)), pytest.param(mc.SAC(hidden=(16,)), marks=pytest.mark.long)]
+)
 def test_puck_is_trained_with_continuous_actions(tmp_path: Path, algorithm: Any) -> None:
     """Opponents act within the bounds of their half of the Box, each with its own weights."""
     config = replace(CONFIG, run_dir=str(tmp_path / "run"), learner=replace(CONFIG.learner, n_step=1))

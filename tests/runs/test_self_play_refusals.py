@@ -15,6 +15,8 @@ from refusals import refused
 
 import marlcore as mc
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=400,
     actor=mc.ActorConfig(envs=2),

@@ -22,6 +22,8 @@ import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.training.loaded import SavedRun
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 STEPS = 1_500
 COPIES = 2
 CONFIG = mc.Config(
@@ -103,7 +105,6 @@ CASES = [
     Case("relay:"),
 ]  # fmt: skip
 QUICK = {
-    ("gymnasium:FrozenLake-v1", "serial"),
     ("counting:discrete mask_in=info", "serial"),
     ("pettingzoo:classic.tictactoe_v3", "serial"),
 }

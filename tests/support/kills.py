@@ -416,6 +416,7 @@ class Zombies:
         self.counts = self.nursery.counts
         self.takeovers: list[float] = []  # milliseconds
         self.holder = self.start(0)
+        self.nursery.wait(lambda: self.nursery.board.lines[0, TICKET] >= 0)  # else the first heir may get the lane
 
     def start(self, birth: int) -> Any:
         return self.nursery.start(birth % 2, inherit, self.replay.handle, 0, birth)

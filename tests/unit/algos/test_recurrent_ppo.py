@@ -18,7 +18,7 @@ from marlcore.interfaces import PREVIOUS_REWARD, QueueSource, ReplaySource
 from marlcore.spaces import MASK, Spaces
 from marlcore.spec import Field
 
-pytestmark = pytest.mark.usefixtures("seeded_torch")
+pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn", "shared_fork_server")
 
 SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch_size=8, epochs=2)
 WIDE = gym.Box(-10, 10, (3,), np.float32)

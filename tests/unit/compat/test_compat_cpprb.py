@@ -491,7 +491,7 @@ NURSERY = """
     import numpy as np
     from marlcore.compat import cpprb
     from marlcore.testing.rows import filled
-    buffer, width = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
+    buffer, width, kills = pickle.loads(bytes.fromhex(sys.argv[1])), *map(int, sys.argv[2:])
 
     def explore(who):
         batches = filled(width, who + 2000 * np.arange(7 * 40).reshape(7, 40))
@@ -507,7 +507,7 @@ NURSERY = """
 
     inside = killed = 0
     random.seed(0)
-    while killed < 120 or inside < 10:
+    while killed < kills or inside < kills // 12:
         pids = [fork(random.randrange(2000)) for _ in range(2)]
         time.sleep(random.uniform(0.005, 0.03))
         for pid in pids:
@@ -534,15 +534,22 @@ def learn(buffer, nursery) -> tuple[int, int]:
     return drawn, wrong
 
 
-@BOTH
-def test_killed_explorers_block_nobody_and_tear_no_row(cls, program: Callable) -> None:
+@pytest.mark.parametrize(
+    ("cls", "kills"),
+    [
+        (MPPrioritizedReplayBuffer, 36),
+        pytest.param(MPPrioritizedReplayBuffer, 120, marks=pytest.mark.long),
+        pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long),
+    ],
+)
+def test_killed_explorers_block_nobody_and_tear_no_row(cls, kills: int, program: Callable) -> None:
     """Explorers killed inside add block nobody and leave no torn row."""
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
-    nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH])
+    nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, kills])
     drawn, wrong = learn(buffer, nursery)
     killed, inside = map(int, nursery.finish().split()[1:])
-    assert killed >= 120
-    assert inside >= 10  # rounds that left an add half done
+    assert killed >= kills
+    assert inside >= kills // 12  # rounds that left an add half done
     assert drawn > 0
     assert wrong == 0
     buffer.add(x=np.arange(WIDTH))
@@ -560,7 +567,7 @@ def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeyp
 
     monkeypatch.setattr(rings._Lane, "gather", believe)
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
-    _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH]))
+    _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, 120]))
     assert wrong > 0
 
 

@@ -134,7 +134,7 @@ def test_options_travel_with_the_name() -> None:
     assert vectorize(named, 3).agents == ("agent_0", "agent_1")
 
 
-@pytest.mark.parametrize("name", ["atari:Pong", "gymnasium:ALE/Pong-v5"])
+@pytest.mark.parametrize("name", ["atari:Pong", pytest.param("gymnasium:ALE/Pong-v5", marks=pytest.mark.long)])
 def test_atari_games_come_preprocessed(name: str) -> None:
     pytest.importorskip("ale_py", reason="needs ale-py")
     pytest.importorskip("cv2", reason="needs opencv-python")

@@ -48,7 +48,14 @@ def need(*packages: str) -> None:
         pytest.importorskip(package, reason=f"needs {package}")
 
 
-@pytest.mark.parametrize("name", GYMNASIUM)
+SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag", "continuous", "rainy", "Walker", "Hopper", "Humanoid")
+
+
+def tier(name: str) -> Any:
+    return pytest.mark.long if any(slow in name for slow in SLOW) else ()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in GYMNASIUM])
 def test_gymnasium(name: str) -> None:
     id, options = name.partition(" ")[0], GYMNASIUM[name]
     need(*NEEDS.get(id, ()))
@@ -96,9 +103,8 @@ NEEDS_AEC = {
 }
 
 
-SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag")
 FORMS = [
-    pytest.param(name, form, marks=pytest.mark.long if any(slow in name for slow in SLOW) else ())
+    pytest.param(name, form, marks=tier(name))
     for name in AEC
     for form in ("aec", "parallel")
     if "classic" not in name or form == "aec"

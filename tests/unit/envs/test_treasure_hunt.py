@@ -187,8 +187,14 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("copies", [1, 5])
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        (OPTIONS[0], 5),
+        *((one, 1) for one in OPTIONS),
+        *(pytest.param(one, 5, marks=pytest.mark.long) for one in OPTIONS[1:]),
+    ],
+)
 def test_the_vector_form_is_what_plain_copies_give(options: dict[str, Any], copies: int) -> None:
     ours = vectorize(lambda: TreasureHunt(**options), copies)
     theirs = Copies([TreasureHunt(**options) for _ in range(copies)])

@@ -10,51 +10,26 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing import Pipe, get_context
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from forked import Child, attach, end, linger, tell
 
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, forkserver
-from marlcore.processes.forkserver import Forked, ForkServer, read_status
+from marlcore.processes.forkserver import ForkServer
 from marlcore.processes.signals import STOPPING
-
-
-def tell(report: Connection, what: str) -> None:
-    found = {
-        "environment": lambda: os.environ.get("MARLCORE_TEST"),
-        "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
-        "numbers": lambda: np.random.random(),
-        "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
-    }
-    report.send(found[what]())
 
 
 def tell_of_gpus(report: Connection) -> None:
     report.send(torch.cuda._is_in_bad_fork())  # what keeps torch from opening the driver of NVIDIA's GPUs
-
-
-def is_open(fd: int) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
-
-
-def end(report: Connection, how: int) -> None:
-    if how < 0:
-        os.kill(os.getpid(), -how)
-    os._exit(how)
-
-
-def linger(report: Connection) -> None:
-    report.send(os.getpid())
-    time.sleep(600.0)
 
 
 def run_helpers(report: Connection) -> None:
@@ -77,39 +52,10 @@ def run_helpers(report: Connection) -> None:
     report.send(codes)
 
 
-class Child:
-    """What a server forked, and what it reports."""
-
-    def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
-        self._report, theirs = Pipe(duplex=False)
-        with theirs:
-            self.forked: Forked = server.fork(theirs.fileno(), function, *args)
-
-    def receive(self) -> Any:
-        return self._report.recv()
-
-    def status(self) -> int | None:
-        """Waits for it."""
-        select.select([self.forked.pidfd], [], [])
-        return read_status(self.forked.status)
-
-    def close(self) -> None:
-        self._report.close()
-        os.close(self.forked.pidfd)
-        os.close(self.forked.status)
-
-
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
-    with closing(ForkServer(PRELOAD)) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def lasting() -> Iterator[ForkServer]:
-    """One for all the tests that leave it as it was; it runs before the first of them begins."""
-    with closing(ForkServer(PRELOAD)) as one:
-        told(one, "numbers")
+    """One of the test's own, which imports as little as it can."""
+    with closing(ForkServer()) as one:
         yield one
 
 
@@ -128,8 +74,8 @@ def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, mon
 
 
 @pytest.mark.long
-def test_signals_to_the_group_do_not_end_children(lasting: ForkServer) -> None:
-    with closing(Child(lasting, linger)) as child:
+def test_signals_to_the_group_do_not_end_children(fork_server: ForkServer) -> None:
+    with closing(Child(fork_server, linger)) as child:
         pid = child.receive()
         status = Path(f"/proc/{pid}/status")
         for signum in STOPPING:
@@ -142,32 +88,32 @@ def test_signals_to_the_group_do_not_end_children(lasting: ForkServer) -> None:
         assert child.status() == -signal.SIGKILL
 
 
-def test_signals_end_what_a_worker_starts(lasting: ForkServer) -> None:
-    with closing(Child(lasting, run_helpers)) as child:
+def test_signals_end_what_a_worker_starts(fork_server: ForkServer) -> None:
+    with closing(Child(fork_server, run_helpers)) as child:
         assert child.receive() == [(-signum, -signum) for signum in sorted(STOPPING)]
 
 
-def test_what_is_forked_may_open_a_gpu(lasting: ForkServer) -> None:
+def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
     """Only where torch was built for one is this more than a word: counting GPUs before the fork is enough to fail."""
-    with closing(Child(lasting, tell_of_gpus)) as child:
+    with closing(Child(fork_server, tell_of_gpus)) as child:
         assert child.receive() is False
 
 
-def test_each_process_has_random_numbers_of_its_own(lasting: ForkServer) -> None:
-    assert len({told(lasting, "numbers") for _ in range(3)}) == 3
+def test_each_process_has_random_numbers_of_its_own(fork_server: ForkServer) -> None:
+    assert len({told(fork_server, "numbers") for _ in range(3)}) == 3
 
 
-def test_a_child_holds_nothing_of_the_server(lasting: ForkServer) -> None:
+def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
     """A forked child holds nothing of the server and its other children."""
-    with closing(Child(lasting, linger)) as other:
+    with closing(Child(fork_server, linger)) as other:
         other.receive()
-        held = told(lasting, "descriptors")
+        held = told(fork_server, "descriptors")
     assert [kind.partition(":")[0] for kind in held] == ["pipe", "pipe"]  # to the tracker, and what it reports through
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
-def test_how_a_process_ended_is_told(lasting: ForkServer, how: int) -> None:
-    with closing(Child(lasting, end, how)) as child:
+def test_how_a_process_ended_is_told(fork_server: ForkServer, how: int) -> None:
+    with closing(Child(fork_server, end, how)) as child:
         assert child.status() == how
 
 
@@ -253,18 +199,16 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
     parent = program(
         """
         import os, signal, sys
-        sys.path.insert(0, sys.argv[1])
-        from test_forkserver import PRELOAD, Child, linger
+        from forked import Child, linger
         from marlcore.processes.forkserver import ForkServer
 
-        server = ForkServer(PRELOAD)
+        server = ForkServer()
         child = Child(server, linger)
         child.receive()
         os.kill(child.forked.pid, signal.SIGSTOP)
         print(server.pid, child.forked.pid, flush=True)
         sys.stdin.read()
-        """,
-        args=[Path(__file__).parent],
+        """
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
     assert len(pidfds) == 2, "the server or its child did not start"
@@ -278,10 +222,9 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
 
 
 def in_a_program(code: str, *flags: str, path: Path) -> str:
-    """What a program wrote to `path`, which is its argument; the tests' functions are there."""
+    """What a program wrote to `path`, which is its argument."""
     command = [sys.executable, *flags, "-c", textwrap.dedent(code), str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(command, check=True, env=environment)
+    subprocess.run(command, check=True)
     return path.read_text()
 
 
@@ -289,31 +232,27 @@ def in_a_program(code: str, *flags: str, path: Path) -> str:
 def test_exit_codes_are_told_where_sigchld_is_ignored(tmp_path: Path) -> None:
     code = """
         import signal, sys
-        from test_forkserver import PRELOAD, Child, end
+        from forked import Child, end
         from marlcore.processes.forkserver import ForkServer
 
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        server = ForkServer(PRELOAD)
+        server = ForkServer()
         open(sys.argv[1], "w").write(str([Child(server, end, how).status() for how in (3, -9, 0)]))
         server.close()
     """
     assert in_a_program(code, path=tmp_path / "told") == "[3, -9, 0]"
 
 
-def tell_flags(report: Connection) -> None:
-    report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
-
-
 @pytest.mark.long
 def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
     code = """
         import os, sys
-        from test_forkserver import PRELOAD, Child, tell_flags
+        from forked import Child, tell_flags
         from marlcore.processes.forkserver import ForkServer
 
         os.close(1)
         os.close(2)
-        server = ForkServer(PRELOAD)
+        server = ForkServer()
         child = Child(server, tell_flags)
         open(sys.argv[1], "w").write(str(child.receive()))
         server.close()
@@ -321,19 +260,13 @@ def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
     assert in_a_program(code, "-O", "-B", path=tmp_path / "told") == "(1, 1, [True, True, True])"
 
 
-def attach(report: Connection, name: str) -> None:
-    memory = SharedMemory(name)
-    report.send(bytes(memory.buf[:4]))
-    memory.close()
-
-
-def test_memory_shared_by_python_outlives_a_child(lasting: ForkServer) -> None:
+def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> None:
     """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
     memory = SharedMemory(create=True, size=4)
     try:
         memory.buf[:4] = b"here"
         for _ in range(2):
-            with closing(Child(lasting, attach, memory.name)) as child:
+            with closing(Child(fork_server, attach, memory.name)) as child:
                 assert child.receive() == b"here"
                 assert child.status() == 0
     finally:
@@ -341,8 +274,10 @@ def test_memory_shared_by_python_outlives_a_child(lasting: ForkServer) -> None:
         memory.unlink()
 
 
-def test_what_raises_in_what_is_forked_ends_that_alone(lasting: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(Child(lasting, tell, "nothing that is known")) as child:
+def test_what_raises_in_what_is_forked_ends_that_alone(
+    fork_server: ForkServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Child(fork_server, tell, "nothing that is known")) as child:
         assert child.status() == 1
-    with closing(Child(lasting, end, 0)) as child:
+    with closing(Child(fork_server, end, 0)) as child:
         assert child.status() == 0

@@ -363,6 +363,10 @@ def laid(tmp_path: Path, count: int) -> Path:
     return traps
 
 
+SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+
+@SHARED
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
 def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
@@ -375,6 +379,7 @@ def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: st
     assert max(steps) >= config.total_steps - 100
 
 
+@SHARED
 def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     """A learner goes on from what it published and its last checkpoint."""
     algorithm = TrappedDQN()
@@ -394,6 +399,7 @@ def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
 
+@SHARED
 @pytest.mark.long
 def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
     """An actor that fails too often ends the run with every traceback."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from marlcore.processes import PRELOAD
 from marlcore.processes import worker as processes
 from marlcore.processes.forkserver import ForkServer
 from marlcore.processes.worker import WorkerProcess, wait_any
@@ -43,22 +42,13 @@ def leaves(errors: Connection, *arguments: Any) -> None:
 Start = Callable[[Any], WorkerProcess]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with closing(ForkServer(PRELOAD)) as one:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(processes, "_work", ends)
-            WorkerProcess(one, "first", bool).close()
-        yield one
-
-
 @pytest.fixture
-def start(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Start:
     """start(life) is a worker's process that lives so; the test closes it."""
 
     def one(life: Any) -> WorkerProcess:
         monkeypatch.setattr(processes, "_work", life)
-        return WorkerProcess(server, "actor-0", bool)
+        return WorkerProcess(fork_server, "actor-0", bool)
 
     return one
 
@@ -72,15 +62,15 @@ def test_an_unnoted_end_ends_every_later_wait(start: Start) -> None:
         assert living.running
 
 
-def test_a_worker_that_said_done_needs_no_server(start: Start, server: ForkServer) -> None:
-    assert server.pid is not None
+def test_a_worker_that_said_done_needs_no_server(start: Start, fork_server: ForkServer) -> None:
+    assert fork_server.pid is not None
     with closing(start(does)) as worker:
-        os.kill(server.pid, signal.SIGSTOP)
+        os.kill(fork_server.pid, signal.SIGSTOP)
         try:
             wait_any([worker], 3600.0)
             assert worker.failure() is None
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            os.kill(fork_server.pid, signal.SIGCONT)
 
 
 def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:

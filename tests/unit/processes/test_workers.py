@@ -13,7 +13,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,38 +27,12 @@ from marlcore.cli.gc import holders
 from marlcore.memory.space import SHM_DIR
 from marlcore.memory.survey import survey_segments
 from marlcore.memory.waiting import interrupt_waits_with
-from marlcore.processes import PRELOAD
 from marlcore.processes import group as workergroup
 from marlcore.processes.forkserver import ForkServer
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
-
-
-class Lasting:
-    """A fork server that outlives the group that uses it: to start one takes seconds."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self.fork = server.fork
-
-    def close(self) -> None:
-        """The fixture's server is closed by the fixture."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with closing(ForkServer(PRELOAD)) as one:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workergroup, "ForkServer", lambda preload, hurry: Lasting(one))
-            with mc.Workers() as workers:
-                workers.start(idle)
-        yield one
-
-
-@pytest.fixture
-def lasting(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    monkeypatch.setattr(workergroup, "ForkServer", lambda preload, hurry: Lasting(server))
-    return server
+pytestmark = pytest.mark.usefixtures("shared_fork_server")
 
 
 def idle(context: mc.WorkerContext, *arguments: Any) -> None:
@@ -104,7 +77,7 @@ def await_end(pids: list[int]) -> None:
 
 
 @pytest.mark.long
-def test_actors_fill_a_replay_that_the_parent_samples(lasting: ForkServer) -> None:
+def test_actors_fill_a_replay_that_the_parent_samples() -> None:
     with mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as replay, mc.Workers() as workers:
         for lane in range(2):
             workers.start(act, replay, lane)
@@ -117,7 +90,7 @@ def test_actors_fill_a_replay_that_the_parent_samples(lasting: ForkServer) -> No
     assert not any(worker.running for worker in workers)
 
 
-def test_lambdas_closures_and_partials_run_with_their_arguments(lasting: ForkServer) -> None:
+def test_lambdas_closures_and_partials_run_with_their_arguments() -> None:
     base = 40
 
     def plus(context: mc.WorkerContext, number: int, *, scale: int = 1) -> None:
@@ -135,7 +108,7 @@ def test_lambdas_closures_and_partials_run_with_their_arguments(lasting: ForkSer
     assert workers.reports() == []
 
 
-def test_a_name_is_the_callers_and_only_once(lasting: ForkServer) -> None:
+def test_a_name_is_the_callers_and_only_once() -> None:
     with mc.Workers() as workers:
         assert workers.start_named("left", idle, "name").name == "left"
         with pytest.raises(ValueError, match="name: expected one that no other worker has, got 'left'"):
@@ -144,7 +117,7 @@ def test_a_name_is_the_callers_and_only_once(lasting: ForkServer) -> None:
             workers.start_named("x" * 65, idle)
 
 
-def test_random_numbers_differ_between_workers(lasting: ForkServer) -> None:
+def test_random_numbers_differ_between_workers() -> None:
     def draw(context: mc.WorkerContext) -> None:
         context.report("torch", torch.rand(()).item())
         context.report("numpy", np.random.random())
@@ -157,9 +130,7 @@ def test_random_numbers_differ_between_workers(lasting: ForkServer) -> None:
 
 
 @pytest.mark.parametrize(("function", "reason", "text"), [(fail, "worker", "on fire"), (die, "death", "SIGKILL")])
-def test_a_failure_is_raised_once_by_the_next_call(
-    lasting: ForkServer, function: Callable[..., None], reason: str, text: str
-) -> None:
+def test_a_failure_is_raised_once_by_the_next_call(function: Callable[..., None], reason: str, text: str) -> None:
     with mc.Workers() as workers:
         workers.start(idle)
         failing = workers.start(function)
@@ -171,16 +142,14 @@ def test_a_failure_is_raised_once_by_the_next_call(
         workers.start(idle)
 
 
-def test_a_failure_that_nothing_noticed_is_raised_at_the_end(lasting: ForkServer) -> None:
+def test_a_failure_that_nothing_noticed_is_raised_at_the_end() -> None:
     with pytest.raises(mc.WorkerFailed, match="on fire"), mc.Workers() as workers:
         worker = workers.start(fail)
         while worker.running:
             time.sleep(0.01)
 
 
-def test_what_the_block_raises_is_not_hidden_by_a_failure(
-    lasting: ForkServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_block_raises_is_not_hidden_by_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="mine"), mc.Workers() as workers:
         worker = workers.start(fail)
         while worker.running:
@@ -227,7 +196,7 @@ def things() -> Iterator[tuple[mc.ReplayBuffer, mc.TrajectoryQueue, mc.Parameter
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", WAITS)
-def test_a_wait_in_the_parent_ends_when_a_worker_fails(lasting: ForkServer, things: Any, kind: str) -> None:
+def test_a_wait_in_the_parent_ends_when_a_worker_fails(things: Any, kind: str) -> None:
     with mc.Workers() as workers:
         workers.start(fail)
         with pytest.raises(mc.WorkerFailed, match="on fire"):
@@ -236,7 +205,7 @@ def test_a_wait_in_the_parent_ends_when_a_worker_fails(lasting: ForkServer, thin
 
 
 @pytest.mark.long
-def test_every_wait_in_a_worker_ends_when_the_workers_stop(lasting: ForkServer, things: Any) -> None:
+def test_every_wait_in_a_worker_ends_when_the_workers_stop(things: Any) -> None:
     def wait(context: mc.WorkerContext, kind: str, *things: Any) -> None:
         context.report("waits", 1.0)
         waits(*things)[kind]()
@@ -247,7 +216,7 @@ def test_every_wait_in_a_worker_ends_when_the_workers_stop(lasting: ForkServer, 
         reports_of(workers, len(WAITS))
 
 
-def test_a_closed_error_of_a_workers_own_is_a_failure(lasting: ForkServer) -> None:
+def test_a_closed_error_of_a_workers_own_is_a_failure() -> None:
     def close(context: mc.WorkerContext) -> None:
         raise mc.ClosedError("of its own")
 
@@ -258,9 +227,7 @@ def test_a_closed_error_of_a_workers_own_is_a_failure(lasting: ForkServer) -> No
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ignores", "sigstop"])
-def test_a_worker_that_does_not_end_is_killed_after_the_grace(
-    lasting: ForkServer, stopped: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_does_not_end_is_killed_after_the_grace(stopped: bool, caplog: pytest.LogCaptureFixture) -> None:
     with mc.Workers(grace=0.2) as workers, caplog.at_level(logging.WARNING):
         worker = workers.start(ignore)
         reports_of(workers, 1)
@@ -270,7 +237,7 @@ def test_a_worker_that_does_not_end_is_killed_after_the_grace(
     assert "ignore-0 did not end when it was told to stop, and is killed" in caplog.text
 
 
-def test_a_worker_that_ends_takes_its_daemonic_processes_along(lasting: ForkServer) -> None:
+def test_a_worker_that_ends_takes_its_daemonic_processes_along() -> None:
     def help_out(context: mc.WorkerContext) -> None:
         helper = get_context("fork").Process(target=signal.pause, daemon=True)
         helper.start()
@@ -284,7 +251,7 @@ def test_a_worker_that_ends_takes_its_daemonic_processes_along(lasting: ForkServ
 
 
 @pytest.mark.long
-def test_many_workers_and_two_groups_at_once_are_independent(lasting: ForkServer) -> None:
+def test_many_workers_and_two_groups_at_once_are_independent() -> None:
     with mc.Workers() as outer:
         for _ in range(16):
             outer.start(idle)
@@ -299,14 +266,14 @@ def test_many_workers_and_two_groups_at_once_are_independent(lasting: ForkServer
                 replay.sampler(1).sample(timeout=LONG_S)
 
 
-def test_a_wait_for_workers_ends_with_the_time(lasting: ForkServer) -> None:
+def test_a_wait_for_workers_ends_with_the_time() -> None:
     with mc.Workers() as workers:
         assert workers.wait()
         workers.start(idle)
         assert not workers.wait(timeout=0.05)
 
 
-def test_a_fork_of_the_parent_ends_no_worker(lasting: ForkServer) -> None:
+def test_a_fork_of_the_parent_ends_no_worker() -> None:
     pid = -1
     try:
         with mc.Workers() as workers:
@@ -324,7 +291,7 @@ def test_a_fork_of_the_parent_ends_no_worker(lasting: ForkServer) -> None:
         raise
 
 
-def test_bad_use_is_one_line(lasting: ForkServer) -> None:
+def test_bad_use_is_one_line() -> None:
     with pytest.raises(ValueError, match="grace: expected seconds of at least 0, got -1"):
         mc.Workers(grace=-1)
     with pytest.raises(mc.ClosedError, match="inside their with-block"):
@@ -337,7 +304,7 @@ def test_bad_use_is_one_line(lasting: ForkServer) -> None:
         workers.start(idle)
 
 
-def test_a_group_is_entered_once(lasting: ForkServer) -> None:
+def test_a_group_is_entered_once() -> None:
     with mc.Workers() as workers:
         workers.start(idle)
         with pytest.raises(mc.ClosedError, match="entered once"), workers:
@@ -347,7 +314,7 @@ def test_a_group_is_entered_once(lasting: ForkServer) -> None:
         pass
 
 
-def test_a_block_that_ended_holds_no_descriptor(lasting: ForkServer) -> None:
+def test_a_block_that_ended_holds_no_descriptor() -> None:
     """Also before the collector runs: a loop of blocks would come to the limit of open files."""
 
     def descriptors() -> set[str]:
@@ -426,7 +393,8 @@ def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
 
 
 @pytest.mark.long
-def test_workers_outlive_the_thread_that_started_them() -> None:
+def test_workers_outlive_the_thread_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workergroup, "ForkServer", ForkServer)  # one that the thread starts
     with mc.Workers() as workers:
         thread = threading.Thread(target=workers.start, args=(idle,))
         thread.start()
@@ -434,7 +402,7 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         assert not workers.wait(timeout=0.5)
 
 
-def test_a_worker_may_end_by_exit(lasting: ForkServer) -> None:
+def test_a_worker_may_end_by_exit() -> None:
     with mc.Workers() as workers:
         workers.start(lambda context: sys.exit())
         assert workers.wait(LONG_S)

@@ -145,12 +145,19 @@ def read_and_check(reader, order: InOrder, batch_size: int, **window):
             order.settle(lane)
 
 
-@pytest.mark.parametrize("when_full", ["wait", "drop_oldest", "drop_newest"])
-@pytest.mark.parametrize(
-    ("lanes", "stack", "n_step", "length"),
-    [(1, 1, 1, None), (3, 1, 1, None), (2, 3, 1, None), (2, 1, 3, None), (2, 3, 2, None),
-     (1, 1, 1, 4), (3, 1, 1, 3), (2, 2, 2, 3), (2, 1, 3, 1)],
-)  # fmt: skip
+WINDOWS = [
+    (1, 1, 1, None), (3, 1, 1, None), (2, 3, 1, None), (2, 1, 3, None), (2, 3, 2, None),
+    (1, 1, 1, 4), (3, 1, 1, 3), (2, 2, 2, 3), (2, 1, 3, 1),
+]  # fmt: skip
+MODES = ["wait", "drop_oldest", "drop_newest"]
+CASES = [
+    pytest.param(*window, mode, marks=() if i % len(MODES) == j else pytest.mark.long)  # each window in one mode
+    for i, window in enumerate(WINDOWS)
+    for j, mode in enumerate(MODES)
+]
+
+
+@pytest.mark.parametrize(("lanes", "stack", "n_step", "length", "when_full"), CASES)
 def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes, stack, n_step, length):
     """Against the model, with every end of an episode, seams, wraps, and readers and writers that are replaced."""
     dice = random.Random(f"{when_full} {lanes} {stack} {n_step} {length}")

@@ -797,7 +797,8 @@ def test_counters_that_contradict_one_another_are_refused(saved, counters):
         ReplayBuffer.load(saved)
 
 
-def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
+@pytest.mark.parametrize("rounds", [100, pytest.param(600, marks=pytest.mark.long)])
+def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program, rounds):
     """Rows, counters and state of noise: what is not refused can be sampled from and written to."""
     out = program(
         """
@@ -805,9 +806,9 @@ def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
         from pathlib import Path
         import numpy as np
         from marlcore import MarlcoreError, ReplayBuffer
-        path, rng = Path(sys.argv[1]), np.random.default_rng(0)
+        path, rounds, rng = Path(sys.argv[1]), int(sys.argv[2]), np.random.default_rng(0)
         whole, used, refused = path.read_bytes(), 0, 0
-        for round in range(300):
+        for round in range(rounds):
             raw = np.frombuffer(whole, np.uint8).copy()
             first = 4096 + (2432 if round % 2 else 0)  # with the counters, and without
             at = rng.integers(first, len(raw), rng.integers(1, 2000))
@@ -824,9 +825,9 @@ def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program):
                     used += 1
             except MarlcoreError:
                 refused += 1
-        print(used > 100, refused > 10)
+        print(used > rounds / 3, refused > rounds / 30)
         """,
-        args=[saved],
+        args=[saved, rounds],
     ).finish()
     assert out == "True True"
 

@@ -19,6 +19,8 @@ from marlcore.testing.checked import CheckedEnvironment
 from marlcore.training.actor import Actor
 from marlcore.training.prioritizing import PrioritizingSeat
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})
 DISCOUNT = 0.9
 

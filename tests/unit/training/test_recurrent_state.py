@@ -27,6 +27,8 @@ from marlcore.training.policy import ActingModel, Player, Policy
 from marlcore.training.self_play.matches import Matches
 from marlcore.training.self_play.players import PolicyPlayer
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 SPACES = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
 SMALL = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
 CONFIG = mc.Config(
@@ -74,7 +76,7 @@ def compared(run_dir: Path, agent: str, algorithm: mc.R2D2, stack: int = 1) -> m
     return batch
 
 
-@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_stored_state_is_the_one_that_acted(tmp_path: Path, stack: int) -> None:
     """In each copy, also where some copies begin an episode or only some act, and with stacks of observations."""
     config = replace(CONFIG, run_dir=str(tmp_path / "run"), replay=mc.ReplayConfig(save=True, stack=stack))

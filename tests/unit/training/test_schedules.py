@@ -15,6 +15,8 @@ from marlcore.training.blueprint import schedules_of
 from marlcore.training.config import EPSILON, ExplorationConfig
 from marlcore.training.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 counts = st.integers(0, 10**7)
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 

@@ -19,6 +19,8 @@ from marlcore.training.config import ActorConfig, LearnerConfig
 from marlcore.training.policies import assign
 from marlcore.training.run import _warn_of_short_run
 
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
 CONFIG = mc.Config(
     total_steps=1_600,
     updates_per_step=0.5,

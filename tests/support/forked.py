@@ -1,0 +1,75 @@
+"""What the tests of the fork server have it fork: a module that programs import in a moment."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+
+from marlcore.processes.forkserver import Forked, ForkServer, read_status
+
+
+class Child:
+    """What a server forked, and what it reports."""
+
+    def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
+        self._report, theirs = Pipe(duplex=False)
+        with theirs:
+            self.forked: Forked = server.fork(theirs.fileno(), function, *args)
+
+    def receive(self) -> Any:
+        return self._report.recv()
+
+    def status(self) -> int | None:
+        """Waits for it."""
+        select.select([self.forked.pidfd], [], [])
+        return read_status(self.forked.status)
+
+    def close(self) -> None:
+        self._report.close()
+        os.close(self.forked.pidfd)
+        os.close(self.forked.status)
+
+
+def tell(report: Connection, what: str) -> None:
+    found = {
+        "environment": lambda: os.environ.get("MARLCORE_TEST"),
+        "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "numbers": lambda: np.random.random(),
+        "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
+    }
+    report.send(found[what]())
+
+
+def end(report: Connection, how: int) -> None:
+    if how < 0:
+        os.kill(os.getpid(), -how)
+    os._exit(how)
+
+
+def linger(report: Connection) -> None:
+    report.send(os.getpid())
+    time.sleep(600.0)
+
+
+def is_open(fd: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def tell_flags(report: Connection) -> None:
+    report.send((sys.flags.optimize, sys.flags.dont_write_bytecode, [is_open(fd) for fd in range(3)]))
+
+
+def attach(report: Connection, name: str) -> None:
+    memory = SharedMemory(name)
+    report.send(bytes(memory.buf[:4]))
+    memory.close()
