@@ -203,7 +203,7 @@ def test_a_model_that_raises_in_one_state_ends_the_call(workers: int) -> None:
     if caught.value.worker == "this process":
         assert isinstance(caught.value.__cause__, RuntimeError)
     else:
-        assert caught.value.worker == "planner-0"
+        assert caught.value.worker in [f"planner-{i}" for i in range(workers)]
 
 
 def test_the_first_failure_in_order_is_raised() -> None:
