@@ -107,6 +107,10 @@ class WorldModelFailed(WorkerFailed):
         self.state = state
         self.profile = profile
 
+    def of(self, worker: str) -> WorldModelFailed:
+        """The same failure, as that of a process with this name."""
+        return WorldModelFailed(self.state, self.profile, self.traceback, worker)
+
     def __reduce__(self) -> tuple[type[WorldModelFailed], tuple[object, ...]]:  # type: ignore[override]
         return WorldModelFailed, (self.state, self.profile, self.traceback, self.worker)
 
@@ -124,6 +128,10 @@ class CallbackFailed(WorkerFailed):
         self.args = (f"{what} failed in state {state!r}, in {worker}:\n{traceback}",)
         self.what = what
         self.state = state
+
+    def of(self, worker: str) -> CallbackFailed:
+        """The same failure, as that of a process with this name."""
+        return CallbackFailed(self.what, self.state, self.traceback, worker)
 
     def __reduce__(self) -> tuple[type[CallbackFailed], tuple[object, ...]]:  # type: ignore[override]
         return CallbackFailed, (self.what, self.state, self.traceback, self.worker)

@@ -6,6 +6,7 @@ continues, so a small graph costs no process. It stops giving them states that t
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Hashable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from ..checks import came
+from ..errors import WorldModelFailed
 from ..processes import Pool, check_picklable
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
@@ -175,6 +177,8 @@ class _Expander:
         if isinstance(content, _Greeting):
             return _dumps({content.state: None}.popitem()[0])
         part = expand(self._model.transition_probabilities, self._profiles, content)
+        if isinstance(part.failure, WorldModelFailed):
+            part = part._replace(failure=part.failure.of(multiprocessing.current_process().name))
         try:
             reply = _dumps(part)
             copies = pickle.loads(reply).expansion.states

@@ -163,9 +163,7 @@ class _Evaluator:
 
     def __call__(self, request: bytes) -> bytes:
         part = _evaluate(self._job, self._graph, pickle.loads(request))
-        failed = part.failure
-        if isinstance(failed, CallbackFailed):
-            name = multiprocessing.current_process().name
-            part = _Part(None, CallbackFailed(failed.what, failed.state, failed.traceback, name))
+        if isinstance(part.failure, CallbackFailed):
+            part = _Part(None, part.failure.of(multiprocessing.current_process().name))
         found: bytes = cloudpickle.dumps(part)
         return found

@@ -6,6 +6,7 @@ More random models: python tests/long.py building 1000
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import sys
 import threading
@@ -200,10 +201,23 @@ def test_a_model_that_raises_in_one_state_ends_the_call(workers: int) -> None:
     assert (caught.value.state, caught.value.profile) == (4321, (1,))
     assert 'raise RuntimeError("the model is on fire")' in caught.value.traceback
     assert caught.value.reason == "environment" and isinstance(caught.value, WorkerFailed)
-    if caught.value.worker == "this process":
-        assert isinstance(caught.value.__cause__, RuntimeError)
-    else:
-        assert caught.value.worker in [f"planner-{i}" for i in range(workers)]
+    assert (caught.value.worker == "this process") == isinstance(caught.value.__cause__, RuntimeError)
+
+
+@dataclass
+class FailsInWorkers(Fails):
+    """The same line, of which every state makes the model fail in another process than the first."""
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        if multiprocessing.current_process().name.startswith("planner"):
+            raise RuntimeError("the model is on fire")
+        return super().transition_probabilities(state, profile)
+
+
+def test_a_failure_in_a_worker_names_it() -> None:
+    with pytest.raises(WorldModelFailed, match=r"in state .*, in planner-0:") as caught:
+        build_graph(FailsInWorkers(10_000, -1), workers=2, batch=50)
+    assert caught.value.worker == "planner-0"
 
 
 def test_the_first_failure_in_order_is_raised() -> None:
