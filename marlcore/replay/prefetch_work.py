@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+import weakref
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -68,18 +69,15 @@ class Work:
     def start(self, thread: threading.Thread) -> None:
         """Returns once the thread runs. Raises RuntimeError: the system has no more threads."""
         # Thread.start waits on a Condition; here it runs in a second thread, where no signal handler interrupts it.
-        _thread.start_new_thread(self._start, (thread,))
+        _thread.start_new_thread(_start, (thread, weakref.ref(self)))
         while not self._began:
             self._to_consumer.wait(WAIT_SLICE_S)
         self._raise_if_over()
 
-    def _start(self, thread: threading.Thread) -> None:
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self._error = error
-            self._began = self._over = True
-            self._to_consumer.ring()
+    def not_started(self, error: RuntimeError) -> None:
+        self._error = error
+        self._began = self._over = True
+        self._to_consumer.ring()
 
     def run(self) -> None:
         """The thread's function: draws until it is told to end or a draw raises."""
@@ -201,3 +199,12 @@ class Work:
         self._over = True
         self._ended = StaleHandle, "the prefetch was made before a fork; its thread is the parent's"
         self._ready.clear()
+
+
+def _start(thread: threading.Thread, work: weakref.ReferenceType[Work]) -> None:
+    """Starts the thread; keeps no sampler, since it may return after the thread's end."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if (waiting := work()) is not None:
+            waiting.not_started(error)
