@@ -20,11 +20,11 @@ class Dense(nn.Module):
     It computes what nn.Sequential of nn.Linear and nn.ReLU (or of another activation) computes, to the last bit.
     Calling those modules and looking up their parameters takes longer than a small network's products. So networks here
     keep their parts in tuples and call each part's `forward`: hooks on a whole network are called, hooks on its parts
-    are not.
+    are not. The updates of DQN call no hooks at all (see passes.py).
 
     Attributes:
         size: the units of the last layer, `inputs` without layers.
-        tensors: each layer's parameters.
+        layer_parameters: each layer's, as `layer._parameters` has them.
     """
 
     def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = torch.relu_) -> None:
@@ -34,10 +34,10 @@ class Dense(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False))
         self.size = widths[-1]
         # Their own dicts, so that a parameter that a module replaces is replaced here too, also in copies.
-        self.tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]
+        self.layer_parameters: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for tensors in self.tensors:
+        for tensors in self.layer_parameters:
             x = self._activation(linear(tensors, x))
         return x
 

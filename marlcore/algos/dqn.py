@@ -72,7 +72,7 @@ class DQN(ValueBased):
         return DQNNetwork(self, spaces)
 
     def make_trainer(self, model: torch.nn.Module) -> DQNTrainer:
-        """A trainer that updates `model` in place, on its device."""
+        """A trainer that updates `model` in place, on its device. Freeze parameters and compile the model before."""
         return DQNTrainer(self, cast(QNetwork, model))
 
 
@@ -139,9 +139,9 @@ class DQNTrainer(TargetTrainer[QNetwork]):
 
 
 def _pass_of(network: QNetwork) -> Pass:
-    """The fastest pass; hooks on a network whose layers are all fully connected are not called."""
-    if type(network) is not DQNNetwork or network._compiled_call_impl is not None:
-        return AutogradPass(network)
-    encoded = next(network.torso.encoders.parameters(), None) is None
-    trained = all(parameter.requires_grad for parameter in network.parameters())
-    return LayersPass(network.torso, network.head) if encoded and trained else AutogradPass(network)
+    """The fastest pass. One that is written out calls no hooks."""
+    if type(network) is DQNNetwork and network._compiled_call_impl is None:
+        layers = LayersPass(network.torso, network.head)
+        if layers.covers(network):
+            return layers
+    return AutogradPass(network)

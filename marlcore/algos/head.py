@@ -39,8 +39,8 @@ class Head(nn.Module):
         self.register_buffer("aggregate", whole, persistent=False)
 
     @property
-    def tensors(self) -> tuple[Mapping[str, Any], ...]:
-        """Each layer's parameters."""
+    def layer_parameters(self) -> tuple[Mapping[str, Any], ...]:
+        """Each layer's, as `layer._parameters` has them."""
         return self._tensors[:2]
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Head(nn.Module):
         values = torch.matmul(outputs, self._tensors[2]["aggregate"])
         return values if self.few else outputs[..., :-1] + values
 
-    def of_outputs(self, gradient: torch.Tensor) -> torch.Tensor:
+    def gradient_of_outputs(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient with respect to the values, [..., actions], as one with respect to the last layer's outputs."""
         if not self.dueling:
             return gradient

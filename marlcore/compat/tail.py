@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import as_field
-from ..transitions import setter
+from ..transitions import MEMORYVIEW_ITEMS, setter
 from .ring import Held, Ring
 
 __all__ = ["Tail", "newest_count"]
@@ -35,7 +35,11 @@ class Tail:
         self._append = ring.writer.append
         row = ring.writer.row
         self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
-        self._items = {name: row[name][0].data for name, field in ring.fields.items() if len(field.shape) == 1}
+        self._items = {
+            name: row[name][0].data
+            for name, field in ring.fields.items()
+            if len(field.shape) == 1 and row[name].dtype.char in MEMORYVIEW_ITEMS
+        }
         self._field = ring.fields["obs"]
         self._shapes = (self._field.shape, (1, *self._field.shape))
         self._obs = row["obs"][0, ...]

@@ -7,7 +7,7 @@ no writer overwrote them meanwhile. The replay and the trajectory queue build on
 from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
-from .staging import setter
+from .staging import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
 from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer
@@ -15,6 +15,7 @@ from .writer import Writer
 __all__ = [
     "HEAD_BYTES",
     "LAP_LIMIT_S",
+    "MEMORYVIEW_ITEMS",
     "REWARD_OFFSET",
     "Batch",
     "BatchMemory",

@@ -120,7 +120,7 @@ class TorchBatch:
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         import torch
 
-        device = str(device)  # since a call of `to` would take as long as the conversion
+        stays = str(device) == "cpu"  # a call of `to` would take as long as the conversion
 
         def convert(value: Any) -> Any:
             if isinstance(value, dict):
@@ -128,7 +128,7 @@ class TorchBatch:
             if value is None:
                 return None
             tensor = torch.from_numpy(value)
-            return tensor if device == "cpu" else tensor.to(device)
+            return tensor if stays else tensor.to(device)
 
         self.obs = convert(batch.obs)
         self.action: torch.Tensor = convert(batch.action)

@@ -12,11 +12,11 @@ from ..checks import as_field, names_error
 from ..spec import Field, TransitionSpec
 from .layout import Place
 
-__all__ = ["Put", "put_all", "put_of_observation", "setter"]
+__all__ = ["MEMORYVIEW_ITEMS", "Put", "put_all", "put_of_observation", "setter"]
 
 Put = Callable[[Any], None]
 
-_MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
+MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
 
 
 def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ def put_of_observation(
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
     """A callable that checks one value and writes it into `view`, [1, *shape] of the field's dtype."""
-    if not field.shape and view.dtype.char in _MEMORYVIEW_ITEMS:
+    if not field.shape and view.dtype.char in MEMORYVIEW_ITEMS:
         return _scalar_put(label, field, view)
     if len(field.shape) == 1 and view.dtype.kind in "iuf":
         return _vector_put(label, field, view[0])

@@ -94,7 +94,14 @@ def of_images(hyper: DQN, _: Spaces) -> DQNNetwork:
     return hyper.make_model(box_spaces((32, 32), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("made", [Louder, frozen, compiled, of_images])
+def sharing(hyper: DQN, spaces: Spaces) -> DQNNetwork:
+    """Two of its layers have the same weights, whose gradients add up."""
+    network = DQN(hidden=(8, 8, 8)).make_model(spaces)
+    network.torso.dense.layers[1].weight = network.head.hidden.weight
+    return network
+
+
+@pytest.mark.parametrize("made", [Louder, frozen, compiled, of_images, sharing])
 def test_other_networks_take_the_pass_of_autograd(made):
     network = made(HYPER, box_spaces())
     assert isinstance(DQNTrainer(HYPER, network)._pass, AutogradPass)

@@ -146,6 +146,16 @@ def test_a_tuple_that_does_not_fit_its_field_is_refused() -> None:
     np.testing.assert_array_equal(buffer.extra_data["positions"], [[5, -6], [0, 0], [0, 0], [0, 0]])
 
 
+def test_a_tuple_goes_to_a_field_of_any_dtype_as_an_array_does() -> None:
+    """Also of dtypes whose items no memoryview sets, or sets from anything."""
+    buffer = Buffer(4, OBS, halves=Field((2,), "float16"), flags=Field((2,), "bool"))
+    buffer.add(np.zeros(OBS), 1, 0.0, False, halves=(0.5, 2), flags=(True, False))
+    assert buffer.extra_data["halves"][0].tolist() == [0.5, 2.0]
+    assert buffer.extra_data["flags"][0].tolist() == [True, False]
+    with pytest.raises((TypeError, ValueError), match="flags: expected"):
+        buffer.add(np.zeros(OBS), 1, 0.0, False, flags=("yes", ""))
+
+
 def test_attributes_are_copies_that_refuse_to_be_written() -> None:
     buffer = Buffer(4, OBS, positions=(2,), who=0)
     buffer.add(np.ones((1, *OBS)), 3, 0.5, True, positions=(7, 8))
