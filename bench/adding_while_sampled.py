@@ -91,8 +91,12 @@ def _spin() -> None:
     sum(range(1000))
 
 
-def measure_rates(library: str, rounds: int, seconds: float) -> Rates:
-    """The rates of a library's writer; each round measures all three for `seconds` each."""
+def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = WARM_UP_S) -> Rates:
+    """The rates of a library's writer; each round measures all three for `seconds` each.
+
+    Args:
+        warm_up_s: seconds of adding before the first round.
+    """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     with LIBRARIES[library][0]() as (shared, sample), ours, theirs:
@@ -107,7 +111,7 @@ def measure_rates(library: str, rounds: int, seconds: float) -> Rates:
             return float(ours.recv())
 
         sleep = partial(ours.poll, None)
-        rate_beside(sleep, min(WARM_UP_S, seconds))
+        rate_beside(sleep, warm_up_s)
         sample()
         taken = [[rate_beside(work, seconds) for work in (sleep, _spin, sample)] for _ in range(rounds)]
         ours.send(0)

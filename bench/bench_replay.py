@@ -24,5 +24,5 @@ def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_writer_rate_while_sampled(library: str) -> None:
     """A writer in another process gets its rows in while this process samples."""
-    rates = measure_rates(library, rounds=1, seconds=0.02)
+    rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
     assert min(rates.alone, rates.beside_spinning, rates.beside_sampling) > 0

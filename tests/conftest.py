@@ -146,6 +146,21 @@ def _left() -> dict[str, set[str]]:
     }
 
 
+_frozen_with = 0  # modules
+
+
+def _collect() -> None:
+    """What modules hold would make every collection longer: it is frozen whenever there are more of them."""
+    global _frozen_with
+    if len(sys.modules) > _frozen_with:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _frozen_with = len(sys.modules)
+    else:
+        gc.collect()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _resource_tracker() -> None:
     """multiprocessing starts this child once for good at the first spawn: not a leak of that test."""
@@ -161,8 +176,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     after = _left()
     if after != before:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
-        gc.collect()
-        gc.freeze()  # what tests imported meanwhile would make every later collection longer
+        _collect()
         after = _left()
     for kind, found in after.items():
         left = sorted(found - before[kind])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from core import CORE, SUPPORT, build_crash_points, mutants, run
+from tiers import long_but
 
 from marlcore import SegmentCorrupt
 from marlcore.memory.segment import Segment
@@ -91,8 +92,7 @@ def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> s
     return run([sys.executable, "-W", "error", PROGRAM, how, scenario, core, folder, *sabotage])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("scenario", POINTS)
+@pytest.mark.parametrize("scenario", long_but(["add"], POINTS))
 def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
     done = play("kill", scenario, core, folder)
     assert done.returncode == 0, done.stderr

@@ -533,9 +533,12 @@ def test_a_changed_header_is_refused_or_works():
         assert counted["results"] > 0
 
 
-@pytest.mark.long
-def test_no_counters_and_rows_end_a_process_by_a_signal():
-    for name, counted in child("live", list(CASES), SEED, 0.7).items():
+@pytest.mark.parametrize(
+    ("names", "seconds"),
+    [pytest.param(["replay"], 0.1, id="replay"), pytest.param(list(CASES), 0.7, id="all", marks=pytest.mark.long)],
+)
+def test_no_counters_and_rows_end_a_process_by_a_signal(names: list[str], seconds: float):
+    for name, counted in child("live", names, SEED, seconds).items():
         assert counted["results"] > 0
         assert counted["exceptions"] > 0 or name == "control"
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import long_but
 
 import marlcore
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
@@ -189,8 +190,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", long_but(["attach"], OPERATIONS))
 def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
     """An exception before any instruction leaves nothing and takes nothing."""
     program, act = Program(), getattr(world, operation)
@@ -241,10 +241,9 @@ def storm(world: World, operation: str, times: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
-@pytest.mark.parametrize("operation", ["attach", "writer", "create"])
+@pytest.mark.parametrize("operation", long_but(["writer"], ["attach", "writer", "create"]))
 def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, world: World) -> None:
     found = storm(world, operation, 200)
     assert found["foreign descriptors closed"] == found["descriptors lost"] == 0

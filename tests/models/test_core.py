@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 from core import CORE, build, counted, mutants, print_counts, run
+from tiers import long_but
 
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
@@ -30,11 +32,10 @@ BUILDS = {
 """Flags of the compiler, and what runs the program."""
 
 
-SLOW = {"sanitized", "threads", "valgrind"}
+QUICK_BUILDS = [("test_core", "optimized"), ("test_transitions", "optimized"), ("test_transitions", "sanitized")]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(b, marks=pytest.mark.long) if b in SLOW else b for b in BUILDS])
-@pytest.mark.parametrize("name", ["test_core", "test_transitions"])
+@pytest.mark.parametrize(("name", "kind"), long_but(QUICK_BUILDS, product(["test_core", "test_transitions"], BUILDS)))
 def test_c_tests_pass(name: str, kind: str, tmp_path: Path) -> None:
     """Each behaviour of the core in one thread, and wake-ups between two."""
     flags, runner = BUILDS[kind]
@@ -89,8 +90,7 @@ def race_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
     return raced(run([stress, *mutants.STRESS]))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", STRESSES)
+@pytest.mark.parametrize("name", long_but(["frames", "double_buffer"], STRESSES))
 def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, name: str) -> None:
     found = race(stress, name)
     assert found["torn"] == 0 and found["accepted"] > 0

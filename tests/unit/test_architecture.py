@@ -61,7 +61,7 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
         return
     for target, *inside in imports_of(path):
         if target == "_core":
-            assert (room, path.stem) == ("memory", "native"), f"{path}: only memory/native.py calls the compiled core"
+            assert (room, path.stem) == ("memory", "native"), f"{path}: only memory/native.py imports the compiled core"
         elif target not in TOP | {room, "__version__"}:
             assert room in BELOW and target in rooms_below(room), f"{path}: {room} may not import {target}"
             assert not inside or target in OPEN_ROOMS, f"{path}: expected names of {target}, got its {inside[0]}"

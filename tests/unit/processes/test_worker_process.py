@@ -62,15 +62,16 @@ def test_an_unnoted_end_ends_every_later_wait(start: Start) -> None:
         assert living.running
 
 
-def test_a_worker_that_said_done_needs_no_server(start: Start, fork_server: ForkServer) -> None:
-    assert fork_server.pid is not None
-    with closing(start(does)) as worker:
-        os.kill(fork_server.pid, signal.SIGSTOP)
+def test_a_worker_that_said_done_needs_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_work", does)
+    with closing(ForkServer()) as server, closing(WorkerProcess(server, "actor-0", bool)) as worker:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
         try:
             wait_any([worker], 3600.0)
             assert worker.failure() is None
         finally:
-            os.kill(fork_server.pid, signal.SIGCONT)
+            os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:

@@ -1,6 +1,6 @@
 """A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
 
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -22,11 +22,17 @@ def add(writer, number, **ends):
     writer.add(np.full(LANES, number), np.full(LANES, number), np.zeros(LANES), **ends)
 
 
-def add_after_a_wait(writer, number):
-    """An add that `soon` sets going."""
-    began = time.monotonic()
-    add(writer, number)
-    assert time.monotonic() - began > 0.1
+def add_once(call, writer, number):
+    """An add that waits until another thread has made the call; it begins the call soon."""
+    begun = threading.Event()
+
+    def noted() -> None:
+        begun.set()
+        call()
+
+    with soon(noted):
+        add(writer, number)
+        assert begun.is_set(), "the add did not wait"
 
 
 def fill(writer) -> int:
@@ -76,8 +82,7 @@ def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):
     with queue.vector_writer() as writer, queue.reader(batch_size=4) as reader:
         for number in range(4):
             add(writer, number)
-        with soon(reader.read):
-            add_after_a_wait(writer, 4)
+        add_once(reader.read, writer, 4)
 
 
 def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
@@ -88,8 +93,7 @@ def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
     with queue.vector_writer() as writer, queue.reader(batch_size=12) as reader:
         for number in range(4):
             add(writer, number)
-        with soon(starve):
-            add_after_a_wait(writer, 4)
+        add_once(starve, writer, 4)
 
 
 def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):
