@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -154,7 +155,7 @@ def _draw(task: str, curves: list[list[Metric]], beside: str | None, others: lis
     """A picture of a task's runs; with others beside them, each side's agents are one curve."""
     if beside is not None:
         curves = [
-            [one._replace(agent=task) for one in mine] + [one._replace(agent=beside) for one in theirs]
+            [replace(one, agent=task) for one in mine] + [replace(one, agent=beside) for one in theirs]
             for mine, theirs in zip(curves, others, strict=True)
         ]
     draw_runs(curves, path, f"{task}, {len(curves)} seeds")

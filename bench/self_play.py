@@ -44,8 +44,8 @@ class Task:
 
 
 TASKS = {
-    "puck": Task(two_player_puck, 60_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
-    "tictactoe_v3": Task(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 60_000, {}, opening=2),
+    "puck": Task(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
+    "tictactoe_v3": Task(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2),
     "connect_four_v3": Task(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
 }
 
