@@ -22,7 +22,7 @@ import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.interfaces import Action
 from marlcore.processes import PID
-from marlcore.training import EVALUATOR, Run, read_metrics, session, start
+from marlcore.training import EVALUATOR, Run, read_metrics, start, supervised
 from marlcore.training.checkpoints import load_checkpoint
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 from marlcore.training.loaded import LoadedPolicy, load_policy
@@ -280,7 +280,7 @@ def test_a_run_stops_in_the_middle_of_an_evaluation(runs: Callable[..., Run], tm
 
 @pytest.mark.long
 def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "GRACE_S", 3.0)
+    monkeypatch.setattr(supervised, "GRACE_S", 3.0)
     config = replace(
         SMALL, mode="async", run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(learner_timeout=3.0)
     )

@@ -372,7 +372,7 @@ def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> 
 @pytest.mark.parametrize(
     ("words", "rows"),
     [
-        pytest.param(12, 100_000, id="in the record"),
+        pytest.param(12, 100_000, id="in the record", marks=pytest.mark.long),
         pytest.param(48, 20_000, id="in columns"),
         pytest.param(48, 100_000, id="in columns, longer", marks=pytest.mark.long),
     ],

@@ -259,6 +259,7 @@ def test_sigterm_stops_everything_too(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.long  # quick: a killed parent takes its fork server and their children along, tests/unit/processes
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "marlcore", "train", "--run-dir", str(tmp_path / "run")],
