@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any
 
 import tyro
@@ -107,7 +108,7 @@ def _parse(arguments: list[str]) -> Any:
 
 def _given(option: str, arguments: list[str]) -> str | None:
     """The value of an option among the arguments: the word after it, or after its "="."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         if word == option:
             return following
         if word.startswith(f"{option}="):

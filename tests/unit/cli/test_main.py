@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from marlcore import IQN, Config, Result
 from marlcore.__main__ import main
 from marlcore.cli import gc
 from marlcore.processes.control import Control
@@ -61,6 +62,20 @@ def test_a_stopped_run_says_how_to_go_on(
     monkeypatch.setattr(gc, "main", stop)
     assert main(["gc"]) == 130
     assert capfd.readouterr().err == f"marlcore: {says}\n"
+
+
+def test_train_needs_no_option(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the README's first command."""
+    asked = []
+
+    def run(*given: object, **also: object) -> Result:
+        asked.append((given, also))
+        raise ValueError("that was all")
+
+    monkeypatch.setattr("marlcore.cli.train.run", run)
+    assert main(["train"]) == 2
+    assert capfd.readouterr().err == "marlcore: that was all\n"
+    assert asked == [(("treasure_hunt", IQN(), Config()), {"resume": None})]
 
 
 def test_another_broken_pipe_is_an_ordinary_error(
