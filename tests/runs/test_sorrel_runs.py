@@ -155,7 +155,7 @@ from marlcore.compat.sorrel import run_experiment_mp
 class Mine(double.Model):
     def train_step(self):
         if os.getppid() and len(sys.argv) > 1:
-            os.write(1, b"update\n")  # in one piece, since several learners do
+            os.write(1, b"update\\n")  # in one piece, since several learners do
             time.sleep(0.05)
         return super().train_step()
 
