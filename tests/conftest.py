@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,7 +27,10 @@ from marlcore.processes import PRELOAD, ForkServer
 SUPPORT = str(Path(__file__).parent / "support")
 # Programs that tests start find what tests share; pytest itself has it by `pythonpath`.
 os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])])
+# Threads of networks so small would wait for one another, and for whatever else the machine does.
+os.environ["OMP_NUM_THREADS"] = "1"
 
+MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -44,6 +48,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         _mount_own_shared_memory()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Whole tiers are divided among processes; a developer's choice of tests starts sooner in one."""
+    chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
+    if chosen or config.getoption("benchmark_enable") or not _may_mount():
+        return 0
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+def _may_mount() -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _mount_own_shared_memory()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def _mount_own_shared_memory() -> None:
@@ -69,6 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     items[:] = [item for item in items if not item.get_closest_marker("long")]
+    config.stash[left_out_key] = len(left_out)
     config.hook.pytest_deselected(items=left_out)
 
 
@@ -81,6 +105,29 @@ class Explored:
 
 
 explored_key = pytest.StashKey[Explored]()
+left_out_key = pytest.StashKey[int]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands over what the summary says."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        told = session.config.stash.get(explored_key, Explored())
+        output["left_out"] = session.config.stash.get(left_out_key, 0)
+        output["states"], output["killed"] = dict(told.states), dict(told.killed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    output = getattr(node, "workeroutput", None)
+    if output is None:
+        return  # it crashed
+    node.config.stash[left_out_key] = output["left_out"]  # each worker collects everything
+    told = node.config.stash.setdefault(explored_key, Explored())
+    for model, states in output["states"].items():
+        told.states[model] += states
+    for model, mutants in output["killed"].items():
+        told.killed[model] += mutants
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +137,9 @@ def explored(pytestconfig: pytest.Config) -> Explored:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left_out = [item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("long")]
-    if left_out and not config.getoption("--long"):
-        terminalreporter.write_line(f"{len(left_out)} long tests were left out: python -m pytest --long runs them too")
+    left_out = config.stash.get(left_out_key, 0)
+    if left_out:
+        terminalreporter.write_line(f"{left_out} long tests were left out: python -m pytest --long runs them too")
     told = config.stash.get(explored_key, Explored())
     if told.states:
         terminalreporter.section("model checking")
@@ -152,13 +199,17 @@ _frozen_with = 0  # modules
 def _collect() -> None:
     """What modules hold would make every collection longer: it is frozen whenever there are more of them."""
     global _frozen_with
+    gc.collect()
     if len(sys.modules) > _frozen_with:
-        gc.unfreeze()
-        gc.collect()
         gc.freeze()
         _frozen_with = len(sys.modules)
-    else:
-        gc.collect()
+
+
+def _collect_all() -> None:
+    """Collects also what became garbage after it was frozen."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -176,8 +227,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     after = _left()
     if after != before:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
-        _collect()
-        after = _left()
+        for collect in (_collect, _collect_all):
+            if after != before:
+                collect()
+                after = _left()
     for kind, found in after.items():
         left = sorted(found - before[kind])
         assert not left, f"the test left a {kind} behind: {left}"
@@ -291,19 +344,8 @@ def python_is():
 
 
 @pytest.fixture
-def one_torch_thread():
-    """For networks so small that more would wait for one another."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def seeded_torch(one_torch_thread):
-    """Torch computes on one thread, and draws from one seed."""
+def seeded_torch():
+    """Torch draws from one seed."""
     import torch
 
     torch.manual_seed(0)

@@ -51,7 +51,7 @@ def found(buffer, count=3000):
 
 
 @pytest.fixture(autouse=True)
-def _seeded(one_torch_thread):
+def _seeded():
     torch.manual_seed(0)
 
 

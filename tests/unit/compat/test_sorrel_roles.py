@@ -23,8 +23,6 @@ from marlcore.compat.sorrel.session import Session
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Interrupts
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
 
 class Repeatable(double.Model):
     """A model that draws no random numbers, so that any loop that does the same work has the same result."""
