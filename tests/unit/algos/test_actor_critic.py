@@ -175,7 +175,7 @@ def test_sac_densities_are_those_of_a_squashed_normal():
         policy.output.bias.copy_(torch.tensor([0.4, -0.7]))
     obs, noise = torch.randn(1, 3).expand(4001, 3), torch.linspace(-6, 6, 4001)[:, None]
     with torch.no_grad():
-        action, log_prob = policy.sample(obs, noise)
+        action, log_prob = policy.sample(policy(obs), noise)
     plain_action, plain_log_prob = plain_gaussian(numbers(policy), obs, noise.numpy())
     np.testing.assert_allclose(action.numpy(), plain_action, atol=1e-6)
     np.testing.assert_allclose(log_prob.numpy(), plain_log_prob, rtol=1e-4, atol=1e-4)
@@ -188,7 +188,7 @@ def test_sac_densities_are_finite_where_tanh_is_1():
     with torch.no_grad():
         policy.output.weight.zero_()
         policy.output.bias.copy_(torch.tensor([30.0, 0.0]))
-        action, log_prob = policy.sample(torch.zeros(1, 3), torch.zeros(1, 1))
+        action, log_prob = policy.sample(policy(torch.zeros(1, 3)), torch.zeros(1, 1))
     assert action.item() == 1.0
     # Far out 1 - tanh(x)^2 is 4 exp(-2 x).
     assert log_prob.item() == pytest.approx(-np.log(np.sqrt(2 * np.pi)) - np.log(4) + 60, rel=1e-5)

@@ -28,7 +28,7 @@ def test_iqn_values_are_the_mean_of_quantiles_at_midpoints():
     network = IQN(n_policy=4).make_model(box_spaces())
     obs = torch.randn(5, 3)
     taus = torch.tensor([0.125, 0.375, 0.625, 0.875]).expand(5, 4)
-    torch.testing.assert_close(network(obs), network.quantiles(obs, taus).mean(1))
+    torch.testing.assert_close(network(obs), network(obs, taus).mean(1))
 
 
 def test_iqn_embeds_fractions_by_cosines():
@@ -37,7 +37,7 @@ def test_iqn_embeds_fractions_by_cosines():
     obs, tau = torch.randn(1, 3), 0.3
     cosines = torch.tensor([np.cos(np.pi * i * tau) for i in range(5)], dtype=torch.float32)
     expected = network.head(network.torso(obs) * torch.relu(network.embedding.layers[0](cosines)))
-    torch.testing.assert_close(network.quantiles(obs, torch.tensor([[tau]]))[:, 0], expected)
+    torch.testing.assert_close(network(obs, torch.tensor([[tau]]))[:, 0], expected)
 
 
 @BOTH

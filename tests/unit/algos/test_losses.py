@@ -125,8 +125,8 @@ def test_iqn_loss_is_the_weighted_quantile_huber_loss(spaces, double, seed):
     generator.set_state(trainer.generator.get_state())
     taus, taus_prime = (torch.rand(12, n, generator=generator) for n in (3, 5))
     with torch.no_grad():
-        now = network.quantiles(batch.obs, taus).numpy()
-        future = trainer.target.quantiles(batch.next_obs, taus_prime).numpy()
+        now = network(batch.obs, taus).numpy()
+        future = trainer.target(batch.next_obs, taus_prime).numpy()
         online, slow = network(batch.next_obs).numpy(), trainer.target(batch.next_obs).numpy()
     rows = np.arange(12)
     action = plain_best(online if double else slow, plain_allowed(spaces, batch.next_obs))

@@ -45,8 +45,7 @@ def queue_batch(hyper, spaces, rows=24, seed=0):
         for name, one in fields.items()
         if name not in ("log_prob", "drawn")
     }
-    features, _ = model.acting.torso.step(batch.obs, state)
-    output = model.acting.outputs(features).detach()
+    output = model.acting(batch.obs, state)[0].detach()
     draw = model.acting.distribution.sample(output, model.acting.mask(batch.obs), rng)
     batch.action = torch.from_numpy(draw.action)
     drawn = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
@@ -94,13 +93,13 @@ def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
     model = hyper.make_model(spaces)
     first = first_rows(batch.continues, 4)
     output, value = model(batch.obs, batch.extras, first)
-    torso, state = model.acting.torso, None
+    state = None
     for i in range(24):
         stored = row_of(batch.extras, i)
         inputs = {name: stored[name] for name in ("previous_action", PREVIOUS_REWARD)}
         state = stored if first[i] else {**state, **inputs}
-        features, state = torso.step(row_of(batch.obs, i), state)
-        torch.testing.assert_close(output[i], model.acting.outputs(features)[0])
+        outputs, features, state = model.acting(row_of(batch.obs, i), state)
+        torch.testing.assert_close(output[i], outputs[0])
         torch.testing.assert_close(value[i], model.critic(features)[0, 0])
 
 
@@ -111,12 +110,11 @@ def test_the_next_observation_is_valued_in_the_state_after_the_action():
     trainer = SMALL.make_trainer(model)
     which = torch.tensor([3, 17])
     found = trainer.values_after(batch, which)
-    torso = model.acting.torso
     for value, i in zip(found, which.tolist(), strict=True):
-        _, state = torso.step(row_of(batch.obs, i), row_of(batch.extras, i))
+        *_, state = model.acting(row_of(batch.obs, i), row_of(batch.extras, i))
         action, reward = torch.eye(4)[batch.action[i : i + 1]], batch.reward[i : i + 1]
         state = {**state, "previous_action": action, PREVIOUS_REWARD: reward}
-        features, _ = torso.step(row_of(batch.next_obs, i), state)
+        _, features, _ = model.acting(row_of(batch.next_obs, i), state)
         torch.testing.assert_close(value, model.critic(features)[0, 0])
 
 

@@ -18,7 +18,7 @@ from wander import Wander
 from windows import made_windows
 
 import marlcore as mc
-from marlcore.algos.r2d2 import R2D2Network
+from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.training.learner import Learner
 from marlcore.training.loaded import LoadedPolicy
@@ -54,7 +54,7 @@ class Telling(mc.R2D2):
     def act(self, model: torch.nn.Module, obs: Any, *, state: Any, **options: Any) -> mc.Action:
         assert isinstance(model, R2D2Network)
         with torch.inference_mode():
-            values, _ = model.step(obs, state)
+            values, _ = model(obs, state)
         return super().act(model, obs, state=state, **options)._replace(extras={"values": values.numpy()})
 
 
@@ -70,7 +70,8 @@ def compared(run_dir: Path, agent: str, algorithm: mc.R2D2, stack: int = 1) -> m
     given = batch.torch()
     obs = torch.cat([given.obs[:, :1], given.next_obs], 1)
     with torch.no_grad():
-        values = model(obs, given.action, given.reward, given.extras, algorithm.burn_in, given.mask[:, 0])
+        windows = Windows(given.action, given.reward, algorithm.burn_in, given.mask[:, 0])
+        values, _ = model(obs, given.extras, windows)
     held = batch.valid[..., -1]
     np.testing.assert_allclose(values[:, :-1].numpy()[held], batch.extras["values"][held], atol=1e-5)
     return batch
@@ -149,11 +150,11 @@ def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
         else:
             state[PREVIOUS_REWARD] = torch.tensor([reward])  # type: ignore[index]
         with torch.no_grad():
-            values, state = model.step(torch.from_numpy(obs)[None], state)
+            values, state = model(torch.from_numpy(obs)[None], state)
             expected = int(values.argmax())
             state = model.torso.acted(state, torch.tensor([expected]))
             assert policy.act(obs, reward=reward) == expected
-        different.add((expected, int(model.step(torch.from_numpy(obs)[None], None)[0].argmax())))
+        different.add((expected, int(model(torch.from_numpy(obs)[None], None)[0].argmax())))
     assert any(one != forgetful for one, forgetful in different), "memory makes no difference here"
 
 
