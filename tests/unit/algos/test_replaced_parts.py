@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
+from rounding import rounding
 from torch import nn
 from updates import box_spaces, continuous_spaces, made_batch, made_obs
 from windows import made_windows
@@ -238,5 +239,6 @@ def test_operations_are_the_modules(case, monkeypatch):
         metrics = [float(update.metrics[name]) for name in ("loss", "grad_norm")]
         found.append((acted(case, copied(original)).action, metrics))
         monkeypatch.setattr(Network, "plan", lambda self: None)
-    np.testing.assert_allclose(*(action for action, _ in found), rtol=1e-5)
-    np.testing.assert_allclose(*(metrics for _, metrics in found), rtol=1e-4)
+    # Sums over 24 rows, 12 steps and about 60 numbers, there and back
+    np.testing.assert_allclose(*(action for action, _ in found), **rounding(60, 100.0))
+    np.testing.assert_allclose(*(metrics for _, metrics in found), **rounding(2000, 10.0))
