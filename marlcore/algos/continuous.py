@@ -14,7 +14,7 @@ from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .box import BoxActions
-from .dense import linear
+from .network import Network
 from .torso import Torso
 
 __all__ = ["Continuous", "ContinuousPolicy"]
@@ -22,8 +22,8 @@ __all__ = ["Continuous", "ContinuousPolicy"]
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 
-class ContinuousPolicy(nn.Module):
-    """Base of policy networks: observations to `outputs` numbers for each component of an action.
+class ContinuousPolicy(Network):
+    """Base of policy networks: observations to what they say of actions, by `outputs` numbers for each component.
 
     Attributes:
         actions: of the action space.
@@ -36,19 +36,20 @@ class ContinuousPolicy(nn.Module):
         self.actions = BoxActions(owner, spaces.action)
         self.torso = Torso(spaces, hidden)
         self.output = nn.Linear(self.torso.size, outputs * self.actions.size)
-        self._parts = (self.torso, self.output._parameters)
 
-    def outputs(self, obs: Any) -> torch.Tensor:
-        """The last layer's outputs [B, outputs * size]."""
-        torso, output = self._parts
-        return linear(output, torso.forward(obs))
+    def forward(self, obs: Any) -> Any:
+        return self.said(self.output(self.torso(obs)))
 
     @abstractmethod
-    def greedy(self, obs: Any) -> torch.Tensor:
+    def said(self, outputs: torch.Tensor) -> Any:
+        """What the last layer's outputs [B, outputs * size] say of the actions; what a call of the network returns."""
+
+    @abstractmethod
+    def greedy(self, said: Any) -> torch.Tensor:
         """Actions [B, size] in [-1, 1] without exploration."""
 
     @abstractmethod
-    def noisy(self, obs: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+    def noisy(self, said: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         """Actions [B, size], given standard normal noise [B, size]; beyond [-1, 1] they count as its ends."""
 
 
@@ -87,12 +88,13 @@ class Continuous(Algorithm):
         policy = cast(ContinuousPolicy, model)
         with torch.inference_mode():
             if explore is None:
-                return Action(policy.actions.decode(policy.greedy(obs).cpu().numpy()))
+                return Action(policy.actions.decode(policy.greedy(policy(obs)).cpu().numpy()))
             rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
             uniform = generator.random(rows) < explore["epsilon"]
             anywhere = generator.uniform(-1.0, 1.0, (rows, policy.actions.size))
             noise = generator.standard_normal((rows, policy.actions.size), np.float32)
             if uniform.all():
                 return Action(policy.actions.decode(anywhere))
-            noisy = policy.noisy(obs, torch.from_numpy(noise).to(policy.actions.reach.device), explore)
+            on_device = torch.from_numpy(noise).to(policy.actions.reach.device)
+            noisy = policy.noisy(policy(obs), on_device, explore)
             return Action(policy.actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))

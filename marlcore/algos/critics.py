@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from torch import nn
 
 from ..spaces import Spaces
+from .network import Network, Operation, activated, call_of, operations_of
 from .torso import Torso
 
 __all__ = ["PairedLinear", "TwinCritics"]
 
 
-class TwinCritics(nn.Module):
+class TwinCritics(Network):
     """Two networks from an observation and an action to a value, which share no fully connected layer.
 
     Encoders of images are shared. Each layer of both networks is one batched product: for small networks, torch's
@@ -28,21 +28,29 @@ class TwinCritics(nn.Module):
         self.encoder = Torso(spaces, ())
         widths = (self.encoder.size + actions, *hidden, 1)
         self.layers = nn.ModuleList(PairedLinear(*pair) for pair in pairwise(widths))
-        self._parts = (self.encoder,)
-        self._tensors: list[Mapping[str, Any]] = [layer._parameters for layer in self.layers]  # see Dense
 
     def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
         """The values [count, B] of actions [B, size] in [-1, 1], of the first network or of both."""
-        features = self._parts[0].forward(obs)
-        x = torch.cat([features, action], 1).expand(count, -1, -1)
-        *inner, last = self._tensors
-        for tensors in inner:
-            x = torch.baddbmm(tensors["bias"][:count], x, tensors["weight"][:count]).relu_()
-        return torch.baddbmm(last["bias"][:count], x, last["weight"][:count]).squeeze(2)
+        x = torch.cat([self.encoder(obs), action], 1).expand(count, -1, -1)
+        *inner, last = self.layers
+        for layer in inner:
+            x = torch.relu(layer(x))
+        values: torch.Tensor = last(x)
+        return values.squeeze(2)
+
+    def operations(self) -> list[Operation]:
+        encoder = call_of(self.encoder)
+        *inner, last = self.layers
+        return [
+            lambda obs, action, count=2: torch.cat([encoder(obs), action], 1).expand(count, -1, -1),
+            *(one for layer in inner for one in activated(layer, torch.relu)),
+            *operations_of(last),
+            lambda values: values.squeeze(2),
+        ]
 
 
-class PairedLinear(nn.Module):
-    """The parameters of two layers of the same sizes, initialized as those of nn.Linear are.
+class PairedLinear(Network):
+    """Two fully connected layers of the same sizes, initialized as nn.Linear is.
 
     Attributes:
         weight: [2, inputs, outputs]. bias: [2, 1, outputs].
@@ -53,3 +61,10 @@ class PairedLinear(nn.Module):
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[count, B, inputs] to [count, B, outputs], through the first layer or both."""
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+
+    def operations(self) -> list[Operation]:
+        return [self.forward]

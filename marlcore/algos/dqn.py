@@ -20,7 +20,8 @@ from ..spaces import Spaces
 from .first_priority import absolute_error
 from .head import Head
 from .hyperparameters import check_hyperparameters
-from .passes import AutogradPass, LayersPass, Pass
+from .network import Operation, operations_of
+from .passes import Passes
 from .qnetwork import QNetwork, best
 from .target import TargetTrainer
 from .torso import Torso
@@ -72,7 +73,7 @@ class DQN(ValueBased):
         return DQNNetwork(self, spaces)
 
     def make_trainer(self, model: torch.nn.Module) -> DQNTrainer:
-        """A trainer that updates `model` in place, on its device. Freeze parameters and compile the model before."""
+        """A trainer that updates `model` in place, on its device. Compile the model before."""
         return DQNTrainer(self, cast(QNetwork, model))
 
 
@@ -83,11 +84,13 @@ class DQNNetwork(QNetwork):
         super().__init__("DQN", spaces)
         self.torso = Torso(spaces, hyper.hidden[:-1])
         self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
-        self._parts = (self.torso, self.head)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        torso, head = self._parts
-        return head.forward(torso.forward(obs))
+        values: torch.Tensor = self.head(self.torso(obs))
+        return values
+
+    def operations(self) -> list[Operation]:
+        return [*operations_of(self.torso), *operations_of(self.head)]
 
 
 class DQNTrainer(TargetTrainer[QNetwork]):
@@ -96,7 +99,7 @@ class DQNTrainer(TargetTrainer[QNetwork]):
     def __init__(self, hyper: DQN, network: QNetwork) -> None:
         super().__init__(network, hyper)
         self.dqn = hyper
-        self._pass = _pass_of(network)
+        self._passes = Passes(network, DQNNetwork)
 
     @torch.no_grad()
     def update(self, batch: Any) -> Update:
@@ -110,7 +113,8 @@ class DQNTrainer(TargetTrainer[QNetwork]):
             2016, "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
         targets = self.targets(batch)
-        values = self._pass.forward(batch.obs)
+        passes = self._passes.now()
+        values = passes.forward(batch.obs)
         action = self.network.actions.encode(batch.action)[:, None]
         taken = values.gather(1, action).squeeze(1)
         error = taken - targets
@@ -118,7 +122,7 @@ class DQNTrainer(TargetTrainer[QNetwork]):
         slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
         loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
         self.optimizer.zero_grad()
-        self._pass.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
+        passes.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
         grad_norm = self.advance()
         metrics = {"loss": loss, "q_mean": taken.mean() / self.dqn.reward_scale, "grad_norm": grad_norm}
         return Update(metrics, priority=error.abs_())
@@ -136,12 +140,3 @@ class DQNTrainer(TargetTrainer[QNetwork]):
         future = values.gather(1, action[:, None]).squeeze(1)
         targets: torch.Tensor = self.dqn.reward_scale * batch.reward + batch.discount * future
         return targets
-
-
-def _pass_of(network: QNetwork) -> Pass:
-    """The fastest pass. One that is written out calls no hooks."""
-    if type(network) is DQNNetwork and network._compiled_call_impl is None:
-        layers = LayersPass(network.torso, network.head)
-        if layers.covers(network):
-            return layers
-    return AutogradPass(network)

@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces as gym
 from torch import nn
 
+from .network import Network, Operation
+
 __all__ = ["Flat", "Image", "OneHot", "encoder_of"]
 
 IMAGE_SIDE = 32  # least rows and columns of an image
@@ -27,7 +29,7 @@ def encoder_of(space: gymnasium.Space, stack: int) -> Flat | Image | OneHot:
     return Flat(space, stack)
 
 
-class Flat(nn.Module):
+class Flat(Network):
     """The values one after another as float32, without scaling.
 
     Attributes:
@@ -39,10 +41,14 @@ class Flat(nn.Module):
         self.size = stack * math.prod(space.shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float().reshape(-1, self.size)
+        x = x.float()
+        return x if x.ndim == 2 else x.reshape(-1, self.size)
+
+    def operations(self) -> list[Operation]:
+        return [self.forward]
 
 
-class OneHot(nn.Module):
+class OneHot(Network):
     """For each component a 1 in the place of its value, counted from the space's start, and 0 elsewhere.
 
     Attributes:
@@ -66,6 +72,9 @@ class OneHot(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given = x.reshape(len(x), self.stack, -1)[..., self.component]
         return (given == self.value).flatten(1).float()
+
+    def operations(self) -> list[Operation]:
+        return [self.forward]
 
 
 class Image(nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from .dense import Dense
 from .first_priority import absolute_error
 from .head import Head
 from .hyperparameters import check_hyperparameters, check_positive
+from .network import Operation, call_of
 from .qnetwork import QNetwork, best
 from .target import TargetTrainer
 from .torso import Torso
@@ -110,27 +112,34 @@ class IQNNetwork(QNetwork):
         self.torso = Torso(spaces, hyper.hidden[:-1])
         self.embedding = Dense(hyper.n_cos, (self.torso.size,))
         self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
-        self._parts = (self.torso, self.embedding, self.head)
         midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
         self.register_buffer("midpoints", midpoints[None], persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1].
+    def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
+        """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1]; with `taus` these quantiles.
 
         The paper draws the fractions at random (section 3). Midpoints vary less, approximate the mean best (Dabney et
         al. 2018, arXiv:1710.10044, Lemma 2), and need no random numbers to act.
-        """
-        return self.quantiles(obs, self.midpoints).mean(1)
-
-    def quantiles(self, obs: Any, taus: torch.Tensor) -> torch.Tensor:
-        """The quantiles [B, N, actions] at the fractions [B, N], or [1, N] for the same fractions in every row.
 
         The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
+
+        Args:
+            obs: as `Algorithm.make_model` says, of B rows.
+            taus: fractions [B, N], or [1, N] for the same ones in every row; their quantiles are [B, N, actions].
         """
-        torso, embedding, head = self._parts
-        embedded = embedding.forward(torch.cos(taus[..., None] * self.frequencies))
-        return head.forward(torso.forward(obs)[:, None] * embedded)
+        return self._by(self.torso, self.embedding, self.head, obs, taus)
+
+    def operations(self) -> list[Operation]:
+        return [partial(self._by, call_of(self.torso), call_of(self.embedding), call_of(self.head))]
+
+    def _by(
+        self, torso: Operation, embedding: Operation, head: Operation, obs: Any, taus: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        fractions = self.midpoints if taus is None else taus
+        embedded = embedding(torch.cos(fractions[..., None] * self.frequencies))
+        quantiles: torch.Tensor = head(torso(obs)[:, None] * embedded)
+        return quantiles.mean(1) if taus is None else quantiles
 
 
 class IQNTrainer(TargetTrainer[IQNNetwork]):
@@ -152,7 +161,7 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
         """
         taus = self._fractions(len(batch.action), self.iqn.n_tau)
         action = self.network.actions.encode(batch.action)
-        predicted = _of_action(self.network.quantiles(batch.obs, taus), action)
+        predicted = _of_action(self.network(batch.obs, taus), action)
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.iqn.kappa)
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
@@ -169,7 +178,7 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
         chooser = self.network if self.iqn.double else self.target
         action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.iqn.n_tau_prime)
-        future = _of_action(self.target.quantiles(batch.next_obs, taus), action)
+        future = _of_action(self.target(batch.next_obs, taus), action)
         targets: torch.Tensor = self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
         return targets
 

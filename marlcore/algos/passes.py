@@ -8,11 +8,15 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .dense import linear
+from .dense import Dense
 from .head import Head
+from .network import Network, Plan, is_known, linear
 from .torso import Torso
 
-__all__ = ["AutogradPass", "Layers", "LayersPass", "Pass"]
+__all__ = ["AutogradPass", "Layers", "LayersPass", "Pass", "Passes"]
+
+
+_threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 
 class Pass(Protocol):
@@ -50,26 +54,68 @@ class LayersPass:
     """The passes of a torso whose activation is ReLU, and of a head."""
 
     def __init__(self, torso: Torso, head: Head) -> None:
-        self._torso = torso
+        self._encoded = torso.operations()[0]
         self._head = head
-        self._layers = Layers([*torso.dense.layer_parameters, *head.layer_parameters])
+        self._layers = Layers([layer._parameters for layer in (*torso.dense.layers, head.hidden, head.output)])
 
     def covers(self, network: nn.Module) -> bool:
-        """Whether the layers have all parameters of the network, each of them once, and all are trained."""
-        found = [one for layer in self._layers.parameters for one in layer.values()]
-        return sorted(map(id, found)) == sorted(map(id, network.parameters())) and all(p.requires_grad for p in found)
+        """Whether the layers have all parameters of the network, each of them once."""
+        tensors = [one for layer in self._layers.parameters for one in layer.values()]
+        return sorted(map(id, tensors)) == sorted(map(id, network.parameters()))
+
+    def trains_all(self) -> bool:
+        """Whether autograd would do no less and no more: all parameters are trained, and none has a hook."""
+        for layer in self._layers.parameters:
+            for one in layer.values():
+                if not one.requires_grad or one._backward_hooks or one._post_accumulate_grad_hooks:
+                    return False
+        return True
 
     def forward(self, obs: Any) -> torch.Tensor:
-        return self._head.combined(self._layers.forward(self._torso.encoded(obs)))
+        return self._head.combined(self._layers.forward(self._encoded(obs)))
 
     def backward(self, gradient: torch.Tensor) -> None:
         self._layers.backward(self._head.gradient_of_outputs(gradient))
 
 
+class Passes:
+    """Chooses a network's passes before each update: written out ones where they apply.
+
+    Args:
+        network: any.
+        kind: of the networks that are a torso and a head.
+    """
+
+    def __init__(self, network: nn.Module, kind: type[Network]) -> None:
+        self._network = network
+        self._kind = kind
+        self._plan: Plan | None = None
+        self._layers: LayersPass | None = None
+        self._autograd = AutogradPass(network)
+
+    def now(self) -> Pass:
+        """The passes for the network as it is; hooked, replaced, compiled and frozen parts take those of autograd."""
+        plan = self._network.plan() if type(self._network) is self._kind else None
+        if plan is not self._plan:
+            self._plan, self._layers = plan, None if plan is None else _layers_pass(self._network)
+        return self._layers if self._layers is not None and self._layers.trains_all() else self._autograd
+
+
+def _layers_pass(network: Any) -> LayersPass | None:
+    torso, head = network.torso, network.head
+    if type(torso) is not Torso or type(head) is not Head or type(torso.dense) is not Dense:
+        return None
+    parts = (torso, head, torso.dense, *torso.dense.layers, head.hidden, head.output)
+    if not all(map(is_known, parts)) or not torso.dense.rectifies:
+        return None
+    layers = LayersPass(torso, head)
+    return layers if layers.covers(network) else None
+
+
 class Layers:
     """Fully connected layers with ReLU between them: [B, inputs] to [B, outputs], and their gradients.
 
-    They are those of autograd, on a CPU to the last bit. For two layers of 64 units, the products take a quarter of the
+    They are those of autograd. For two layers of 64 units, the products take a quarter of the
     time that autograd takes with them.
 
     Args:
@@ -94,4 +140,4 @@ class Layers:
             torch.mm(gradient.t(), x, out=weight.grad)
             torch.sum(gradient, 0, out=tensors["bias"].grad)
             if self._inputs:  # x is the output of a ReLU: positive where its input was
-                gradient = torch.ops.aten.threshold_backward(torch.mm(gradient, weight), x, 0)
+                gradient = _threshold_backward(torch.mm(gradient, weight), x, 0)

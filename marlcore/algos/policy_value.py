@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from ..spaces import MASK, Spaces
-from .dense import linear
 from .distributions import distribution_of
+from .network import Network, Operation, operations_of
 from .recurrent_torso import RecurrentTorso
 from .torso import Torso
 
 __all__ = ["ACTIVATIONS", "PolicyNetwork", "PolicyValue", "ValueNetwork", "initialize"]
 
-ACTIVATIONS = {"tanh": torch.tanh_, "relu": torch.relu_}
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
 
-class PolicyNetwork(nn.Module):
+class PolicyNetwork(Network):
     """Observations to the outputs [B, outputs] that a distribution over actions takes.
 
     Args:
@@ -38,14 +38,13 @@ class PolicyNetwork(nn.Module):
         self.head = nn.Linear(self.torso.size, self.distribution.outputs)
         initialize(self.torso)
         initialize(self.head, 0.01)  # nearly uniform at first
-        self._parts = (self.torso, self.head._parameters)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        return self.outputs(self._parts[0].forward(obs))
+        outputs: torch.Tensor = self.head(self.torso(obs))
+        return outputs
 
-    def outputs(self, features: torch.Tensor) -> torch.Tensor:
-        """The outputs for the torso's features [B, size]."""
-        return linear(self._parts[1], features)
+    def operations(self) -> list[Operation]:
+        return [*operations_of(self.torso), *operations_of(self.head)]
 
     def mask(self, obs: Any) -> torch.Tensor | None:
         """The mask in a batch's observations, bool [B, outputs]; None without one."""
@@ -55,7 +54,7 @@ class PolicyNetwork(nn.Module):
         return mask
 
 
-class ValueNetwork(nn.Module):
+class ValueNetwork(Network):
     """Observations to their values [B]."""
 
     def __init__(self, spaces: Spaces, hidden: tuple[int, ...], activation: str) -> None:
@@ -64,11 +63,13 @@ class ValueNetwork(nn.Module):
         self.head = nn.Linear(self.torso.size, 1)
         initialize(self.torso)
         initialize(self.head, 1.0)
-        self._parts = (self.torso, self.head._parameters)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        torso, head = self._parts
-        return linear(head, torso.forward(obs)).squeeze(1)
+        values: torch.Tensor = self.head(self.torso(obs))
+        return values.squeeze(1)
+
+    def operations(self) -> list[Operation]:
+        return [*operations_of(self.torso), *operations_of(self.head), lambda values: values.squeeze(1)]
 
 
 class PolicyValue(nn.Module):

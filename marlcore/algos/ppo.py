@@ -124,7 +124,7 @@ class PPO(Algorithm):
         """Actions drawn from the policy; if greedy, the most probable ones."""
         policy = cast(PolicyNetwork, model)
         with torch.inference_mode():
-            return self.chosen(policy, policy.forward(obs), explore, mask, generator)
+            return self.chosen(policy, policy(obs), explore, mask, generator)
 
     def chosen(
         self,

@@ -10,11 +10,12 @@ from torch import nn
 
 from ..spaces import MASK, Spaces
 from .joint import JointActions
+from .network import Network
 
 __all__ = ["QNetwork", "best"]
 
 
-class QNetwork(nn.Module):
+class QNetwork(Network):
     """Base of networks whose forward pass returns the values [B, actions.count] of joint actions.
 
     Attributes:

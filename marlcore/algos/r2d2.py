@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from .exploration import explored
 from .head import Head
 from .hyperparameters import check_hyperparameters
 from .joint import JointActions
+from .network import Operation, call_of
 from .qnetwork import QNetwork, best
-from .recurrent import State
+from .recurrent import State, unroll_burnt_in
 from .recurrent_torso import RecurrentTorso, check_memory, flat, state_fields
 from .rescaling import rescaled, restored
 from .target import TargetTrainer
@@ -116,7 +118,7 @@ class R2D2(Algorithm):
         """Epsilon-greedy actions; `explore` holds "epsilon"."""
         network = cast(R2D2Network, model)
         with torch.inference_mode():
-            values, after = network.step(obs, state)
+            values, after = network(obs, state)
             allowed = None if mask is None else network.actions.allowed(mask)
             action = network.actions.decode(explored(values, allowed, explore, generator))
             return Action(action, state=network.torso.acted(after, action))
@@ -124,6 +126,20 @@ class R2D2(Algorithm):
     def make_trainer(self, model: torch.nn.Module) -> R2D2Trainer:
         """A trainer that updates `model` in place, on its device."""
         return R2D2Trainer(self, cast(R2D2Network, model))
+
+
+class Windows(NamedTuple):
+    """What happened in windows of N observations, beside these.
+
+    Attributes:
+        action, reward: [B, N - 1, ...], between the observations.
+        burn_in, known: see `unroll_burnt_in`.
+    """
+
+    action: torch.Tensor
+    reward: torch.Tensor
+    burn_in: int
+    known: torch.Tensor
 
 
 class R2D2Network(QNetwork):
@@ -134,29 +150,28 @@ class R2D2Network(QNetwork):
         self.torso = RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units)
         self.head = Head(hyper.units, hyper.hidden[-1], self.actions.count, hyper.dueling)
 
-    def step(self, obs: Any, state: State | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso."""
-        features, after = self.torso.step(obs, state)
-        return self.head.forward(features), after
-
     def forward(
-        self,
-        obs: Any,
-        action: torch.Tensor,
-        reward: torch.Tensor,
-        state: State,
-        burn_in: int,
-        known: torch.Tensor,
-    ) -> torch.Tensor:
-        """The values [B, N, actions] of windows of N observations [B, N, ...].
+        self, obs: Any, state: State | None, windows: Windows | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
 
-        Args:
-            action, reward: [B, N - 1, ...], between the observations.
-            state: before the windows, by name, each [B, ...].
-            burn_in, known: see `Recurrent.unroll_burnt_in`.
+        With `windows`, the values are [B, N, actions], of observations [B, N, ...] and the state [B, ...] before them.
         """
-        inputs = self.torso.inputs(obs, action, reward, state)
-        return self.head.forward(self.torso.core.unroll_burnt_in(inputs, state, burn_in, known))
+        return self._by(self.torso, self.head, obs, state, windows)
+
+    def operations(self) -> list[Operation]:
+        return [partial(self._by, call_of(self.torso), call_of(self.head))]
+
+    def _by(
+        self, torso: Operation, head: Operation, obs: Any, state: State | None, windows: Windows | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if windows is None:
+            features, after = torso(obs, state)
+        else:
+            assert state is not None
+            before = self.torso.before_each(windows.action, windows.reward, state)
+            features, after = torso(flat(obs), before, partial(_unrolled, windows))
+        return head(features), after
 
 
 class R2D2Trainer(TargetTrainer[R2D2Network]):
@@ -179,7 +194,7 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
         batch = _shortened(batch)
         counts = batch.mask.float()
         window = self._window(batch)
-        values = self.network(*window)
+        values, _ = self.network(*window)
         taken = values[:, :-1].gather(2, self._action(batch)[..., None]).squeeze(2)
         targets = self.targets(batch, window, values.detach())
         errors = functional.huber_loss(taken, targets, reduction="none") * counts
@@ -202,7 +217,7 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
             window: the network's arguments for the batch.
             values: [B, T + 1, actions] that it returned, by which `double` chooses.
         """
-        slow = self.target(*window)
+        slow, _ = self.target(*window)
         allowed = self.network.allowed(flat(window[0]))
         chooser = (values if self.r2d2.double else slow).flatten(0, 1)
         action = best(chooser, allowed).view(slow.shape[:2])
@@ -221,7 +236,14 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
     def _window(self, batch: Any) -> tuple[Any, ...]:
         """A network's arguments for a batch: the observations of its windows, and the one after the last."""
         obs = _with_last(batch.obs, batch.next_obs)
-        return obs, batch.action, batch.reward, batch.extras, self.r2d2.burn_in, batch.mask[:, 0]
+        return obs, batch.extras, Windows(batch.action, batch.reward, self.r2d2.burn_in, batch.mask[:, 0])
+
+
+def _unrolled(
+    windows: Windows, core: Operation, inputs: torch.Tensor, state: State
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    rows, steps = windows.reward.shape
+    return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, windows.burn_in, windows.known)
 
 
 def window_returns(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -18,10 +19,11 @@ from ..checks import check_whole
 from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
+from .network import Operation, call_of
 from .policy_value import ACTIVATIONS, PolicyNetwork, initialize
 from .ppo import PPO, PPOTrainer, Rows, taken
 from .recurrent import State
-from .recurrent_torso import RecurrentTorso, check_memory, state_fields
+from .recurrent_torso import RecurrentTorso, Unroll, check_memory, state_fields
 
 __all__ = ["RecurrentPPO", "RecurrentPPOTrainer", "RecurrentPolicyValue", "first_rows", "windows_of"]
 
@@ -67,16 +69,35 @@ class RecurrentPPO(PPO):
         generator: np.random.Generator,
     ) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
-        policy = cast(PolicyNetwork, model)
+        policy = cast(RecurrentPolicy, model)
         torso = cast(RecurrentTorso, policy.torso)
         with torch.inference_mode():
-            features, after = torso.step(obs, state)
-            chosen = self.chosen(policy, policy.outputs(features), explore, mask, generator)
+            output, _, after = policy(obs, state)
+            chosen = self.chosen(policy, output, explore, mask, generator)
             return chosen._replace(state=torso.acted(after, chosen.action))
 
     def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
         """A trainer that updates `model` in place, on its device."""
         return RecurrentPPOTrainer(self, cast(RecurrentPolicyValue, model))
+
+
+class RecurrentPolicy(PolicyNetwork):
+    """A policy whose torso is recurrent."""
+
+    def forward(  # type: ignore[override]
+        self, obs: Any, state: State | None, unroll: Unroll | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The outputs, the features by which they are made, and the state after them; see RecurrentTorso."""
+        return self._by(self.torso, self.head, obs, state, unroll)
+
+    def operations(self) -> list[Operation]:
+        return [partial(self._by, call_of(self.torso), call_of(self.head))]
+
+    def _by(
+        self, torso: Operation, head: Operation, obs: Any, state: State | None, unroll: Unroll | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        features, after = torso(obs, state, unroll)
+        return head(features), features, after
 
 
 class RecurrentPolicyValue(nn.Module):
@@ -85,7 +106,7 @@ class RecurrentPolicyValue(nn.Module):
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
         torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, ACTIVATIONS[hyper.activation])
-        self.acting = PolicyNetwork("PPO", spaces, torso)
+        self.acting = RecurrentPolicy("PPO", spaces, torso)
         self.critic = nn.Linear(hyper.units, 1)
         initialize(self.critic, 1.0)
 
@@ -97,12 +118,14 @@ class RecurrentPolicyValue(nn.Module):
             state: before each observation, by name, each [B, ...]; each window begins with that of its first one.
             first: bool [B], the observations with which windows begin.
         """
-        torso = cast(RecurrentTorso, self.acting.torso)
         rows, held = windows_of(first)
-        before = {name: state[name][rows[:, 0]] for name in torso.core.parts}
-        inputs = torso.row_inputs(obs, state)
-        features = torso.core.unroll(inputs[rows], before)[0][held]
-        return self.acting.outputs(features), self.critic(features).squeeze(1)
+
+        def unroll(core: Operation, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            features, after = core(inputs[rows], {name: part[rows[:, 0]] for name, part in state.items()})
+            return features[held], after
+
+        output, features, _ = self.acting(obs, state, unroll)
+        return output, self.critic(features).squeeze(1)
 
 
 class RecurrentPPOTrainer(PPOTrainer):
@@ -126,10 +149,10 @@ class RecurrentPPOTrainer(PPOTrainer):
 
     def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
         """The values of the next observations of these rows, in the state after their actions."""
-        torso = self.model.acting.torso
-        _, after = torso.step(taken(batch.obs, which), taken(batch.extras, which))
-        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
-        features, _ = torso.step(taken(batch.next_obs, which), state)
+        policy = self.model.acting
+        *_, after = policy(taken(batch.obs, which), taken(batch.extras, which))
+        state = {**policy.torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
+        _, features, _ = policy(taken(batch.next_obs, which), state)
         values: torch.Tensor = self.model.critic(features).squeeze(1)
         return values
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
 import torch
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
-from torch import nn
 
 from ..checks import check_whole
 from ..interfaces import PREVIOUS_REWARD
@@ -17,11 +17,14 @@ from ..spaces import Spaces
 from ..spec import Field
 from .dense import Activation
 from .encoders import Flat, OneHot
+from .network import Network, Operation, call_of
 from .recurrent import KINDS, Recurrent, State, parts_of
 from .rescaling import rescaled
 from .torso import Torso
 
-__all__ = ["RecurrentTorso", "check_memory", "flat", "state_fields"]
+__all__ = ["RecurrentTorso", "Unroll", "check_memory", "flat", "state_fields"]
+
+Unroll = Callable[[Operation, torch.Tensor, State], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros: none
 
@@ -40,7 +43,7 @@ def state_fields(spaces: Spaces, cell: Literal["lstm", "gru"], units: int, every
     return {name: Field(shape, "float32", every) for name, shape in parts.items()}
 
 
-class RecurrentTorso(nn.Module):
+class RecurrentTorso(Network):
     """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
 
     Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it (see rescaling.py).
@@ -62,59 +65,62 @@ class RecurrentTorso(nn.Module):
         hidden: tuple[int, ...],
         cell: Literal["lstm", "gru"],
         units: int,
-        activation: Activation = torch.relu_,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         self.torso = Torso(spaces, hidden, activation)
         self.actions = _encoder(spaces.action)
         self.core = Recurrent(cell, self.torso.size + self.actions.size + 1, units)
         self.size = units
+        self._sizes = {**dict.fromkeys(self.core.parts, units), PREVIOUS_ACTION: self.actions.size}
 
-    def step(self, obs: Any, state: State | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def forward(
+        self, obs: Any, state: State | None, unroll: Unroll | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The features [k, size] of k observations, and the state after them; the actions are still to be put in it.
 
         Args:
             obs: [k, ...].
-            state: the parts of `state_fields`, each [k, ...]; None: every row begins an episode.
+            state: the parts of `state_fields`, [k, ...] those of previous actions and rewards; None: every row begins
+                an episode.
+            unroll: what to call with the recurrent layer, its inputs [k, inputs] and the state; None: each row is a
+                step of its own, and the layer is called with these.
         """
+        return self._by(self.torso, self.core, obs, state, unroll)
+
+    def operations(self) -> list[Operation]:
+        return [partial(self._by, call_of(self.torso), call_of(self.core))]
+
+    def _by(
+        self, torso: Operation, core: Operation, obs: Any, state: State | None, unroll: Unroll | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if state is None:
             state = self._zeros(obs)
-        return self.core.step(self.row_inputs(obs, state), state)
-
-    def row_inputs(self, obs: Any, state: State) -> torch.Tensor:
-        """What the recurrent layer takes for observations [B, ...] and their previous actions and rewards, [B, inputs].
-
-        Args:
-            state: of which the parts [B, ...] for these are read.
-        """
         reward = rescaled(state[PREVIOUS_REWARD])[:, None]
-        return torch.cat([self.torso.forward(obs), state[PREVIOUS_ACTION], reward], 1)
+        inputs = torch.cat([torso(obs), state[PREVIOUS_ACTION], reward], 1)
+        return core(inputs, state) if unroll is None else unroll(core, inputs, state)
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
-        """The state after `step` with the actions [k, ...] that were chosen, as rows hold them."""
-        encoded = self.actions.forward(torch.as_tensor(action, device=state["hidden"].device))
+        """The state after `forward` with the actions [k, ...] that were chosen, as rows hold them."""
+        encoded = self.actions(torch.as_tensor(action, device=state["hidden"].device))
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
 
-    def inputs(self, obs: Any, action: torch.Tensor, reward: torch.Tensor, state: State) -> torch.Tensor:
-        """What the recurrent layer takes for windows of N observations, [B, N, inputs].
+    def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
+        """The state before windows of N observations, with the action and reward before each one, [B * N, ...].
 
         Args:
-            obs: [B, N, ...].
             action, reward: [B, N - 1, ...], between the observations.
             state: before the windows, the parts of `state_fields`, each [B, ...].
         """
-        rows, length = action.shape[0], action.shape[1] + 1
-        encoded = self.actions.forward(action.flatten(0, 1)).view(rows, length - 1, -1)
+        encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
-        features = self.torso.forward(flat(obs)).view(rows, length, -1)
-        return torch.cat([features, actions, rescaled(rewards)[..., None]], 2)
+        return {**state, PREVIOUS_ACTION: actions.flatten(0, 1), PREVIOUS_REWARD: rewards.flatten()}
 
     def _zeros(self, obs: Any) -> dict[str, torch.Tensor]:
         rows = len(next(iter(obs.values()))) if isinstance(obs, Mapping) else len(obs)
-        sizes = {**dict.fromkeys(self.core.parts, self.size), PREVIOUS_ACTION: self.actions.size}
-        some = next(self.core.parameters())
-        zeros = {name: some.new_zeros(rows, size) for name, size in sizes.items()}
+        some = next(self.parameters())
+        zeros = {name: some.new_zeros(rows, size) for name, size in self._sizes.items()}
         return {**zeros, PREVIOUS_REWARD: some.new_zeros(rows)}
 
 

@@ -21,11 +21,14 @@ from .actor_critic import ActorCritic, ActorCriticTrainer
 from .adam import ClippedAdam
 from .continuous import Continuous, ContinuousPolicy
 from .hyperparameters import check_common, check_positive
+from .network import Operation, operations_of
 
 __all__ = ["SAC", "GaussianPolicy", "SACTrainer"]
 
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+Normal = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,27 +69,32 @@ class SAC(Continuous):
 
 
 class GaussianPolicy(ContinuousPolicy):
-    """Observations to a normal distribution for each component, squashed by tanh into [-1, 1]."""
+    """Observations to a normal distribution for each component, squashed by tanh into [-1, 1].
 
-    def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The means [B, size] and the logarithms of the standard deviations [B, size] before tanh."""
-        mean, log_std = self.outputs(obs).chunk(2, 1)
+    A call returns the means [B, size] and the logarithms of the standard deviations [B, size] before tanh.
+    """
+
+    def operations(self) -> list[Operation]:
+        return [*operations_of(self.torso), *operations_of(self.output), self.said]
+
+    def said(self, outputs: torch.Tensor) -> Normal:
+        mean, log_std = outputs.chunk(2, 1)
         return mean, log_std.clamp(*LOG_STD)
 
-    def greedy(self, obs: Any) -> torch.Tensor:
-        return self.forward(obs)[0].tanh()
+    def greedy(self, said: Normal) -> torch.Tensor:
+        return said[0].tanh()
 
-    def noisy(self, obs: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        mean, log_std = self.forward(obs)
+    def noisy(self, said: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        mean, log_std = said
         return (mean + log_std.exp() * noise).tanh_()
 
-    def sample(self, obs: Any, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, said: Normal, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [B, size] of standard normal noise [B, size], and the logarithms [B] of their densities.
 
         The logarithm of tanh's derivative 1 - tanh(x)^2 is 2 (log 2 - x - softplus(-2 x)), without a cancellation
         (Haarnoja et al. 2018, appendix C, equation 21).
         """
-        mean, log_std = self.forward(obs)
+        mean, log_std = said
         before = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
         slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
@@ -112,7 +120,8 @@ class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
         """
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
-        action, log_prob = self.policy.sample(batch.obs, self.normal(len(batch.reward), self.policy.actions.size))
+        noise = self.normal(len(batch.reward), self.policy.actions.size)
+        action, log_prob = self.policy.sample(self.policy(batch.obs), noise)
         value = self.critics(batch.obs, action).amin(0)
         self.descend(self.policy_optimizer, (temperature * log_prob - value).mean())  # equation 7
         entropy = -log_prob.detach().mean()
@@ -125,7 +134,7 @@ class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted soft value of the next observation, float32 [B] (equations 2, 3, 5)."""
         noise = self.normal(len(batch.reward), self.policy.actions.size)
-        action, log_prob = self.policy.sample(batch.next_obs, noise)
+        action, log_prob = self.policy.sample(self.policy(batch.next_obs), noise)
         future = self.target(batch.next_obs, action).amin(0) - self.log_temperature.exp() * log_prob
         targets: torch.Tensor = self.sac.reward_scale * batch.reward + batch.discount * future
         return targets

@@ -20,6 +20,7 @@ from ..spaces import Spaces
 from .actor_critic import ActorCritic, ActorCriticTrainer
 from .continuous import Continuous, ContinuousPolicy
 from .hyperparameters import check_common, check_not_negative
+from .network import Operation, operations_of
 
 __all__ = ["TD3", "DeterministicPolicy", "TD3Trainer"]
 
@@ -73,14 +74,17 @@ class TD3(Continuous):
 class DeterministicPolicy(ContinuousPolicy):
     """Observations to actions [B, size] in [-1, 1]."""
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        return self.outputs(obs).tanh_()
+    def operations(self) -> list[Operation]:
+        return [*operations_of(self.torso), *operations_of(self.output), self.said]
 
-    def greedy(self, obs: Any) -> torch.Tensor:
-        return self.forward(obs)
+    def said(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.tanh()
 
-    def noisy(self, obs: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        action: torch.Tensor = self.forward(obs) + explore["noise"] * noise
+    def greedy(self, said: torch.Tensor) -> torch.Tensor:
+        return said
+
+    def noisy(self, said: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        action: torch.Tensor = said + explore["noise"] * noise
         return action
 
 

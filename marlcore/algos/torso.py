@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import nn
 from ..spaces import Spaces
 from .dense import Activation, Dense
 from .encoders import encoder_of
+from .network import Network, Operation, call_of, operations_of
 
 __all__ = ["Torso"]
 
 
-class Torso(nn.Module):
+class Torso(Network):
     """Observations, as `Algorithm.make_model` says, to features [B, size].
 
     Each part of the observation has its encoder (see encoders.py); fully connected layers of the sizes `hidden` follow
@@ -26,7 +28,7 @@ class Torso(nn.Module):
         self,
         spaces: Spaces,
         hidden: tuple[int, ...],
-        activation: Activation = torch.relu_,
+        activation: Activation = torch.relu,
         without: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
@@ -36,15 +38,17 @@ class Torso(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.dense = Dense(sum(encoder.size for encoder in encoders), hidden, activation)
         self.size = self.dense.size
-        self._parts = (encoders, self.dense)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        return self._parts[1].forward(self.encoded(obs))
+        encoded = self.encoders[0](obs) if self.names is None else self._joined(self.encoders, obs)
+        features: torch.Tensor = self.dense(encoded)
+        return features
 
-    def encoded(self, obs: Any) -> torch.Tensor:
-        """What the encoders return, [B, inputs of the first layer]."""
-        encoders = self._parts[0]
-        if self.names is None:
-            return encoders[0].forward(obs)
-        pairs = zip(encoders, self.names, strict=True)
-        return torch.cat([encoder.forward(obs[name]) for encoder, name in pairs], 1)
+    def operations(self) -> list[Operation]:
+        encoders = [call_of(encoder) for encoder in self.encoders]
+        first = encoders[0] if self.names is None else lambda obs: self._joined(encoders, obs)
+        return [first, *operations_of(self.dense)]
+
+    def _joined(self, encoders: Iterable[Operation], obs: Any) -> torch.Tensor:
+        assert self.names is not None
+        return torch.cat([encoder(obs[name]) for encoder, name in zip(encoders, self.names, strict=True)], 1)

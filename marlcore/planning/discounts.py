@@ -53,7 +53,7 @@ class Discount:
         return 1.0 if self.gamma is None else math.pow(self.gamma, duration)
 
     def of_each(self, durations: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The factor of each outcome. `math` computes it: NumPy's powers differ from it in the last bit."""
+        """The factor of each outcome. `math` computes it: NumPy's powers may differ from it in the last bit."""
         return np.array([self.over(duration) for duration in durations.tolist()])
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .schedules import Exponential, Schedule, Stages
 from .sections import (
@@ -39,6 +39,12 @@ __all__ = [
 ]
 
 
+if TYPE_CHECKING:
+    PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
+else:
+    PolicyOf = dict[str, str]  # what the command line reads
+
+
 @dataclass(frozen=True)
 class Config:
     """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
@@ -61,8 +67,9 @@ class Config:
     stages: tuple[int, ...] = ()
     """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
     numbers of an algorithm's `explore`."""
-    policies: dict[str, str] | None = None
-    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own."""
+    policies: PolicyOf | None = None
+    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
+    also a function of the agent's name."""
     learners: dict[str, LearnerConfig] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
     `processes` and `threads` always are."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..envs.agent_view import AgentView
@@ -59,8 +60,8 @@ class LoadedPolicy:
         self._player = self.player(1)
         self._begins = np.ones(1, np.bool_)
 
-    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> Any:
-        """The action for an observation, as the environment's `step` takes it.
+    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> int | NDArray[Any]:
+        """The action for an observation, as the environment's `step` takes it: an int for a Discrete.
 
         Args:
             obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
@@ -74,7 +75,7 @@ class LoadedPolicy:
         chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
         self._begins = np.zeros(1, np.bool_)
         action = self.spaces.shifted(chosen.action)[0]
-        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
     def player(self, copies: int, seed: int = 0, explore: bool = False) -> Player:
         """The policy in several copies of the environment.

@@ -13,7 +13,7 @@ from ..interfaces import Algorithm
 from ..processes import NAME_BYTES
 from ..spaces import Spaces
 
-__all__ = ["AssignedPolicy", "assign"]
+__all__ = ["AssignedPolicy", "assign", "policy_names"]
 
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
@@ -45,7 +45,7 @@ def assign(
     Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
         or an algorithm is none or cannot handle the spaces.
     """
-    names = _policy_names(list(spaces), policies)
+    names = policy_names(list(spaces), policies)
     algorithms = _algorithms(list(dict.fromkeys(names.values())), algorithm)
     assigned = []
     for name, chosen in algorithms.items():
@@ -63,8 +63,8 @@ def assign(
     return tuple(assigned)
 
 
-def _policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str], str] | None) -> dict[str, str]:
-    """The policy of each agent."""
+def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str], str] | None) -> dict[str, str]:
+    """The policy of each agent. Raises ValueError, TypeError: see `assign`."""
     if policies is None:
         names = {agent: agent for agent in agents}
     elif isinstance(policies, Mapping):

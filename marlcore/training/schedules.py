@@ -12,11 +12,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ..references import reference_to, resolve
 
-__all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Stages"]
+__all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Scheduled", "Stages"]
 
 Count = Literal["steps", "updates"]
 
@@ -74,6 +74,12 @@ class Schedule:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{label}: expected a number, a schedule or a function of the step count, got {value!r}")
         return Constant(float(value))
+
+
+if TYPE_CHECKING:
+    Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # what a setting turns into a Schedule
+else:
+    Scheduled = Schedule  # what the command line reads
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..checks import check_whole, did_you_mean
 from ..references import is_importable
-from .schedules import Custom, Exponential, Schedule
+from .schedules import Custom, Exponential, Schedule, Scheduled
 
 if TYPE_CHECKING:
     from ..processes import RestartPolicy
@@ -193,18 +193,24 @@ class ReplayConfig:
         return Prioritized(self.alpha, self.beta, beta_steps=self.beta_steps) if self.prioritized else None
 
 
+if TYPE_CHECKING:
+    Schedules: TypeAlias = Mapping[str, Scheduled]
+else:
+    Schedules = dict[str, Schedule]  # what the command line reads
+
+
 @dataclass(frozen=True)
 class ExplorationConfig:
     """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
 
-    epsilon: Schedule | None = None
+    epsilon: Scheduled | None = None
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
     that exponential, unless the algorithm has another default."""
     ladder: float = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    schedules: dict[str, Schedule] = field(default_factory=dict)
+    schedules: Schedules = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
     def __post_init__(self) -> None:
@@ -220,7 +226,8 @@ class ExplorationConfig:
     @property
     def numbers(self) -> dict[str, Schedule]:
         """The schedules that are given, by name."""
-        return self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
+        given = self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
+        return cast(dict[str, Schedule], given)  # since __post_init__
 
     def exponents(self, copies: int) -> list[float]:
         """The exponent of epsilon in each copy."""

@@ -130,10 +130,10 @@ class TorchBatch:
             tensor = torch.from_numpy(value)
             return tensor if stays else tensor.to(device)
 
-        self.obs = convert(batch.obs)
+        self.obs: torch.Tensor | dict[str, torch.Tensor] = convert(batch.obs)
         self.action: torch.Tensor = convert(batch.action)
         self.reward: torch.Tensor = convert(batch.reward)
-        self.next_obs = convert(batch.next_obs)
+        self.next_obs: torch.Tensor | dict[str, torch.Tensor] = convert(batch.next_obs)
         self.discount: torch.Tensor = convert(batch.discount)
         self.terminated: torch.Tensor = convert(batch.terminated)
         self.truncated: torch.Tensor = convert(batch.truncated)

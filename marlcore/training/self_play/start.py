@@ -13,7 +13,7 @@ from ...spec import Field
 from ..blueprint import SelfPlayPlan, build_model, schedules_of
 from ..config import Config
 from ..names import actor_names
-from ..policies import AssignedPolicy
+from ..policies import AssignedPolicy, policy_names
 from ..routes import Routes
 from .anchors import make_anchors
 from .odds import LATEST, name_of
@@ -29,10 +29,10 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
     """The one policy of both agents. Raises ValueError: there are not two agents, or their policies differ."""
     if len(agents) != 2:
         raise ValueError(f"self_play: expected an environment of two agents, got {list(agents)}")
-    given = config.policies or dict.fromkeys(agents, POLICY)
-    if len(set(given.values())) > 1:
-        raise ValueError(f"self_play: expected one policy for both agents, got {given}")
-    return given
+    names = policy_names(list(agents), config.policies or dict.fromkeys(agents, POLICY))
+    if len(set(names.values())) > 1:
+        raise ValueError(f"self_play: expected one policy for both agents, got {names}")
+    return names
 
 
 def check_self_play(config: Config, policy: AssignedPolicy) -> None:

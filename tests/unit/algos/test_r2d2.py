@@ -53,7 +53,7 @@ def stepped_values(network, batch, held):
             for step in range(int(held[row].sum()) + 1):
                 here = (batch.obs, step) if step < held[row].sum() else (batch.next_obs, step - 1)
                 one = taken_from(*here, row)
-                found, state = network.step(one, state)
+                found, state = network(one, state)
                 values[row, step] = found[0]
                 if step < held[row].sum():
                     state = network.torso.acted(state, batch.action[row, step : step + 1])
@@ -142,9 +142,9 @@ def test_a_window_learns_nothing_from_its_burn_in():
     for change in (0.0, 5.0):
         torch.manual_seed(0)
         network, trainer = made_trainer(SMALL, spaces)
-        inputs = network.torso.inputs
-        network.torso.inputs = lambda obs, action, reward, state, same=inputs: same(obs, action, 0 * reward, state)
-        trainer.target.torso.inputs = network.torso.inputs
+        before_each = network.torso.before_each
+        network.torso.before_each = lambda action, reward, state, same=before_each: same(action, 0 * reward, state)
+        trainer.target.torso.before_each = network.torso.before_each
         other = copy.copy(batch)
         burnt = ~batch.mask & batch.valid[..., -1]
         other.reward = batch.reward + change * (burnt if change == 5.0 else 0)
@@ -228,7 +228,7 @@ def test_epsilon_and_masks_choose_the_actions():
     obs[MASK][:, 2] = False
     act = {"state": None, "mask": obs[MASK], "generator": np.random.default_rng(0)}
     greedy = hyper.act(model, obs, explore=None, **act)
-    values, _ = model.step(obs, None)
+    values, _ = model(obs, None)
     values[:, 2] = -np.inf
     np.testing.assert_array_equal(greedy.action, values.argmax(1))
     counts = np.bincount(hyper.act(model, obs, explore={"epsilon": 1.0}, **act).action, minlength=4)

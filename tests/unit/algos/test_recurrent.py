@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
+from rounding import rounding
 
-from marlcore.algos.recurrent import Recurrent
+from marlcore.algos.recurrent import Recurrent, unroll_burnt_in
 from marlcore.algos.recurrent_torso import PREVIOUS_ACTION, RecurrentTorso, state_fields
 from marlcore.algos.rescaling import rescaled, restored
 from marlcore.interfaces import PREVIOUS_REWARD
@@ -14,6 +15,8 @@ from marlcore.spaces import Spaces
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 ROWS, STEPS, INPUTS, UNITS = 4, 9, 5, 3
+# Each step sums over inputs, units and two biases, and takes three exponentials; no output or sum exceeds 10.
+CLOSE = rounding(STEPS * (INPUTS + UNITS + 2 + 3 * 4), 10.0)
 BOTH = pytest.mark.parametrize("kind", ["lstm", "gru"])
 
 
@@ -56,14 +59,14 @@ def numpy_of(state):
 def test_steps_and_windows_are_what_the_papers_write(kind):
     layer, x, state = made(kind)
     expected, last = plain_unroll(layer, x.double().numpy(), numpy_of(state))
-    window, after = layer.unroll(x, state)
-    np.testing.assert_allclose(window.detach(), expected, atol=1e-5)
+    window, after = layer(x, state)
+    np.testing.assert_allclose(window.detach(), expected, **CLOSE)
     for step in range(STEPS):
-        output, state = layer.step(x[:, step], state)
-        np.testing.assert_allclose(output.detach(), expected[:, step], atol=1e-5)
+        output, state = layer(x[:, step], state)
+        np.testing.assert_allclose(output.detach(), expected[:, step], **CLOSE)
     for name in layer.parts:
-        np.testing.assert_allclose(after[name].detach(), last[name], atol=1e-5)
-        np.testing.assert_allclose(state[name].detach(), last[name], atol=1e-5)
+        np.testing.assert_allclose(after[name].detach(), last[name], **CLOSE)
+        np.testing.assert_allclose(state[name].detach(), last[name], **CLOSE)
 
 
 @BOTH
@@ -71,8 +74,8 @@ def test_no_gradient_passes_through_the_burn_in_but_where_the_state_is_known(kin
     layer, x, state = made(kind)
     x.requires_grad_()
     known = torch.tensor([False, True, False, True])
-    burnt = layer.unroll_burnt_in(x, state, 4, known)
-    torch.testing.assert_close(burnt, layer.unroll(x, state)[0])
+    burnt, _ = unroll_burnt_in(layer, x, state, 4, known)
+    torch.testing.assert_close(burnt, layer(x, state)[0], **CLOSE)
     (gradient,) = torch.autograd.grad(burnt[:, 4:].sum(), x)
     reached = gradient.abs().sum(2) > 0
     assert reached[:, 4:].all()
@@ -85,7 +88,7 @@ def test_an_untrained_layer_keeps_its_state(kind):
     layer = Recurrent(kind, INPUTS, 200)
     x, name = torch.zeros(1, 3, INPUTS), layer.parts[-1]
     zero, one = torch.zeros(1, 200), torch.ones(1, 200)
-    ends = [layer.unroll(x, {"hidden": zero, name: state})[1][name] for state in (zero, one)]
+    ends = [layer(x, {"hidden": zero, name: state})[1][name] for state in (zero, one)]
     assert (ends[1] - ends[0]).mean().item() > 1 / 3
 
 
@@ -93,7 +96,7 @@ def test_windows_shorter_than_the_burn_in_are_seen_whole():
     layer, x, state = made("lstm")
     known = torch.ones(ROWS, dtype=torch.bool)
     for burn_in in (STEPS, STEPS + 3):
-        torch.testing.assert_close(layer.unroll_burnt_in(x, state, burn_in, known), layer.unroll(x, state)[0])
+        torch.testing.assert_close(unroll_burnt_in(layer, x, state, burn_in, known)[0], layer(x, state)[0], **CLOSE)
 
 
 def test_the_last_action_and_reward_are_inputs():
@@ -107,13 +110,15 @@ def test_the_last_action_and_reward_are_inputs():
         PREVIOUS_ACTION: torch.tensor([[1.0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]),
         PREVIOUS_REWARD: torch.tensor([7.0, 0.0]),
     }
-    found = torso.inputs(obs, action, reward, state).detach().numpy()
+    before = torso.before_each(action, reward, state)
+    found, _ = torso(obs.flatten(0, 1), before, lambda core, inputs, state: (inputs.view(2, 4, -1), state))
+    found = found.detach().numpy()
     one_hot = np.concatenate([np.eye(2)[action[..., 0]], np.eye(3)[action[..., 1]]], 2)
     actions = np.concatenate([state[PREVIOUS_ACTION][:, None].numpy(), one_hot], 1)
     rewards = np.concatenate([[[7.0], [0.0]], reward], 1)
     np.testing.assert_allclose(found[..., :2], obs)
     np.testing.assert_array_equal(found[..., 2:7], actions)
-    np.testing.assert_allclose(found[..., 7], plain_rescaled(rewards), rtol=1e-6)
+    np.testing.assert_allclose(found[..., 7], plain_rescaled(rewards), **rounding(10))
 
 
 @BOTH
@@ -121,14 +126,14 @@ def test_a_torsos_state_has_the_fields_of_a_row(kind):
     for action in (gym.Discrete(4, start=2), gym.MultiBinary(3), gym.Box(-1, 1, (2, 2), np.float32)):
         spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), action)
         torso, fields = RecurrentTorso(spaces, (6,), kind, UNITS), state_fields(spaces, kind, UNITS, 8)
-        _, state = torso.step(torch.randn(5, 2), None)
+        _, state = torso(torch.randn(5, 2), None)
         chosen = np.stack([action.sample() - getattr(action, "start", 0) for _ in range(5)])
         state = torso.acted(state, torch.from_numpy(chosen))
         assert {name: (part.shape[1:], part.dtype) for name, part in state.items()} == {
             name: (one.shape, torch.float32) for name, one in fields.items()
         }
         assert {one.every for one in fields.values()} == {8}
-        again, _ = torso.step(torch.randn(5, 2), state)
+        again, _ = torso(torch.randn(5, 2), state)
         assert again.shape == (5, UNITS)
 
 

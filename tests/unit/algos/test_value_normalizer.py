@@ -3,8 +3,8 @@
 import copy
 
 import numpy as np
-import pytest
 import torch
+from rounding import near, rounding
 
 from marlcore.algos.value_normalizer import ValueNormalizer
 
@@ -23,8 +23,9 @@ def test_the_statistics_are_debiased_averages_of_the_batches():
     deviation = np.sqrt(square - mean**2)
     values = torch.linspace(-5, 90, 7)
     expected = (values.numpy() - mean) / deviation
-    np.testing.assert_allclose(normalizer.normalized(values), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(normalizer.denormalized(normalizer.normalized(values)), values)
+    close = rounding(4, 90 + abs(mean))
+    np.testing.assert_allclose(normalizer.normalized(values), expected, **close)
+    torch.testing.assert_close(normalizer.denormalized(normalizer.normalized(values)), values, **close)
 
 
 def test_the_first_batch_counts_whole():
@@ -32,13 +33,13 @@ def test_the_first_batch_counts_whole():
     targets = torch.tensor([40.0, 60.0])
     assert torch.equal(normalizer.normalized(targets), targets)
     normalizer.update(targets)
-    assert normalizer.normalized(targets).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalizer.normalized(targets).tolist() == near([-1.0, 1.0], 4)
 
 
 def test_equal_targets_stay_finite():
     normalizer = ValueNormalizer(CPU)
     normalizer.update(torch.full((5,), 7.0))
-    assert normalizer.normalized(torch.tensor([7.0, 8.0])).tolist() == pytest.approx([0.0, 100.0], abs=1e-4)
+    assert normalizer.normalized(torch.tensor([7.0, 8.0])).tolist() == near([0.0, 100.0], 4, 7 / 1e-2)
 
 
 def test_an_heir_has_the_same_units():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import rounding
 
 from marlcore.kernels.categories import draw_category
 
@@ -15,6 +16,9 @@ def drawn(output, place, first=0, end=None):
     action, log_prob = np.full(len(place), -1), np.full(len(place), 0.25, np.float32)
     draw_category(output, first, output.shape[1] if end is None else end, np.asarray(place), action, log_prob)
     return action, log_prob - 0.25
+
+
+ROUNDED = rounding(2)  # to float32, when the quarter is added and subtracted
 
 
 def plain(output, place):
@@ -34,7 +38,7 @@ def test_draws_are_those_of_the_definition(values, scale, seed):
     output, place = (scale * rng.normal(size=(20, values))).astype(np.float32), rng.random(20)
     found, expected = drawn(output, place), plain(output, place)
     assert (found[0] == expected[0]).all()
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], **ROUNDED)
 
 
 def test_a_part_of_the_outputs_is_drawn_from_and_counted_from_its_first():
@@ -42,7 +46,7 @@ def test_a_part_of_the_outputs_is_drawn_from_and_counted_from_its_first():
     output, place = rng.normal(size=(50, 7)).astype(np.float32), rng.random(50)
     found, expected = drawn(output, place, 2, 5), plain(output[:, 2:5], place)
     assert (found[0] == expected[0]).all()
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], **ROUNDED)
 
 
 @pytest.mark.parametrize("place", [0.0, 0.5, LAST])

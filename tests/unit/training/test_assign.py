@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 import marlcore as mc
 from marlcore.spaces import Spaces
 from marlcore.training.policies import assign
+from marlcore.training.self_play.start import policies_in_self_play
 
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
 OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
@@ -48,3 +49,10 @@ def test_a_wrong_assignment_is_refused_in_one_line(case: str) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
         assign(spaces, policies, algorithm, 1)
     assert re.search(message, str(error.value)) and "\n" not in str(error.value)
+
+
+def test_self_play_takes_a_function_as_policies() -> None:
+    config = mc.Config(policies=lambda agent: "player")
+    assert policies_in_self_play(config, ("red", "blue")) == {"red": "player", "blue": "player"}
+    with pytest.raises(ValueError, match="self_play: expected one policy for both agents"):
+        policies_in_self_play(mc.Config(policies=str.upper), ("red", "blue"))

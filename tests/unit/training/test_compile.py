@@ -18,7 +18,7 @@ seen: list[Any] = []
 class Watched(mc.DQN):
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = super().make_trainer(model)
-        seen.append((model._compiled_call_impl, type(trainer._pass), trainer.target._compiled_call_impl))
+        seen.append((model._compiled_call_impl, type(trainer._passes.now()), trainer.target._compiled_call_impl))
         return trainer
 
 

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from numpy.typing import NDArray
+from rounding import rounding
 
 import marlcore as mc
 from marlcore.envs import vectorize
@@ -92,8 +93,9 @@ def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
     )
     with torch.no_grad():
         values = model(obs).numpy()
-    np.testing.assert_allclose(chosen.values["best"], values.max(1), rtol=1e-5)
-    np.testing.assert_allclose(chosen.values["taken"], values[np.arange(40), chosen.action], rtol=1e-5)
+    close = rounding(300, 10.0)  # layers of 128, 64 and, of IQN, 64 cosines
+    np.testing.assert_allclose(chosen.values["best"], values.max(1), **close)
+    np.testing.assert_allclose(chosen.values["taken"], values[np.arange(40), chosen.action], **close)
     assert (chosen.action != values.argmax(1)).any()
     assert algorithm.transition(spaces).extras == {"priority": Field()}
     chosen_source = algorithm.source(mc.ReplaySource(3, mc.Prioritized(0.7)))

@@ -1,0 +1,55 @@
+"""What docs/training.md shows, as a user's program that mypy --strict accepts; nothing runs it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import marlcore as mc
+
+
+def role(agent: str) -> str:
+    return "thief" if agent == "agent_0" else "guard"
+
+
+def stop_at(metric: mc.Metric) -> None:
+    print(metric.step, metric.agent, metric.name, metric.value)
+
+
+def trained() -> mc.Result:
+    mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000))
+    config = mc.Config(
+        seed=1,
+        policies=role,
+        learners={"guard": mc.LearnerConfig(n_step=1)},
+        learner=mc.LearnerConfig(gamma=0.95),
+        actor=mc.ActorConfig(envs=16),
+        exploration=mc.ExplorationConfig(epsilon="linear(1, 0.05, 50000)", schedules={"noise": "linear(1, 0, 9)"}),
+        run_dir="runs/demo",
+    )
+    mc.Config(policies={"agent_0": "thief", "agent_1": "guard"}, exploration=mc.ExplorationConfig(epsilon=0.1))
+    mc.Config(exploration=mc.ExplorationConfig(epsilon=lambda step: 1 / (1 + step)))
+    mc.Config(exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 50_000), schedules={"noise": 0.2}))
+    mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
+    return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
+
+
+def started() -> float:
+    with mc.start("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000)) as run:
+        run.status()
+        policy = run.policy("agent_0")
+        run.wait(timeout=600)
+        run.stop()
+    policy = mc.load_policy(run.run_dir, "agent_0", which="best")
+    action: int | np.ndarray[tuple[int, ...], np.dtype[np.generic]] = policy.act(np.zeros(4, np.float32))
+    policy.reset()
+    print(action)
+    return mc.evaluate(run.run_dir, episodes=10).mean["agent_0"]
+
+
+def replayed() -> torch.Tensor:
+    spec = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
+    with mc.ReplayBuffer.create(spec, 1_000) as replay:
+        batch = replay.sampler(8).sample().torch()
+    obs = batch.obs
+    return torch.cat(list(obs.values())) if isinstance(obs, dict) else obs

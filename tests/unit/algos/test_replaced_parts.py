@@ -1,0 +1,244 @@
+"""What is trained and acts is what stands in the model: replaced, hooked and changed parts, for every algorithm."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from rounding import rounding
+from torch import nn
+from updates import box_spaces, continuous_spaces, made_batch, made_obs
+from windows import made_windows
+
+import marlcore as mc
+from marlcore.algos.box import BoxActions
+from marlcore.algos.network import Network
+from marlcore.spaces import ALONE, JOINT, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+BOX = gym.Box(-9, 9, (3,), np.float32)
+MIXED = Spaces(gym.Dict({"image": gym.Box(0, 255, (32, 32), np.uint8), "count": gym.Discrete(3)}), gym.Discrete(2))
+SHARED = Spaces(gym.Dict({ALONE: BOX, JOINT: gym.Box(-9, 9, (6,), np.float32)}), gym.Discrete(2))
+OF_PPO = {"hidden": (8, 8), "batch_size": 24, "minibatch_size": 12, "epochs": 2, "learning_rate": 0.1}
+MEMORY = {"units": 6, "learning_rate": 0.1}
+R2D2 = {"hidden": (8, 8), "length": 12, "burn_in": 4, "period": 8, **MEMORY}
+
+
+@dataclass(frozen=True)
+class Replaced(mc.PPO):
+    """A user's own algorithm, whose model has other torsos."""
+
+    def make_model(self, spaces):
+        model = super().make_model(spaces)
+        model.acting.torso, model.critic.torso = (nn.Sequential(nn.Linear(3, 8), nn.Tanh()) for _ in range(2))
+        return model
+
+
+CASES = {
+    "dqn": (mc.DQN(hidden=(8, 8), learning_rate=0.1), box_spaces()),
+    "dqn of images": (mc.DQN(hidden=(8,), learning_rate=0.1), MIXED),
+    "iqn": (mc.IQN(hidden=(8, 8), n_cos=4, learning_rate=0.1), box_spaces()),
+    "ppo": (mc.PPO(**OF_PPO), box_spaces()),
+    "ppo, relu": (mc.PPO(**OF_PPO, activation="relu"), box_spaces()),
+    "derived ppo": (Replaced(**OF_PPO), box_spaces()),
+    "mappo": (mc.MAPPO(**OF_PPO), SHARED),
+    "td3": (mc.TD3(hidden=(8, 8), learning_rate=0.1), continuous_spaces()),
+    "sac": (mc.SAC(hidden=(8, 8), learning_rate=0.1), continuous_spaces()),
+    "recurrentppo": (mc.RecurrentPPO(**{**OF_PPO, **MEMORY}), box_spaces()),
+    "recurrentppo, gru": (mc.RecurrentPPO(**{**OF_PPO, **MEMORY}, cell="gru"), box_spaces()),
+    "r2d2": (mc.R2D2(**R2D2), box_spaces()),
+    "r2d2, gru": (mc.R2D2(**R2D2, cell="gru"), box_spaces()),
+}
+EACH = pytest.mark.parametrize("case", CASES)
+ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
+OF_LEARNERS = "acting.distribution"  # actors call its methods `sample` and `mode`
+NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their methods `encode` and `decode`
+
+
+class Counted(nn.Module):
+    """A part of a user: what it replaces, times a gain that is learned."""
+
+    def __init__(self, replaced):
+        super().__init__()
+        self.replaced = replaced
+        self.gain = nn.Parameter(torch.ones(()))
+        self.calls = 0
+
+    def forward(self, *args, **kwargs):
+        self.calls += 1
+        found = self.replaced(*args, **kwargs)
+        return (found[0] * self.gain, *found[1:]) if isinstance(found, tuple) else found * self.gain
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("replaced"), name)
+
+
+def parts_of(model):
+    """The names of the parts that are called."""
+    return [name for name, part in model.named_modules() if name and not isinstance(part, NOT_CALLED)]
+
+
+def acted(case, model):
+    hyper, spaces = CASES[case]
+    obs = made_obs(spaces, 4, np.random.default_rng(0))
+    explore = {"epsilon": 0.0, "noise": 0.1}
+    act = {"explore": explore, "state": None, "mask": None, "generator": np.random.default_rng(0)}
+    return hyper.act(getattr(model, "acting", model), obs, **act)
+
+
+@cache
+def batch_of(case):
+    hyper, spaces = CASES[case]
+    if isinstance(hyper, mc.R2D2):
+        return made_windows(hyper, spaces, 6).torch()
+    batch = made_batch(spaces, 24)
+    if isinstance(hyper, mc.PPO):
+        batch.continues = torch.arange(24) % 6 < 5
+        batch.extras = {
+            name: torch.from_numpy(np.random.default_rng(0).normal(-1, 0.1, (24, *field.shape)).astype(np.float32))
+            for name, field in hyper.transition(spaces).extras.items()
+        }
+        batch.numbers = {"learning_rate": 0.1, "entropy_coefficient": 0.01}
+    return batch
+
+
+def learnt(case, trainer):
+    for _ in range(2 if case == "td3" else 1):  # its policy learns at each second update
+        trainer.update(copy.copy(batch_of(case)))
+
+
+@EACH
+def test_a_replaced_part_is_called_and_learns(case):
+    """Each part at every level is replaced, alone, in a model that was called before."""
+    hyper, spaces = CASES[case]
+    original = hyper.make_model(spaces)
+    acted(case, original)
+    in_acting = {id(part) for part in getattr(original, "acting", original).modules()}
+    for name in parts_of(original):
+        acts = id(original.get_submodule(name)) in in_acting and name != OF_LEARNERS
+        model = copy.deepcopy(original)
+        acted(case, model)
+        part = Counted(model.get_submodule(name))
+        model.set_submodule(name, part)
+        acted(case, model)
+        assert (part.calls > 0) == acts, name
+        part.calls = 0
+        trainer = hyper.make_trainer(model)
+        learnt(case, trainer)
+        assert part.calls > 0, name
+        assert part.gain.item() != 1.0 or name == ENCODED_BY_ACTORS, name
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # for layers of the observation
+def test_hooks_of_every_part_are_called(case):
+    """In a model that was called before, and after an update without hooks."""
+    hyper, spaces = CASES[case]
+    model = hyper.make_model(spaces)
+    trainer = hyper.make_trainer(model)
+    learnt(case, trainer)
+    acted(case, model)
+    called = {kind: set() for kind in ("before", "after", "backward")}
+    for name in parts_of(model):
+        part = model.get_submodule(name)
+        part.register_forward_pre_hook(lambda *_, name=name: called["before"].add(name))
+        part.register_forward_hook(lambda *_, name=name: called["after"].add(name))
+        if any(True for _ in part.parameters()):
+            part.register_full_backward_hook(lambda *_, name=name: called["backward"].add(name))
+    trained = {name for name in parts_of(model) if any(True for _ in model.get_submodule(name).parameters())}
+    acted(case, model)
+    assert called["before"] == called["after"] and called["before"]
+    learnt(case, trainer)
+    assert called == {"before": set(parts_of(model)), "after": set(parts_of(model)), "backward": trained}
+
+
+def twice_the_output(layer):
+    layer.register_forward_hook(lambda _layer, _inputs, output: 2 * output)
+
+
+def doubled_forward(layer):
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+
+
+def doubled_weights(layer):
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled())
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+class DoubleLinear(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def another_class(layer):
+    layer.__class__ = DoubleLinear
+
+
+@pytest.mark.parametrize("change", [twice_the_output, doubled_forward, doubled_weights, another_class])
+@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy], ids=["itself", "a copy"])
+def test_a_change_of_a_layer_counts_at_the_next_call(change, copied):
+    model, obs = mc.DQN(hidden=(8, 8), dueling=False).make_model(box_spaces()), torch.randn(4, 3)
+    before = model(obs)
+    change(model.head.output)
+    assert torch.equal(copied(model)(obs), 2 * before)
+
+
+def test_a_hook_for_all_modules_is_called():
+    model, obs = mc.PPO(hidden=(8, 8)).make_model(box_spaces()), torch.randn(4, 3)
+    model.acting(obs)
+    seen = []
+    with nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(type(part))):
+        model.acting(obs)
+    assert seen.count(nn.Linear) == 3
+    model.acting(obs)
+    assert seen.count(nn.Linear) == 3
+
+
+def test_a_changed_class_is_used(monkeypatch):
+    model, obs = mc.PPO(hidden=(8, 8)).make_model(box_spaces()), torch.randn(4, 3)
+    before = model.acting(obs)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: plain(layer, x) + 1)
+    assert (model.acting(obs) != before).all()
+    assert (copy.deepcopy(model).acting(obs) == model.acting(obs)).all()
+
+
+def test_a_parts_own_output_is_not_changed():
+    """An activation that changed its input in place would change the batch, or what a part needs for its gradient."""
+    model, obs = mc.PPO(hidden=(3, 3), activation="relu").make_model(box_spaces()), -torch.ones(4, 3)
+    model.acting.torso.dense.layers[0] = nn.Identity()
+    model.acting.torso.dense.layers[1] = nn.Sigmoid()
+    model.acting(obs).sum().backward()
+    assert torch.equal(obs, -torch.ones(4, 3))
+
+
+@EACH
+def test_operations_are_the_modules(case, monkeypatch):
+    """Calls through all modules choose the same actions and give the same metrics, also in copies and from pickles."""
+    hyper, spaces = CASES[case]
+    original, found = hyper.make_model(spaces), []
+    acted(case, original)
+    for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        model = copied(original)
+        torch.manual_seed(0)
+        update = hyper.make_trainer(model).update(copy.copy(batch_of(case)))
+        metrics = [float(update.metrics[name]) for name in ("loss", "grad_norm")]
+        found.append((acted(case, copied(original)).action, metrics))
+        monkeypatch.setattr(Network, "plan", lambda self: None)
+    # Sums over 24 rows, 12 steps and about 60 numbers, there and back
+    np.testing.assert_allclose(*(action for action, _ in found), **rounding(60, 100.0))
+    np.testing.assert_allclose(*(metrics for _, metrics in found), **rounding(2000, 10.0))
