@@ -6,8 +6,9 @@ workers' code: callers pass callables, and the names of modules to preload.
 """
 
 from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
-from .forkserver import ForkServer, end_with_parent
+from .forkserver import ForkServer
 from .group import PRELOAD, WorkerContext, Workers
+from .pdeathsig import end_with_parent
 from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor

@@ -1,12 +1,11 @@
 """A fork server: a process that has imported the workers' modules, so that a worker starts in milliseconds.
 
 It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
-parent dies, the kernel kills the fork server and every worker (`PR_SET_PDEATHSIG`).
+parent dies, the kernel kills the fork server and every worker: see pdeathsig.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import logging
@@ -19,11 +18,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
@@ -33,11 +32,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..errors import MarlcoreError
+from .pdeathsig import end_with_parent, start_child
 from .signals import STOPPING, outlive_signals
 
-__all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
+__all__ = ["ForkServer", "Forked", "leave", "read_status", "readable", "serve"]
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
 STARTS = 4  # of the server, before the error after repeated deaths
@@ -50,9 +49,9 @@ _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
 import sys
-sys.path[:] = sys.argv[5:]
+sys.path[:] = sys.argv[4:]
 from marlcore.processes.forkserver import serve
-serve(*map(int, sys.argv[1:4]), sys.argv[4].split())
+serve(*map(int, sys.argv[1:3]), sys.argv[3].split())
 """
 
 
@@ -94,7 +93,7 @@ class ForkServer:
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = start_program(theirs.fileno(), self._preload)
+                self._process = start_child(partial(start_program, theirs.fileno(), self._preload))
 
     @property
     def ready(self) -> bool:
@@ -201,12 +200,11 @@ class ForkServer:
 def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    is_main = threading.current_thread() is threading.main_thread()
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
             [get_executable(), *flags, "-c", _PROGRAM]
-            + [str(channel), str(os.getpid()), str(int(is_main)), " ".join(preload)]
+            + [str(channel), str(os.getpid()), " ".join(preload)]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
             # A file opened there would otherwise get the number of a closed stream.
@@ -246,18 +244,10 @@ def read_status(pipe: int) -> int | None:
     return _NUMBER.unpack(data)[0] if data else None
 
 
-def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, whatever state either is in."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the prctl
-        os._exit(1)
-
-
-def serve(channel: int, parent: int, started_by_main_thread: int, preload: list[str]) -> None:
+def serve(channel: int, parent: int, preload: list[str]) -> None:
     """Runs the server."""
+    end_with_parent(parent)
     pidfd = os.pidfd_open(parent)
-    if started_by_main_thread:
-        end_with_parent(parent)  # PR_SET_PDEATHSIG fires when the starting thread ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
     for module in preload:
         import_module(module)

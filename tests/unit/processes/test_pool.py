@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -198,3 +199,33 @@ def test_large_requests_and_replies_never_wait_for_each_other(pool: Callable[...
     watchdog.cancel()
     watchdog.join()
     assert sorted(answered) == [*range(12)]
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionResetError, OSError])
+@pytest.mark.parametrize("call", ["send_bytes", "recv_bytes"])
+def test_what_a_signal_handler_raises_passes_through(
+    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
+) -> None:
+    """Also in the middle of a message: the calls after it give every answer, and each once."""
+
+    def handler(*_: Any) -> None:
+        monkeypatch.undo()
+        raise error("the program's own limit")
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    one = pool(make, 2)
+    one.ask(0, b"zero")
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        monkeypatch.setattr(Connection, {"send_bytes": "_send", "recv_bytes": "_recv"}[call], interrupted)
+        with pytest.raises(error, match="own limit"):
+            one.ask(1, b"one")
+            one.replies(None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    one.ask(1, b"one")
+    assert {text for _, text in answers(one, 2).values()} == {b"zero", b"one"}
+    assert one.replies(0.0) == [] and one.free == 2
+
