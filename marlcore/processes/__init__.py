@@ -13,7 +13,7 @@ from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
-from .worker import WorkerProcess, check_picklable, reason_of
+from .worker import WorkerProcess, check_picklable, leave_if_forked, reason_of
 
 __all__ = [
     "BEATS",
@@ -40,5 +40,6 @@ __all__ = [
     "Workers",
     "check_picklable",
     "end_with_parent",
+    "leave_if_forked",
     "reason_of",
 ]

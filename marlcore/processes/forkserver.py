@@ -31,9 +31,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ..errors import MarlcoreError
+from ..errors import MarlcoreError, suppress_failed_calls
 from .pdeathsig import end_with_parent, start_child
 from .signals import STOPPING, outlive_signals
+from .title import show_title
 
 __all__ = ["ForkServer", "Forked", "leave", "read_status", "readable", "serve"]
 
@@ -43,6 +44,7 @@ STARTS = 4  # of the server, before the error after repeated deaths
 BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
+_CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
 log = logging.getLogger(__name__)
 
 _NUMBER = struct.Struct("=q")
@@ -138,12 +140,11 @@ class ForkServer:
                 channel = self._start()
                 socket.send_fds(channel, [_FORK], fds)
                 return self._answer(channel, REPLY_S)
-            except (_Gone, ConnectionError) as error:
-                self.close()
-                reason = error
-            except BaseException:
+            except BaseException as error:
                 self.close()  # its answer would reach the wrong request
-                raise
+                if not isinstance(error, _Gone) and getattr(error, "errno", None) not in _CLOSED:
+                    raise
+                reason = error
             if failed < STARTS:
                 self._pause(BACKOFF_S * 2 ** (failed - 1))
         raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
@@ -152,7 +153,7 @@ class ForkServer:
         """Sleeps before a restart. Raises InterruptedError: `hurry` returned True."""
         for _ in range(round(seconds / LOOK_S)):
             if self._hurry():
-                raise InterruptedError("told to stop while the process that forks workers was to be started again")
+                raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was restarted")
             time.sleep(LOOK_S)
 
     def _answer(
@@ -166,7 +167,7 @@ class ForkServer:
                     raise _Gone("it ended")
                 return _NUMBER.unpack(answer)[0], fds
             if hurry():
-                raise InterruptedError("told to stop while the process that forks workers was starting")
+                raise InterruptedError(errno.EINTR, "told to stop while the process that forks workers was starting")
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _start(self) -> socket.socket:
@@ -217,10 +218,9 @@ def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[byte
 
 
 def _is_inherited(fd: int) -> bool:
-    try:
+    with suppress_failed_calls(errno.EBADF):
         return os.get_inheritable(fd)
-    except OSError:
-        return False
+    return False
 
 
 def _receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
@@ -247,6 +247,7 @@ def read_status(pipe: int) -> int | None:
 def serve(channel: int, parent: int, preload: list[str]) -> None:
     """Runs the server."""
     end_with_parent(parent)
+    show_title("fork server")
     pidfd = os.pidfd_open(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
     for module in preload:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from ..errors import ClosedError
-from ..processes import BEATS, Control, Telemetry
+from ..processes import BEATS, Control, Telemetry, leave_if_forked
 from .blueprint import Blueprint
 
 __all__ = ["WAIT_S", "Worker"]
@@ -21,6 +22,7 @@ class Worker:
 
     def __init__(self, name: str, blueprint: Blueprint) -> None:
         self.name = name
+        self._pid = os.getpid()
         self.control = Control.attach(blueprint.control)
         self.counters = self.control.workers[name]
         self._beats = self.counters.load(BEATS)
@@ -33,11 +35,13 @@ class Worker:
 
     def hold(self, thing: Any) -> Any:
         """Closes `thing` at the end, before things held earlier."""
+        leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
         self._held.callback(thing.close)
         return thing
 
     def beat(self) -> None:
         """Advances the heartbeat, so that the parent sees no hang."""
+        leave_if_forked(self._pid)
         self._beats += 1
         self.counters.store(BEATS, self._beats)
 
@@ -58,4 +62,5 @@ class Worker:
 
     def close(self) -> None:
         """Closes everything held, even if one closing fails."""
+        leave_if_forked(self._pid)
         self._held.close()
