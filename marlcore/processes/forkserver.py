@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import resource_tracker, util
@@ -112,9 +112,12 @@ class ForkServer:
             InterruptedError: `hurry` returned True.
             MarlcoreError: the server died at each start.
         """
-        task = os.memfd_create("marlcore-task")
-        ended, status = os.pipe()
-        try:
+        with ExitStack() as at_end, ExitStack() as unless_forked:
+            task = os.memfd_create("marlcore-task")
+            at_end.callback(os.close, task)
+            ended, status = os.pipe()
+            at_end.callback(os.close, status)
+            unless_forked.callback(os.close, ended)
             with os.fdopen(os.dup(task), "wb") as file:
                 pickle.dump((function, args), file)
             # multiprocessing's resources in a worker get the parent's tracker, as if the worker were spawned.
@@ -125,13 +128,8 @@ class ForkServer:
                 raise OSError(-number, os.strerror(-number))
             if not fds:
                 raise OSError(errno.EMFILE, "no descriptor is left for a worker's process")
+            unless_forked.pop_all()
             return Forked(number, fds[0], ended)
-        except BaseException:
-            os.close(ended)
-            raise
-        finally:
-            os.close(task)
-            os.close(status)
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """The server's answer; restarts the server if it is gone."""

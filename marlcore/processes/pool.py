@@ -23,7 +23,7 @@ import cloudpickle
 from ..errors import WorkerFailed
 from .forkserver import ForkServer, leave
 from .signals import Interrupts
-from .worker import ChildProcess, enter, has_ended, leave_if_forked, surroundings
+from .worker import ChildProcess, enter, has_ended, leave_if_forked, needing_descriptors, surroundings
 
 __all__ = ["Answer", "Pool"]
 
@@ -214,11 +214,12 @@ class _Process(ChildProcess):
     """
 
     def __init__(self, server: ForkServer, name: str, make: bytes) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
+        with needing_descriptors(name):
+            self.connection, theirs = multiprocessing.Pipe()
         self.key: int | None = None
         self.is_out_of_step = False
         try:
-            with theirs:
+            with theirs, needing_descriptors(name):
                 super().__init__(name, server.fork(theirs.fileno(), _answer, surroundings(name), make))
         except BaseException:
             self.connection.close()

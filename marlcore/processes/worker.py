@@ -11,7 +11,8 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import EnvironmentFailed, suppress_failed_calls
+from ..memory import too_many_files
 from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 from .title import show_title
 
@@ -31,6 +33,7 @@ __all__ = [
     "enter",
     "has_ended",
     "leave_if_forked",
+    "needing_descriptors",
     "reason_of",
     "surroundings",
     "wait_any",
@@ -103,6 +106,17 @@ class ChildProcess:
         return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
 
 
+@contextmanager
+def needing_descriptors(name: str) -> Iterator[None]:
+    """Names the worker in the OSError for too many open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise OSError(error.errno, str(too_many_files(name))) from None
+
+
 class WorkerProcess(ChildProcess):
     """One worker in its own process.
 
@@ -121,9 +135,10 @@ class WorkerProcess(ChildProcess):
     ) -> None:
         """Raises OSError: the system cannot start another process."""
         task = cloudpickle.dumps(work)
-        self._errors, child_end = multiprocessing.Pipe(duplex=False)
+        with needing_descriptors(name):
+            self._errors, child_end = multiprocessing.Pipe(duplex=False)
         try:
-            with child_end:
+            with child_end, needing_descriptors(name):
                 # The worker unpickles the task, so that an error in it is reported as the worker's.
                 process = server.fork(child_end.fileno(), _work, surroundings(name), name, prepare, task)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -103,6 +104,25 @@ def test_a_workers_fork_reports_nothing(fork_server: ForkServer, raises: bool) -
         assert worker.failure() is None
         with pytest.raises(EOFError):  # it said "done" once
             worker._errors.recv()
+
+
+@pytest.mark.parametrize("left", [0, 3, 5])
+def test_too_few_descriptors_are_one_clear_line(fork_server: ForkServer, left: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(left):
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="actor-0: expected a free file descriptor, got none below the limit of 256"):
+            WorkerProcess(fork_server, "actor-0", bool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
 
 
 def test_ps_names_a_worker_and_its_server(fork_server: ForkServer) -> None:
