@@ -5,8 +5,10 @@ Bad arguments raise ValueError or TypeError, as usual in Python.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 __all__ = [
     "CallbackFailed",
@@ -25,6 +27,7 @@ __all__ = [
     "UsedByTwoThreads",
     "WorkerFailed",
     "WorldModelFailed",
+    "pass_on_from_handler",
     "suppress_failed_calls",
 ]
 
@@ -144,6 +147,15 @@ class CallbackFailed(WorkerFailed):
 
     def __reduce__(self) -> tuple[type[CallbackFailed], tuple[object, ...]]:  # type: ignore[override]
         return CallbackFailed, (self.what, self.state, self.traceback, self.worker)
+
+
+def pass_on_from_handler(error: Exception) -> None:
+    """Raises `error` again if one of the program's signal handlers raised it, for code that expects any exception."""
+    handlers = [signal.getsignal(signum) for signum in signal.valid_signals()]
+    handlers += [type(handler).__call__ for handler in handlers if callable(handler)]
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    if any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
+        raise error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import EnvironmentFailed, suppress_failed_calls
+from ..errors import EnvironmentFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 from .title import show_title
@@ -202,6 +202,7 @@ def check_picklable(**things: Any) -> None:
         try:
             cloudpickle.dumps(thing)
         except Exception as error:  # a class's own pickling may raise anything
+            pass_on_from_handler(error)
             reason = str(error).partition("\n")[0]
             raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
 
