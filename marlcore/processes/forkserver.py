@@ -354,7 +354,9 @@ def _run(task: int, report: int, tracker: int) -> None:
         with os.fdopen(task, "rb") as file:
             file.seek(0)
             function, args = pickle.load(file)
-        function(Connection(report), *args)
+        connection = Connection(report)
+        os.register_at_fork(after_in_child=connection.close)  # else the parent would not see the end of this process
+        function(connection, *args)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

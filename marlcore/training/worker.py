@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ..errors import ClosedError
+from ..memory import invalidate_after_fork
 from ..processes import BEATS, Control, Telemetry, leave_if_forked
 from .blueprint import Blueprint
 
@@ -23,6 +24,8 @@ class Worker:
     def __init__(self, name: str, blueprint: Blueprint) -> None:
         self.name = name
         self._pid = os.getpid()
+        self._is_fork = False
+        invalidate_after_fork(self)
         self.control = Control.attach(blueprint.control)
         self.counters = self.control.workers[name]
         self._beats = self.counters.load(BEATS)
@@ -39,9 +42,14 @@ class Worker:
         self._held.callback(thing.close)
         return thing
 
+    def forked(self) -> None:
+        """In a process that the environment forked: `beat` and the other methods end it."""
+        self._is_fork = True
+
     def beat(self) -> None:
         """Advances the heartbeat, so that the parent sees no hang."""
-        leave_if_forked(self._pid)
+        if self._is_fork:
+            leave_if_forked(self._pid)
         self._beats += 1
         self.counters.store(BEATS, self._beats)
 

@@ -247,9 +247,22 @@ def test_a_fork_of_a_process_answers_nothing(pool: Callable[..., Pool]) -> None:
 
 
 def test_a_process_that_dies_in_its_reply_is_replaced(pool: Callable[..., Pool]) -> None:
-    one = pool(make, 1)
-    one.ask(1, b"x" * (4 << 20))  # fits into no socket's buffer
+    """Also if a fork of it lives on, which must not keep the connection open."""
+
+    def forking() -> Callable[[bytes], bytes]:
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+        return lambda request: b"%d " % fork + request
+
+    one, forks, large = pool(forking, 1), [], b"x" * (4 << 20)  # fits into no socket's buffer
+    one.ask(0, b"")
+    forks.append(answers(one, 1)[0][0])
+    one.ask(1, large)
     [process] = one._processes
     assert process.connection.poll(None)
     process.kill()
-    assert answers(one, 1)[1] != (process.pid, b"x" * (4 << 20)) and one.free == 1
+    fork, reply = answers(one, 1)[1]
+    assert reply == large and fork not in forks and one.free == 1
+    for pid in (*forks, fork):
+        os.kill(pid, signal.SIGKILL)
