@@ -170,6 +170,21 @@ int mc_file_close(struct mc_file *file);
 /* Allocates every byte of a file, without writing to it. 0, -errno. */
 int mc_file_allocate(int fd, int64_t nbytes);
 
+/* ---- mappings: each belongs to a struct that exists before it ---- */
+
+struct mc_mapping {   /* private to a process; one thread opens it */
+    uint8_t *address; /* NULL: none */
+    uint64_t nbytes;
+};
+
+/* Maps the first nbytes of a file, shared. 0, -errno. */
+int mc_mapping_open(struct mc_mapping *mapping, int fd, uint64_t nbytes, int writable);
+/* Any thread. Unmaps the memory, if mapped. */
+void mc_mapping_close(struct mc_mapping *mapping);
+/* In a forked child, with the file's descriptor. Puts a private copy, made as it is written to, in the
+ * mapping's place, so that the child neither holds the file's locks nor changes the file. 0, -errno. */
+int mc_mapping_detach(struct mc_mapping *mapping, int fd);
+
 /* ---- locks: the kernel releases them when their holder dies ---- */
 
 /* Locks one byte for an open file description. 0, -EAGAIN if another one holds it, -errno. */

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-SOURCES = ["copy.c", "files.c", "futex.c", "lane.c", "locks.c", "transition.c", "vector.c", "words.c"]
+SOURCES = ["copy.c", "files.c", "futex.c", "lane.c", "locks.c", "mapping.c", "transition.c", "vector.c", "words.c"]
 
 root = Path(__file__).parent
 declarations = "\n".join(line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from .errors import suppress_failed_calls
 
 __all__ = ["MemoryLimit", "cpu_quota", "memory_limit", "processors"]
 
@@ -53,10 +54,9 @@ def processors() -> int:
 
 def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
     """The directories, for one controller, of this process's groups and their ancestors."""
-    try:
+    lines: list[str] = []
+    with suppress_failed_calls():  # no /proc, or a kernel without control groups
         lines = own.read_text().splitlines()
-    except OSError:  # no /proc, or a kernel without control groups
-        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -75,7 +75,7 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
 
 def _memory_limits(group: Path) -> Iterator[MemoryLimit]:
     for limit_file, used_file, cache_key in _MEMORY_FILES:
-        with contextlib.suppress(OSError):  # a group of the other version, or one without this controller
+        with suppress_failed_calls():  # a group of the other version, or one without this controller
             text = (group / limit_file).read_text().strip()
             if text == "max" or int(text) >= _UNLIMITED:
                 continue
@@ -85,11 +85,11 @@ def _memory_limits(group: Path) -> Iterator[MemoryLimit]:
 
 
 def _cpu_quotas(group: Path) -> Iterator[float]:
-    with contextlib.suppress(OSError):
+    with suppress_failed_calls():
         quota, period = (group / "cpu.max").read_text().split()
         if quota != "max":
             yield int(quota) / int(period)
-    with contextlib.suppress(OSError):
+    with suppress_failed_calls():
         us = int((group / "cpu.cfs_quota_us").read_text())
         if us > 0:
             yield us / int((group / "cpu.cfs_period_us").read_text())

@@ -5,6 +5,11 @@ Bad arguments raise ValueError or TypeError, as usual in Python.
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+
 __all__ = [
     "CallbackFailed",
     "ClosedError",
@@ -18,9 +23,12 @@ __all__ = [
     "SegmentNotFound",
     "SharedMemoryFull",
     "StaleHandle",
+    "TimedOut",
     "UsedByTwoThreads",
     "WorkerFailed",
     "WorldModelFailed",
+    "pass_on_from_handler",
+    "suppress_failed_calls",
 ]
 
 
@@ -58,6 +66,10 @@ class NotEnoughMemory(MarlcoreError, MemoryError):
 
 class StaleHandle(MarlcoreError):
     """A handle names a segment that was replaced, or an object crossed a fork."""
+
+
+class TimedOut(MarlcoreError, TimeoutError):
+    """A wait of marlcore took longer than its timeout; a TimeoutError of a signal handler is another error."""
 
 
 class UsedByTwoThreads(MarlcoreError, RuntimeError):
@@ -135,3 +147,26 @@ class CallbackFailed(WorkerFailed):
 
     def __reduce__(self) -> tuple[type[CallbackFailed], tuple[object, ...]]:  # type: ignore[override]
         return CallbackFailed, (self.what, self.state, self.traceback, self.worker)
+
+
+def pass_on_from_handler(error: Exception) -> None:
+    """Raises `error` again if one of the program's signal handlers raised it, for code that expects any exception."""
+    handlers = [signal.getsignal(signum) for signum in signal.valid_signals()]
+    handlers += [type(handler).__call__ for handler in handlers if callable(handler)]
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    if any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
+        raise error
+
+
+@contextmanager
+def suppress_failed_calls(*codes: int) -> Iterator[None]:
+    """Ends the block silently at a failed system call with one of these errnos, or with any if none is named.
+
+    TimeoutError, ConnectionError and others are OSErrors too. One that a signal handler raises has no errno, and passes
+    through.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (codes and error.errno not in codes):
+            raise

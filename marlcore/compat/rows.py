@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import TimedOut
 from ..memory import WAIT_SLICE_S, LaneClaim, NativeLanes, NativeWriter, add_lock
 from ..transitions import Place, RecordLayout
 
@@ -103,7 +104,7 @@ class RowWriter:
         began = time.monotonic()
         while code in (-errno.EAGAIN, -errno.EINTR):
             if time.monotonic() >= began + self._patience_s:
-                raise TimeoutError(f"add: another process stayed inside its own add for {self._patience_s} seconds")
+                raise TimedOut(f"add: another process stayed inside its own add for {self._patience_s} seconds")
             code = append()
         if code < 0:
             raise self._native.fail(code)

@@ -85,6 +85,8 @@ def cache_directory() -> Path | None:
         _drop_stale(path)
         return path
     except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # a signal handler's
+            raise
         _log.warning(
             "kernels cannot be kept on disk, so that each process compiles them again, for about half a minute: "
             "set NUMBA_CACHE_DIR to a directory that can be written (%s)",

@@ -6,7 +6,7 @@ It knows nothing of transitions, weights or learning, and it blocks only callers
 """
 
 from .atomic import replace_file
-from .files import File
+from .files import File, too_many_files
 from .fork import invalidate_after_fork
 from .guard import one_thread, refuse_second
 from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
@@ -70,6 +70,7 @@ __all__ = [
     "slot_lock",
     "survey_names",
     "survey_segments",
+    "too_many_files",
     "try_lock",
     "writer_lock",
 ]

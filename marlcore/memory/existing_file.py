@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 import time
 from pathlib import Path
 
-from ..errors import SegmentCorrupt, SegmentNotFound, SharedMemoryFull
-from .files import File, same_file, too_many_files
+from ..errors import SegmentCorrupt, SegmentNotFound
+from .files import File, same_file
 from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 
-__all__ = ["check_allocated", "map_file", "open_named"]
+__all__ = ["check_allocated", "open_named"]
 
 SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 
@@ -97,17 +96,3 @@ def _allocate(file: File, nbytes: int, path: Path) -> None:
             raise
         raise SegmentCorrupt(f"{path}: expected a file without holes, got one on a file system that cannot fill them; "
                              "copy it with `cp --sparse=never`") from None  # fmt: skip
-
-
-def map_file(fd: int, path: Path, nbytes: int, writable: bool) -> mmap.mmap:
-    """Maps the file. Raises SharedMemoryFull: no address space. MarlcoreError: no descriptor for the mapping's copy."""
-    try:
-        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            raise SharedMemoryFull(
-                f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
-            ) from None
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise too_many_files(path) from None
-        raise

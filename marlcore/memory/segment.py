@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, StaleHandle
-from .existing_file import check_allocated, map_file, open_named
+from .existing_file import check_allocated, open_named
 from .files import File, same_file
 from .fork import invalidate_after_fork
 from .header import Header
+from .mapping import Mapping
 from .native import is_locked, try_lock
 from .new_file import Put, give_name, hold, lasting, open_nameless, write_header_and_body
 from .space import SHM_DIR, noticing_full
@@ -61,8 +62,8 @@ class Segment:
         self.description = header.description
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
-        mapping = map_file(file.fd, path, self.nbytes, writable)
-        self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
+        self._mapping = Mapping(file.fd, path, self.nbytes, writable)
+        self.body: NDArray[np.uint8] = self._mapping.bytes()[header.header_bytes :]
         self._file = file
         self._closed: str | None = None
         invalidate_after_fork(self)
@@ -182,13 +183,16 @@ class Segment:
             again.close()
 
     def forked(self) -> None:
-        """In a forked child: releases the segment, and makes later use raise."""
+        """In a forked child: releases the segment, and makes later use raise; arrays of its bytes stay valid."""
+        if self._closed is None:
+            self._mapping.detach(self._file.fd)
         self._let_go("it was opened before a fork; attach to its handle in the child")
 
     def _let_go(self, why: str) -> None:
         """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""
         self._closed = self._closed or why
         vars(self).pop("body", None)
+        vars(self).pop("_mapping", None)
         self._file.close()
 
 

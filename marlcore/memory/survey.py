@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import suppress_failed_calls
 from .files import File, same_file, too_many_files
 from .locks import SEGMENT_LOCK
 from .native import is_locked, try_lock
@@ -87,9 +88,9 @@ def _names(directory: Path) -> list[str]:
 
 def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
     """See `survey_names`; None if the file is gone, belongs to another user or is not a regular file."""
-    try:
+    with suppress_failed_calls():
         file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    if file.fd < 0:
         return None
     status = os.fstat(file.fd)
     if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import cgroup
 from ..checks import came, check_whole
+from ..notices import shown_with
 from .crew import Crew
 from .expansion import Expansion
 from .exploration import explore
@@ -66,16 +67,17 @@ def build_graph(
     profiles = Profiles.of(model)
     model.reset()
     root = _hashable(model.get_state())
-    with ExitStack() as held:
-        watch = _Watch(headroom, held.enter_context(Progress(progress)))
-        crew = held.enter_context(closing(Crew(model, profiles, root, workers, batch))) if workers > 1 else None
-        found = explore(model, profiles, root, crew, watch.look)
-    model.set_state(root)
-    headroom.check(len(found.states), found.nbytes)
-    edges = Edges.of(found.first, np.asarray(found.successor))
-    order = topological_order(found.states, edges)
-    level = longest_paths(edges, order) if level_fct is None else given_levels(found.states, edges, level_fct)
-    return Graph.of(found, order, level, profiles, dtype)
+    with shown_with(progress):
+        with ExitStack() as held:
+            watch = _Watch(headroom, held.enter_context(Progress(progress)))
+            crew = held.enter_context(closing(Crew(model, profiles, root, workers, batch))) if workers > 1 else None
+            found = explore(model, profiles, root, crew, watch.look)
+        model.set_state(root)
+        headroom.check(len(found.states), found.nbytes)
+        edges = Edges.of(found.first, np.asarray(found.successor))
+        order = topological_order(found.states, edges)
+        level = longest_paths(edges, order) if level_fct is None else given_levels(found.states, edges, level_fct)
+        return Graph.of(found, order, level, profiles, dtype)
 
 
 class _Watch:

@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SegmentCorrupt
+from ..errors import SegmentCorrupt, pass_on_from_handler
 from ..memory import Segment, Shared, replace_file
 from .expansion import Expansion
 from .layout import Layout
@@ -207,6 +207,7 @@ def _pickle(states: list[Any]) -> bytes:
         pickled: bytes = cloudpickle.dumps(states)
         return pickled
     except Exception as error:  # a class's own pickling may raise anything
+        pass_on_from_handler(error)
         reason = f"{type(error).__name__}: {error}"
         raise TypeError(f"states: expected something that can be pickled ({reason})") from error
 

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import pass_on_from_handler
 from ..kernels.backup import ACHIEVED, OFFERED
 from ..memory import LINE, Segment, Shared
 from .goals import Goal, GoalTable
@@ -131,6 +132,7 @@ def _pickle(goals: dict[int, list[Goal]]) -> bytes:
         pickled: bytes = cloudpickle.dumps(goals)
         return pickled
     except Exception as error:  # a class's own pickling may raise anything
+        pass_on_from_handler(error)
         raise TypeError(
             f"goals: expected something that can be pickled, got {type(error).__name__}: {error}"
         ) from error

@@ -36,7 +36,9 @@ class Progress:
             if self._stream is not None:
                 self._stream.write(text)
                 self._stream.flush()
-        except OSError:  # the terminal was closed
+        except OSError as error:  # the terminal was closed
+            if error.errno is None:  # a signal handler's
+                raise
             self._stream = None
 
     def __enter__(self) -> Progress:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
 
-from ..errors import CallbackFailed
+from ..errors import CallbackFailed, pass_on_from_handler
 from ..processes import Pool
 from .graph import Graph
 
@@ -68,7 +68,8 @@ def stays_equal(thing: Any) -> bool:
     try:
         copy = pickle.loads(cloudpickle.dumps(thing))
         return bool(copy == thing) and hash(copy) == hash(thing)
-    except Exception:  # a class's own pickling may raise anything
+    except Exception as error:  # a class's own pickling may raise anything
+        pass_on_from_handler(error)
         return False
 
 
@@ -129,7 +130,8 @@ class _Evaluation(Generic[T]):
         make = partial(_Evaluator, self._graph, self._job)
         try:
             return Pool(make, self._workers - 1, name="planner", preload=("marlcore.planning.induction",))
-        except Exception:  # a class's own pickling may raise anything
+        except Exception as error:  # a class's own pickling may raise anything
+            pass_on_from_handler(error)
             self._workers = 1
             return None
 

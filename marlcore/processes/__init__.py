@@ -6,13 +6,14 @@ workers' code: callers pass callables, and the names of modules to preload.
 """
 
 from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
-from .forkserver import ForkServer, end_with_parent
+from .forkserver import ForkServer
 from .group import PRELOAD, WorkerContext, Workers
+from .pdeathsig import end_with_parent
 from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
-from .worker import WorkerProcess, check_picklable, reason_of
+from .worker import WorkerProcess, check_picklable, leave_if_forked, reason_of
 
 __all__ = [
     "BEATS",
@@ -39,5 +40,6 @@ __all__ = [
     "Workers",
     "check_picklable",
     "end_with_parent",
+    "leave_if_forked",
     "reason_of",
 ]

@@ -1,12 +1,11 @@
 """A fork server: a process that has imported the workers' modules, so that a worker starts in milliseconds.
 
 It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
-parent dies, the kernel kills the fork server and every worker (`PR_SET_PDEATHSIG`).
+parent dies, the kernel kills the fork server and every worker: see pdeathsig.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import logging
@@ -19,11 +18,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
@@ -32,27 +31,29 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ..errors import MarlcoreError
+from ..errors import MarlcoreError, suppress_failed_calls
+from .pdeathsig import end_with_parent, start_child
 from .signals import STOPPING, outlive_signals
+from .title import show_title
 
-__all__ = ["ForkServer", "Forked", "end_with_parent", "leave", "read_status", "readable", "serve"]
+__all__ = ["ForkServer", "Forked", "leave", "read_status", "readable", "serve"]
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
 STARTS = 4  # of the server, before the error after repeated deaths
 BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
+_CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
 log = logging.getLogger(__name__)
 
 _NUMBER = struct.Struct("=q")
 _FORK = b"fork"
 _PROGRAM = """
 import sys
-sys.path[:] = sys.argv[5:]
+sys.path[:] = sys.argv[4:]
 from marlcore.processes.forkserver import serve
-serve(*map(int, sys.argv[1:4]), sys.argv[4].split())
+serve(*map(int, sys.argv[1:3]), sys.argv[3].split())
 """
 
 
@@ -94,7 +95,7 @@ class ForkServer:
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = start_program(theirs.fileno(), self._preload)
+                self._process = start_child(partial(start_program, theirs.fileno(), self._preload))
 
     @property
     def ready(self) -> bool:
@@ -111,9 +112,12 @@ class ForkServer:
             InterruptedError: `hurry` returned True.
             MarlcoreError: the server died at each start.
         """
-        task = os.memfd_create("marlcore-task")
-        ended, status = os.pipe()
-        try:
+        with ExitStack() as at_end, ExitStack() as unless_forked:
+            task = os.memfd_create("marlcore-task")
+            at_end.callback(os.close, task)
+            ended, status = os.pipe()
+            at_end.callback(os.close, status)
+            unless_forked.callback(os.close, ended)
             with os.fdopen(os.dup(task), "wb") as file:
                 pickle.dump((function, args), file)
             # multiprocessing's resources in a worker get the parent's tracker, as if the worker were spawned.
@@ -124,13 +128,8 @@ class ForkServer:
                 raise OSError(-number, os.strerror(-number))
             if not fds:
                 raise OSError(errno.EMFILE, "no descriptor is left for a worker's process")
+            unless_forked.pop_all()
             return Forked(number, fds[0], ended)
-        except BaseException:
-            os.close(ended)
-            raise
-        finally:
-            os.close(task)
-            os.close(status)
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """The server's answer; restarts the server if it is gone."""
@@ -139,12 +138,11 @@ class ForkServer:
                 channel = self._start()
                 socket.send_fds(channel, [_FORK], fds)
                 return self._answer(channel, REPLY_S)
-            except (_Gone, ConnectionError) as error:
-                self.close()
-                reason = error
-            except BaseException:
+            except BaseException as error:
                 self.close()  # its answer would reach the wrong request
-                raise
+                if not isinstance(error, _Gone) and getattr(error, "errno", None) not in _CLOSED:
+                    raise
+                reason = error
             if failed < STARTS:
                 self._pause(BACKOFF_S * 2 ** (failed - 1))
         raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
@@ -153,7 +151,7 @@ class ForkServer:
         """Sleeps before a restart. Raises InterruptedError: `hurry` returned True."""
         for _ in range(round(seconds / LOOK_S)):
             if self._hurry():
-                raise InterruptedError("told to stop while the process that forks workers was to be started again")
+                raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was restarted")
             time.sleep(LOOK_S)
 
     def _answer(
@@ -167,7 +165,7 @@ class ForkServer:
                     raise _Gone("it ended")
                 return _NUMBER.unpack(answer)[0], fds
             if hurry():
-                raise InterruptedError("told to stop while the process that forks workers was starting")
+                raise InterruptedError(errno.EINTR, "told to stop while the process that forks workers was starting")
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _start(self) -> socket.socket:
@@ -201,12 +199,11 @@ class ForkServer:
 def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    is_main = threading.current_thread() is threading.main_thread()
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return subprocess.Popen(
             [get_executable(), *flags, "-c", _PROGRAM]
-            + [str(channel), str(os.getpid()), str(int(is_main)), " ".join(preload)]
+            + [str(channel), str(os.getpid()), " ".join(preload)]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
             # A file opened there would otherwise get the number of a closed stream.
@@ -219,10 +216,9 @@ def start_program(channel: int, preload: Sequence[str]) -> subprocess.Popen[byte
 
 
 def _is_inherited(fd: int) -> bool:
-    try:
+    with suppress_failed_calls(errno.EBADF):
         return os.get_inheritable(fd)
-    except OSError:
-        return False
+    return False
 
 
 def _receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
@@ -246,18 +242,11 @@ def read_status(pipe: int) -> int | None:
     return _NUMBER.unpack(data)[0] if data else None
 
 
-def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, whatever state either is in."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the prctl
-        os._exit(1)
-
-
-def serve(channel: int, parent: int, started_by_main_thread: int, preload: list[str]) -> None:
+def serve(channel: int, parent: int, preload: list[str]) -> None:
     """Runs the server."""
+    end_with_parent(parent)
+    show_title("fork server")
     pidfd = os.pidfd_open(parent)
-    if started_by_main_thread:
-        end_with_parent(parent)  # PR_SET_PDEATHSIG fires when the starting thread ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
     for module in preload:
         import_module(module)
@@ -365,7 +354,9 @@ def _run(task: int, report: int, tracker: int) -> None:
         with os.fdopen(task, "rb") as file:
             file.seek(0)
             function, args = pickle.load(file)
-        function(Connection(report), *args)
+        connection = Connection(report)
+        os.register_at_fork(after_in_child=connection.close)  # else the parent would not see the end of this process
+        function(connection, *args)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -8,12 +8,12 @@ gets its next request only once its reply was read whole.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import select
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import cloudpickle
 from ..errors import WorkerFailed
 from .forkserver import ForkServer, leave
 from .signals import Interrupts
-from .worker import ChildProcess, surroundings
+from .worker import ChildProcess, enter, has_ended, leave_if_forked, needing_descriptors, surroundings
 
 __all__ = ["Answer", "Pool"]
 
@@ -64,6 +64,8 @@ class Pool:
         self._poll = select.poll()
         self._processes: list[_Process] = []
         self._started = 0
+        self._requests: dict[int, bytes] = {}  # by key: those without a reply
+        self._replies: dict[int, memoryview] = {}  # by key: those that were not returned yet
         self._deaths: Counter[int] = Counter()  # by key
 
     def begin(self) -> None:
@@ -78,7 +80,7 @@ class Pool:
     @property
     def idle(self) -> int:
         """Processes that run and have no request."""
-        return sum(process.request is None for process in self._processes)
+        return sum(process.key is None for process in self._processes)
 
     @property
     def free(self) -> int:
@@ -88,37 +90,31 @@ class Pool:
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
+        If an exception passes through, such as one of a signal handler, the request stays in the pool; to ask again
+        with the same key is harmless.
+
         Raises: OSError: the system starts no process. WorkerFailed: each process that got the request died.
         """
-        idle = [process for process in self._processes if process.request is None]
-        process = idle[0] if idle else self._start()
-        process.request = (key, request)
-        try:
-            process.connection.send_bytes(request)
-        except OSError:  # it died meanwhile
-            self._replace(process)
+        self._requests[key] = request
+        self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
         """The replies that came, each with its key; waits for the first at most so long, None for ever.
 
-        Raises: WorkerFailed: an answer raised, or each process that got a request died.
+        An exception of a signal handler passes through; the next call returns what came before it.
+
+        Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
         """
-        found = []
-        ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
-        for process in [one for one in self._processes if {one.pidfd, one.connection.fileno()} & ready]:
-            try:
-                message = process.connection.recv_bytes() if process.connection.poll() else None
-            except (EOFError, OSError):
-                message = None
-            if message is None:
-                self._replace(process)
-                continue
-            assert process.request is not None
-            if message.startswith(_FAILED):
-                raise WorkerFailed(process.name, "worker", message[1:].decode())
-            found.append((process.request[0], memoryview(message)[1:]))
-            process.request = None
-        return found
+        self._deal()
+        if not self._replies:
+            ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
+            for process in [one for one in self._processes if {one.pidfd, one.connection.fileno()} & ready]:
+                self._receive(process)
+            self._deal()
+        for key in self._replies:
+            self._requests.pop(key, None)
+        replies, self._replies = self._replies, {}
+        return [*replies.items()]
 
     def close(self) -> None:
         """Kills the processes."""
@@ -132,16 +128,42 @@ class Pool:
     ) -> None:
         self.close()
 
+    def _deal(self) -> None:
+        """Gives each request that no process has to a free process."""
+        for process in [process for process in self._processes if process.is_out_of_step]:
+            self._drop(process)
+        given = {process.key for process in self._processes} | self._replies.keys()
+        for key, request in [*self._requests.items()]:
+            if key not in given and self.free:
+                idle = [process for process in self._processes if process.key is None]
+                process = idle[0] if idle else self._start()
+                self._poll.register(process.pidfd, select.POLLIN)
+                self._poll.register(process.connection, select.POLLIN)
+                process.is_out_of_step, process.key = True, key
+                process.send(request)
+                process.is_out_of_step = False
+
+    def _receive(self, process: _Process) -> None:
+        """Takes a reply, or notices the death of the process, whose request `_deal` then gives to another."""
+        process.is_out_of_step = True
+        message = process.receive()
+        if message is None:
+            self._bury(process)
+            return
+        if message.startswith(_FAILED):
+            raise WorkerFailed(process.name, "worker", message[1:].decode())
+        assert process.key is not None
+        self._replies[process.key] = memoryview(message)[1:]
+        process.key = None
+        process.is_out_of_step = False
+
     def _start(self) -> _Process:
         def start() -> None:
             self._processes.append(_Process(self._server, f"{self._name}-{self._started}", self._make))
 
         self._uninterrupted(start)
-        process = self._processes[-1]
         self._started += 1
-        self._poll.register(process.pidfd, select.POLLIN)
-        self._poll.register(process.connection, select.POLLIN)
-        return process
+        return self._processes[-1]
 
     def _kill_all(self) -> None:
         for process in self._processes:
@@ -159,19 +181,18 @@ class Pool:
         finally:
             self._interrupts.deliver()
 
-    def _replace(self, process: _Process) -> None:
-        """Removes a dead process, and gives its request to another."""
-        request = process.request
+    def _bury(self, process: _Process) -> None:
+        """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
         process.kill()  # its connection may have ended first
         ending = process.ending().text
         self._drop(process)
-        if request is None:
+        if process.key is None:
             return
-        self._deaths[request[0]] += 1
-        if self._deaths[request[0]] > self._retries:
+        self._deaths[process.key] += 1
+        if self._deaths[process.key] > self._retries:
+            del self._requests[process.key]
             text = f"{ending}; so ended each of the {self._retries + 1} processes that got this request"
             raise WorkerFailed(process.name, "death", text)
-        self.ask(*request)
 
     def _drop(self, process: _Process) -> None:
         self._processes.remove(process)
@@ -188,18 +209,38 @@ class _Process(ChildProcess):
 
     Attributes:
         connection: carries a request there and its reply back.
-        request: the key and the bytes of the request that it answers, or None.
+        key: of the request that it answers, or None.
+        is_out_of_step: whether an exception, such as one of a signal handler, cut a message in two.
     """
 
     def __init__(self, server: ForkServer, name: str, make: bytes) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        self.request: tuple[int, bytes] | None = None
+        with needing_descriptors(name):
+            self.connection, theirs = multiprocessing.Pipe()
+        self.key: int | None = None
+        self.is_out_of_step = False
         try:
-            with theirs:
+            with theirs, needing_descriptors(name):
                 super().__init__(name, server.fork(theirs.fileno(), _answer, surroundings(name), make))
         except BaseException:
             self.connection.close()
             raise
+
+    def send(self, request: bytes) -> None:
+        """Sends a request; a dead process loses it, which its pidfd tells."""
+        try:
+            self.connection.send_bytes(request)
+        except OSError as error:
+            if not has_ended(error):
+                raise
+
+    def receive(self) -> bytes | None:
+        """Its reply; None if it died."""
+        try:
+            return self.connection.recv_bytes() if self.connection.poll() else None
+        except (EOFError, OSError) as error:
+            if not has_ended(error):
+                raise
+            return None
 
     def close(self) -> None:
         super().close()
@@ -208,7 +249,8 @@ class _Process(ChildProcess):
 
 def _answer(connection: Connection, around: dict[str, Any], make: bytes) -> None:
     """Answers requests until the parent closes the connection or kills this process."""
-    spawn.prepare(around)
+    enter(around)
+    pid = os.getpid()
     answer: Answer | None = None
     while True:
         try:
@@ -218,6 +260,8 @@ def _answer(connection: Connection, around: dict[str, Any], make: bytes) -> None
         try:
             answer = answer or pickle.loads(make)()
             reply = _DONE + answer(request)
+            leave_if_forked(pid)
         except BaseException:
+            leave_if_forked(pid)
             reply = _FAILED + traceback.format_exc().encode()
         connection.send_bytes(reply)

@@ -165,6 +165,8 @@ class Supervised:
         try:
             self.start()
         except (OSError, MarlcoreError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # a signal handler's
+                raise
             self._failed(Failure("death", f"no process could be started: {error}"), time.monotonic())
 
     def stand_down(self) -> None:

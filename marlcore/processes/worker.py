@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
 import pickle
 import select
 import signal
+import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -18,10 +20,24 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import EnvironmentFailed
+from ..errors import EnvironmentFailed, pass_on_from_handler, suppress_failed_calls
+from ..memory import too_many_files
 from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
+from .title import show_title
 
-__all__ = ["ChildProcess", "Failure", "WorkerProcess", "check_picklable", "reason_of", "surroundings", "wait_any"]
+__all__ = [
+    "ChildProcess",
+    "Failure",
+    "WorkerProcess",
+    "check_picklable",
+    "enter",
+    "has_ended",
+    "leave_if_forked",
+    "needing_descriptors",
+    "reason_of",
+    "surroundings",
+    "wait_any",
+]
 
 STATUS_S = 1.0  # for a dead process's exit status to arrive
 MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback
@@ -70,7 +86,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kills the process at once."""
-        with suppress(ProcessLookupError):  # it has already ended
+        with suppress_failed_calls(errno.ESRCH):  # it has already ended
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
@@ -88,6 +104,17 @@ class ChildProcess:
         code = read_status(self._process.status) if readable(self._process.status, STATUS_S) else None
         reason = "worker" if code is not None and code >= 0 else "death"
         return Failure(reason, f"the process ended with {_describe(code)} and left no traceback")
+
+
+@contextmanager
+def needing_descriptors(name: str) -> Iterator[None]:
+    """Names the worker in the OSError for too many open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise OSError(error.errno, str(too_many_files(name))) from None
 
 
 class WorkerProcess(ChildProcess):
@@ -108,9 +135,10 @@ class WorkerProcess(ChildProcess):
     ) -> None:
         """Raises OSError: the system cannot start another process."""
         task = cloudpickle.dumps(work)
-        self._errors, child_end = multiprocessing.Pipe(duplex=False)
+        with needing_descriptors(name):
+            self._errors, child_end = multiprocessing.Pipe(duplex=False)
         try:
-            with child_end:
+            with child_end, needing_descriptors(name):
                 # The worker unpickles the task, so that an error in it is reported as the worker's.
                 process = server.fork(child_end.fileno(), _work, surroundings(name), name, prepare, task)
         except BaseException:
@@ -126,14 +154,38 @@ class WorkerProcess(ChildProcess):
             if self._errors.poll():
                 said = self._errors.recv()
                 return Failure(*said) if said else None
-        except (EOFError, OSError):
-            pass  # it died before or while sending
+        except (EOFError, OSError) as error:
+            if not has_ended(error):  # it died before or while sending
+                raise
         return self.ending()
 
     def close(self) -> None:
         """Kills the process if it still runs, and closes this side's descriptors."""
         super().close()
         self._errors.close()
+
+
+def has_ended(error: EOFError | OSError) -> bool:
+    """Whether an error of a `Connection` means that its other end is gone, not that a signal handler raised it."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EPIPE, errno.ECONNRESET) or str(error) == "got end of file during message"
+    return True
+
+
+def leave_if_forked(worker: int) -> None:
+    """Ends this process at once, undoing nothing, unless its id is the worker's.
+
+    An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
+    report nor close anything in the worker's name.
+    """
+    if os.getpid() == worker:
+        return
+    error = sys.exc_info()[1]
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        os._exit(0)
+    if not isinstance(error, SystemExit):
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
 
 
 def wait_any(processes: list[WorkerProcess], seconds: float) -> None:
@@ -150,6 +202,7 @@ def check_picklable(**things: Any) -> None:
         try:
             cloudpickle.dumps(thing)
         except Exception as error:  # a class's own pickling may raise anything
+            pass_on_from_handler(error)
             reason = str(error).partition("\n")[0]
             raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
 
@@ -162,13 +215,16 @@ def _work(
     task: bytes,
 ) -> None:
     """Runs a worker in its process."""
+    pid = os.getpid()
     try:
-        spawn.prepare(surroundings)
+        enter(surroundings)
         if prepare is not None:
             prepare()
         pickle.loads(task)()
+        leave_if_forked(pid)
         errors.send(None)  # done; without this message, the exit status tells how the worker ended
     except BaseException as error:
+        leave_if_forked(pid)
         text = traceback.format_exc()
         if log.hasHandlers():  # otherwise only the parent logs it
             log.error("%s failed:\n%s", name, text)
@@ -185,6 +241,12 @@ def surroundings(name: str) -> dict[str, Any]:
     found = {key: value for key, value in given.items() if not key.startswith("init_main")}
     found["authkey"] = bytes(found["authkey"])  # only multiprocessing can pickle its class
     return found
+
+
+def enter(surroundings: dict[str, Any]) -> None:
+    """In the process: gives it its surroundings, and its name in `ps`."""
+    spawn.prepare(surroundings)
+    show_title(surroundings["name"])
 
 
 def _describe(exitcode: int | None) -> str:

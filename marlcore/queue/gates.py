@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SegmentCorrupt
+from ..errors import SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, sleep_until
 from .cursor import CursorLines
 
@@ -37,7 +37,7 @@ class UnreadLimit:
         deadline = None if timeout is None else time.monotonic() + timeout
         if not sleep_until(self._missing, self._room, deadline, check_open):
             path = self._segment.path
-            raise TimeoutError(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
+            raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
 
     def _missing(self) -> int:
         """Transitions that the reader must take before a writer may add."""
@@ -111,7 +111,7 @@ class QueueGate:
         deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
         if not sleep_until(missing, self._room, deadline, check_open):
             path = self._segment.path
-            raise TimeoutError(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
+            raise TimedOut(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
                                f"in {timeout} seconds")  # fmt: skip
         return True
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole
-from ..errors import ClosedError, MarlcoreError, NotEnoughData
+from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
@@ -271,7 +271,7 @@ class TrajectoryReader:
         try:
             missing = partial(self._missing, enough)
             if not sleep_until(missing, self._drawing.event, deadline, self.check_open):
-                raise TimeoutError(self._shortage(ready))
+                raise TimedOut(self._shortage(ready))
         finally:
             self.stats.waited += time.monotonic() - began
 

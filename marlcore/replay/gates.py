@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MarlcoreError, NotEnoughData
+from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..memory import (
     LINE,
     ROOM_OFFSET,
@@ -99,7 +99,7 @@ class WriteGate(_Side):
         bulk = limiter.tolerance / limiter.samples_per_insert / 2
         if not self._sleep(self._missing, transitions, bulk, self._room, deadline, check_open):
             path = self._segment.path
-            raise TimeoutError(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
+            raise TimedOut(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
         return True
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Callable[[], None]) -> bool:
@@ -179,7 +179,7 @@ class SampleGate(_Side):
         began = time.monotonic()
         bulk = self._limiter.tolerance / 2
         if not self._sleep(self._missing, self._batch, bulk, self._rows, deadline, self._segment.check_open):
-            raise TimeoutError(self._shortage())
+            raise TimedOut(self._shortage())
         return time.monotonic() - began
 
     def starve(self) -> None:

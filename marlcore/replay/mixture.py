@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import came, check_whole, state_array
-from ..errors import LayoutMismatch, NotEnoughData
+from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
 from ..transitions import Batch, BatchMemory, spec_difference
 from .buffer import ReplayBuffer
@@ -204,7 +204,7 @@ class Mixture:
                     raise
                 left = deadline - time.monotonic()
                 if not left > 0:
-                    raise TimeoutError(str(error)) from None
+                    raise TimedOut(str(error)) from None
                 check_interruption()
                 time.sleep(min(POLL_S, left))
 

@@ -80,6 +80,8 @@ def save_segment(
     except SharedMemoryFull as error:
         raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
     except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
         raise OSError(
             error.errno, f"{error.strerror or error}; the replay was not saved, {kept}", str(target)
         ) from error

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ..errors import TimedOut
 from ..interfaces import Algorithm, VectorEnvironment
 from ..spaces import Spaces
 from .checkpoints import KeptCheckpoints
@@ -110,7 +111,7 @@ class Evaluator:
         try:
             for one in self._candidates:
                 one.subscriber.pull()
-        except TimeoutError:
+        except TimedOut:
             return False  # their learner is overwriting them, or died doing so
         versions = [one.subscriber.version for one in self._candidates]
         if not all(versions):

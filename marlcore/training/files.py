@@ -34,4 +34,6 @@ def naming(path: Path, kept: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
         raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error

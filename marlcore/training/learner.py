@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..checks import came
-from ..errors import NotEnoughData
+from ..errors import NotEnoughData, TimedOut
 from ..interfaces import BatchSource, Publisher, Trainer, Update
 from ..transitions import Batch, TorchBatch
 from .config import LearnerConfig
@@ -131,7 +131,7 @@ class Learner:
         """Makes one update; False if there still is too little data after `wait_s` seconds."""
         try:
             batch = self._source.sample(timeout=wait_s) if wait_s else self._source.sample()
-        except (NotEnoughData, TimeoutError):
+        except (NotEnoughData, TimedOut):
             return False
         tensors = batch.torch(self._device) if isinstance(batch, Batch) else batch
         if self._norm is not None:

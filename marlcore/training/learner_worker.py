@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..errors import TimedOut
 from ..processes import DONE, READY, UPDATES
 from ..weights import ParameterStore
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed, schedules_of
@@ -181,7 +182,7 @@ def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]
         subscriber = store.subscriber(newest)
         try:
             subscriber.pull()
-        except TimeoutError:  # the store's only slot is torn: its publisher died while writing it
+        except TimedOut:  # the store's only slot is torn: its publisher died while writing it
             log.warning("the published weights are torn: continuing from the checkpoint")
         else:
             published = int(subscriber.extras["updates"])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..envs.agent_view import AgentView
+from ..errors import TimedOut
 from ..interfaces import Algorithm
 from ..spaces import ALONE, JOINT, MASK, Spaces, Values
 from ..weights import ParameterStore
@@ -186,7 +187,7 @@ def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
     with ParameterStore.attach(plan.weights) as store:
         subscriber = store.subscriber(model.acting)
         if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
-            raise TimeoutError(f"policy: {plan.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
+            raise TimedOut(f"policy: {plan.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
         numbers = exploration_of(subscriber.extras)
     return LoadedPolicy(plan.algorithm, model.acting, plan.spaces, blueprint.config.replay.pad, numbers)
 

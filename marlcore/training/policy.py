@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checks import names_error, rows_of
+from ..errors import TimedOut
 from ..interfaces import PREVIOUS_REWARD, Action, Algorithm
 from ..spaces import MASK, Spaces, Values
 from .normalizer import Normalizer
@@ -191,7 +192,7 @@ class PublishedPolicy(Policy):
         """Takes newer weights, if any; it waits for them only while it has none."""
         try:
             pulled = self._subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
-        except TimeoutError:
+        except TimedOut:
             return False  # their learner is overwriting them, or died doing so: the next pull gets them
         if pulled:
             explore = exploration_of(self._subscriber.extras)

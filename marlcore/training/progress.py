@@ -63,7 +63,9 @@ class _Watched:
         try:
             if not self._gone:
                 act()
-        except OSError:  # metrics.csv still records everything
+        except OSError as error:  # metrics.csv still records everything
+            if error.errno is None:  # a signal handler's
+                raise
             self._gone = True
 
     def __getattr__(self, name: str) -> Any:

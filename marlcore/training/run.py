@@ -15,8 +15,9 @@ from typing import Any
 
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
-from ..errors import SegmentNotFound
+from ..errors import SegmentNotFound, TimedOut
 from ..interfaces import Algorithm, QueueSource, ReplaySource
+from ..notices import shown_with
 from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
@@ -83,7 +84,7 @@ def train(
         algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "r2d2",
             "module:Class"; or a dict of these by policy, see config.policies.
         config: the settings.
-        progress: show a table of the run's progress.
+        progress: show a table of the run's progress, and notices of long waits, on standard error.
         resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir. The algorithm
             and the configuration must match it; `total_steps` counts from the run's beginning, and must exceed the
             steps that the run has taken.
@@ -101,7 +102,8 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
-    plan = _Plan.of(env_fn, algorithm, config, resume, callback)
+    with shown_with(progress):
+        plan = _Plan.of(env_fn, algorithm, config, resume, callback)
     with Interrupts() as interrupts:
         with plan.session(interrupts, progress) as session:
             session.work()
@@ -126,7 +128,9 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    return Run(_Plan.of(env_fn, algorithm, config, resume, callback), progress)
+    with shown_with(progress):
+        plan = _Plan.of(env_fn, algorithm, config, resume, callback)
+    return Run(plan, progress)
 
 
 class Run:
@@ -161,7 +165,7 @@ class Run:
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"{self.run_dir}: the run goes on after {timeout} seconds")
+            raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")
         atexit.unregister(self._end)
         if self._error is not None:
             raise self._error

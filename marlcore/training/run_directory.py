@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..checks import came
+from ..errors import suppress_failed_calls
 from .files import write_atomically
 from .sinks.csv import CsvSink
 
@@ -82,6 +84,8 @@ class RunDirectory:
                 unless_whole.pop_all()
             return run
         except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {str(path or RUNS)!r} ({error.strerror})"
             ) from error
@@ -99,6 +103,8 @@ class RunDirectory:
         try:
             return cls(root, CsvSink(root / "metrics.csv", "r+"))
         except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
             raise _no_run(path, error) from error
 
     def keep(self) -> None:
@@ -221,7 +227,7 @@ class _Made:
         """Makes a directory with its parents. Raises FileExistsError: it exists."""
         missing = takewhile(lambda path: not path.exists(), directory.parents)
         for parent in reversed([*missing]):
-            with suppress(FileExistsError):  # another run was quicker
+            with suppress_failed_calls(errno.EEXIST):  # another run was quicker
                 parent.mkdir()
                 self.directories.append(parent)
         directory.mkdir(parents=True)
@@ -235,7 +241,7 @@ class _Made:
             else:
                 path.unlink(missing_ok=True)
         for directory in reversed(self.directories):
-            with suppress(OSError):
+            with suppress_failed_calls():
                 directory.rmdir()
 
 
@@ -245,7 +251,7 @@ def _make_directory(path: str | Path | None, made: _Made) -> Path:
         root = Path(path).absolute()
         if root.exists() and not root.is_dir():
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
-        with suppress(FileExistsError):
+        with suppress_failed_calls(errno.EEXIST):
             made.make(root)
         return root
     name = time.strftime("%Y%m%d-%H%M%S")

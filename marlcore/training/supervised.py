@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from functools import partial
 
-from ..errors import MarlcoreError, WorkerFailed
+from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Control, ForkServer, Interrupts, Supervisor, WorkerProcess
 from .blueprint import Blueprint
 from .config import Config
@@ -41,12 +42,13 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
     Raises: MarlcoreError: they could not be started, for another reason or without a fallback.
     """
     try:
-        for worker in supervisor.workers.values():
-            if interrupts.signum is None:
-                worker.start()
-    except InterruptedError:
-        pass  # a signal came, which the caller checks
+        with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
+            for worker in supervisor.workers.values():
+                if interrupts.signum is None:
+                    worker.start()
     except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
         log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -16,6 +17,8 @@ from ..spec import Field, TransitionSpec
 
 __all__ = ["compile_before_a_run", "warm_up"]
 
+log = logging.getLogger(__name__)
+
 
 def compile_before_a_run() -> None:
     """Compiles the kernels here if they never were, so that the learners do not each compile them unseen."""
@@ -24,7 +27,7 @@ def compile_before_a_run() -> None:
         return
     with jit.quietly():
         say(jit.FIRST_COMPILATION)
-        say(f"the kernels are compiled, in {warm_up():.1f} s")
+        log.info("the kernels are compiled, in %.1f s", warm_up())
 
 
 def warm_up() -> float:

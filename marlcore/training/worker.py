@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from ..errors import ClosedError
-from ..processes import BEATS, Control, Telemetry
+from ..memory import invalidate_after_fork
+from ..processes import BEATS, Control, Telemetry, leave_if_forked
 from .blueprint import Blueprint
 
 __all__ = ["WAIT_S", "Worker"]
@@ -21,6 +23,9 @@ class Worker:
 
     def __init__(self, name: str, blueprint: Blueprint) -> None:
         self.name = name
+        self._pid = os.getpid()
+        self._is_fork = False
+        invalidate_after_fork(self)
         self.control = Control.attach(blueprint.control)
         self.counters = self.control.workers[name]
         self._beats = self.counters.load(BEATS)
@@ -33,11 +38,18 @@ class Worker:
 
     def hold(self, thing: Any) -> Any:
         """Closes `thing` at the end, before things held earlier."""
+        leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
         self._held.callback(thing.close)
         return thing
 
+    def forked(self) -> None:
+        """In a process that the environment forked: `beat` and the other methods end it."""
+        self._is_fork = True
+
     def beat(self) -> None:
         """Advances the heartbeat, so that the parent sees no hang."""
+        if self._is_fork:
+            leave_if_forked(self._pid)
         self._beats += 1
         self.counters.store(BEATS, self._beats)
 
@@ -58,4 +70,5 @@ class Worker:
 
     def close(self) -> None:
         """Closes everything held, even if one closing fails."""
+        leave_if_forked(self._pid)
         self._held.close()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..checks import as_field, came, rows_of
+from ..errors import TimedOut
 from ..interfaces import Gate
 from ..memory import (
     BOUNDARY,
@@ -213,7 +214,7 @@ class Writer(WritingEnd):
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
-                raise TimeoutError(
+                raise TimedOut(
                     f"lane {self.lane}: another writer was inside an add when this one had waited "
                     f"{self._timeout} seconds"
                 )

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checks import check_whole
-from ..errors import ClosedError, NotEnoughData, SegmentCorrupt
+from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
 from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
@@ -341,7 +341,7 @@ class Subscriber:
         pause, attempts = 0.0, 1
         while (version := self._read_newest()) == -errno.ESTALE:
             if not monotonic() < deadline:
-                raise TimeoutError(
+                raise TimedOut(
                     f"{self._store!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
                     "the slot before it is copied, or died while it did; give the store more slots "
                     "(triple_buffer) or publish less often"

@@ -24,7 +24,7 @@ from hunt import HUNT, bar, mean_returns
 
 import marlcore as mc
 from marlcore.algos import DQN
-from marlcore.processes.forkserver import end_with_parent
+from marlcore.processes import end_with_parent
 from marlcore.spaces import Spaces
 from marlcore.testing.victim import Victim
 from marlcore.training.config import ActorConfig, LearnerConfig, SupervisionConfig

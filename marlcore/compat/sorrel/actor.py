@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...errors import ClosedError
+from ...errors import ClosedError, TimedOut
 from ...memory import interrupt_waits_with
 from ...processes import EPISODES, READY, STEPS
 from ...weights import ParameterStore
@@ -126,7 +126,7 @@ class Actor(Role):
         for subscriber, models in self._subscribers:
             try:
                 subscriber.pull()
-            except TimeoutError:  # the only slot of a snapshot store, whose publisher died while it wrote
+            except TimedOut:  # the only slot of a snapshot store, whose publisher died while it wrote
                 continue
             for model in models if subscriber.version else ():
                 model.epsilon = subscriber.extras["epsilon"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ClosedError
+from ...errors import ClosedError, TimedOut
 from ...memory import interrupt_waits_with
 from ...processes import READY, UPDATES
 from ...weights import ParameterStore
@@ -57,7 +57,7 @@ class Learner(Role):
         """Becomes its killed predecessor, as of its last publication."""
         try:
             extras = restore(self._model, self._memory, store, self._mine.saved)
-        except TimeoutError:
+        except TimedOut:
             log.warning("%s: the published weights are torn, and it learns from those of the beginning", self.name)
         else:
             self._updates, self._epoch, self._saved = (int(extras[name]) for name in ("updates", "epochs", "saved"))

@@ -5,6 +5,7 @@ A worker opens them through /proc, by the parent's process id and descriptor.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import struct
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+
+from ...errors import suppress_failed_calls
 
 __all__ = ["Mailbox", "Sender", "Spare"]
 
@@ -48,9 +51,10 @@ class Mailbox:
     def messages(self) -> Iterator[Any]:
         """The whole messages that have come; never waits."""
         while True:
-            try:
+            piece = b""
+            with suppress_failed_calls(errno.EAGAIN):
                 piece = os.read(self._read, _PIECE)
-            except BlockingIOError:
+            if not piece:
                 break
             self._came += piece
         while len(self._came) >= _LENGTH.size:

@@ -11,6 +11,8 @@ from typing import Any
 import cloudpickle
 import torch
 
+from ...errors import pass_on_from_handler
+
 __all__ = ["pack", "unpack"]
 
 _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
@@ -28,6 +30,7 @@ def pack(thing: Any, apart: Iterable[tuple[Any, str]] = ()) -> bytes:
     try:
         _Packer(file, apart).dump(thing)
     except Exception as error:  # a class's own pickling may raise anything
+        pass_on_from_handler(error)
         reason = str(error).partition("\n")[0]
         raise TypeError(f"{type(thing).__name__}: expected something that can be pickled ({reason})") from None
     return file.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 
 from ...errors import ClosedError
 from ...memory import SegmentHandle
-from ...processes import BEATS, Control
+from ...processes import BEATS, Control, leave_if_forked
 from .buffer import Buffer
 from .clock import Clock
 from .nameless import Sender
@@ -69,6 +70,7 @@ class Role:
         torch.set_num_threads(options.threads)
         seed_all([plan.seed, attempt - 1, *name.encode()])
         self.name = name
+        self._pid = os.getpid()
         self.plan = plan
         self.attempt = attempt
         self._held = ExitStack()
@@ -80,11 +82,13 @@ class Role:
 
     def hold(self, thing: Any) -> Any:
         """Closes `thing` at the end, before things held earlier."""
+        leave_if_forked(self._pid)
         self._held.callback(thing.close)
         return thing
 
     def beat(self) -> None:
         """Shows the parent that this process does not hang. Raises ClosedError: the experiment stops."""
+        leave_if_forked(self._pid)
         self._beats += 1
         self.counters.store(BEATS, self._beats)
         if self.control.stopping:
@@ -94,6 +98,7 @@ class Role:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        leave_if_forked(self._pid)
         self._held.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import WorkerFailed
+from ...errors import TimedOut, WorkerFailed, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
@@ -122,13 +123,12 @@ class Session:
             stack.enter_context(closing(supervisor))
             stack.callback(self._control.stop)
             try:
-                for worker in supervisor.workers.values():
-                    worker.start()
-                while supervisor.unfinished and not self._signalled():
-                    self._watch(supervisor)
-                    self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
-            except InterruptedError:
-                pass  # a signal came while a process was started
+                with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
+                    for worker in supervisor.workers.values():
+                        worker.start()
+                    while supervisor.unfinished and not self._signalled():
+                        self._watch(supervisor)
+                        self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
             finally:
                 self._wind_up(supervisor)
         self.book.record(all_of_it=not self._signalled())
@@ -177,7 +177,7 @@ class Session:
             if store.version:  # otherwise its learner never published
                 try:
                     restore(model, model.memory, store, plan.saved)
-                except TimeoutError:
+                except TimedOut:
                     log.warning("%s: the published weights are torn, and stay as they were", type(model).__name__)
                 _own(networks(model))
 

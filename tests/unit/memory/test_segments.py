@@ -547,6 +547,34 @@ def test_a_forked_childs_segment_is_stale(program):
     assert out == "good"
 
 
+def test_a_fork_that_lingers_holds_no_segment(program):
+    """Its views keep their values, and what it writes to them is its own."""
+    owner = program(HOLD, """
+        import os
+        from marlcore.memory.native import Words
+        segment = Segment.create("lingering", {}, 1 << 20)
+        body, words = segment.body, Words(segment.body)
+        body[8:] = 7
+        written, done = os.pipe()
+        if os.fork() == 0:
+            words.store(0, 5)
+            body[8] = 6
+            os.write(done, b"x")
+            sys.stdin.readline()
+            print(words.load(0), body[8], body[-1], flush=True)
+            os._exit(0)
+        os.read(written, 1)
+        print(segment.path, words.load(0), body[8], flush=True)
+        time.sleep(600.0)
+    """)  # fmt: skip
+    path, *kept = owner.line().split()
+    owner.kill()
+    assert kept == ["0", "7"]
+    assert Path(path).name in sweep()
+    owner.tell()
+    assert owner.line() == "5 6 7"
+
+
 def test_locks_are_of_one_byte_and_of_one_holder(segment):
     held = segment.lock(1)
     assert held is not None

@@ -195,20 +195,30 @@ def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, monkey
     assert len(killed) == 3
 
 
-def test_a_killed_parent_takes_server_and_children_along(program: Any) -> None:
+@pytest.mark.parametrize("thread", ["main thread", "thread that has ended"])
+def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str) -> None:
+    """Stopped ones too, which cannot end by themselves. A thread's end ends neither."""
     parent = program(
         """
-        import os, signal, sys
+        import os, signal, sys, threading
         from forked import Child, linger
         from marlcore.processes.forkserver import ForkServer
 
         server = ForkServer()
+        if sys.argv[1] == "main thread":
+            server.begin()
+        else:
+            starter = threading.Thread(target=server.begin)
+            starter.start()
+            starter.join()
         child = Child(server, linger)
         child.receive()
-        os.kill(child.forked.pid, signal.SIGSTOP)
+        for pid in (server.pid, child.forked.pid):
+            os.kill(pid, signal.SIGSTOP)
         print(server.pid, child.forked.pid, flush=True)
         sys.stdin.read()
-        """
+        """,
+        args=[thread],
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
     assert len(pidfds) == 2, "the server or its child did not start"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_dead_processs_request_is_answered_by_another(pool: Callable[..., Pool
     one = pool(waiting, 2)
     one.ask(1, b"0.3")
     one.ask(2, b"0")
-    victim = next(process for process in one._processes if process.request and process.request[0] == 1)
+    victim = next(process for process in one._processes if process.key == 1)
     os.kill(victim.pid, signum)
     found = answers(one, 2)
     assert found[1][1] == found[2][1] == b"done" and found[1][0] != victim.pid
@@ -198,3 +199,70 @@ def test_large_requests_and_replies_never_wait_for_each_other(pool: Callable[...
     watchdog.cancel()
     watchdog.join()
     assert sorted(answered) == [*range(12)]
+
+
+@pytest.mark.parametrize(("call", "error"), [("_send", ConnectionResetError), ("_recv", TimeoutError)])
+def test_what_a_signal_handler_raises_passes_through(
+    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
+) -> None:
+    """Also in the middle of a message: the calls after it give every answer, and each once."""
+
+    def handler(*_: Any) -> None:
+        monkeypatch.undo()
+        raise error("the program's own limit")
+
+    def interrupted(self: Connection, *arguments: Any) -> None:
+        os.write(self.fileno(), b"\0") if call == "_send" else os.read(self.fileno(), 1)
+        signal.raise_signal(signal.SIGALRM)
+
+    one = pool(make, 2)
+    one.ask(0, b"zero")
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        monkeypatch.setattr(Connection, call, interrupted)
+        with pytest.raises(error, match="own limit"):
+            one.ask(1, b"one")
+            one.replies(None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    one.ask(1, b"one")
+    assert {text for _, text in answers(one, 2).values()} == {b"zero", b"one"}
+    assert one.replies(0.0) == [] and one.free == 2
+
+
+def test_a_fork_of_a_process_answers_nothing(pool: Callable[..., Pool]) -> None:
+    def forking() -> Callable[[bytes], bytes]:
+        def answer(request: bytes) -> bytes:
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            return b"%d %d" % (os.getpid(), bool(child))
+
+        return answer
+
+    one = pool(forking, 1)
+    for key in (1, 2):
+        one.ask(key, b"")
+        assert answers(one, 1)[key][1] == b"1"
+
+
+def test_a_process_that_dies_in_its_reply_is_replaced(pool: Callable[..., Pool]) -> None:
+    """Also if a fork of it lives on, which must not keep the connection open."""
+
+    def forking() -> Callable[[bytes], bytes]:
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+        return lambda request: b"%d " % fork + request
+
+    one, forks, large = pool(forking, 1), [], b"x" * (4 << 20)  # fits into no socket's buffer
+    one.ask(0, b"")
+    forks.append(answers(one, 1)[0][0])
+    one.ask(1, large)
+    [process] = one._processes
+    assert process.connection.poll(None)
+    process.kill()
+    fork, reply = answers(one, 1)[1]
+    assert reply == large and fork not in forks and one.free == 1
+    for pid in (*forks, fork):
+        os.kill(pid, signal.SIGKILL)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,19 @@ def does(errors: Connection, *arguments: Any) -> None:
 def leaves(errors: Connection, *arguments: Any) -> None:
     """A worker's life that ends without a word, as if all were well."""
     os._exit(0)
+
+
+def forks(raises: bool) -> None:
+    """A worker's work whose fork comes back from it first."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    elif raises:
+        raise RuntimeError("in a fork")
+
+
+def tell_title() -> None:
+    raise RuntimeError(*(Path(f"/proc/self/{file}").read_text() for file in ("comm", "cmdline")))
 
 
 Start = Callable[[Any], WorkerProcess]
@@ -79,6 +94,43 @@ def test_a_worker_that_left_without_a_word_has_failed(start: Start) -> None:
         wait_any([worker], 3600.0)
         failure = worker.failure()
     assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.text
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+def test_a_workers_fork_reports_nothing(fork_server: ForkServer, raises: bool) -> None:
+    """An environment may fork; the fork is not the worker, and leaves where the environment's code ends."""
+    with closing(WorkerProcess(fork_server, "actor-0", partial(forks, raises))) as worker:
+        wait_any([worker], 3600.0)
+        assert worker.failure() is None
+        with pytest.raises(EOFError):  # it said "done" once
+            worker._errors.recv()
+
+
+@pytest.mark.parametrize("left", [0, 3, 5])
+def test_too_few_descriptors_are_one_clear_line(fork_server: ForkServer, left: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(left):
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="actor-0: expected a free file descriptor, got none below the limit of 256"):
+            WorkerProcess(fork_server, "actor-0", bool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
+
+
+def test_ps_names_a_worker_and_its_server(fork_server: ForkServer) -> None:
+    with closing(WorkerProcess(fork_server, "learner-player_0", tell_title)) as worker:
+        wait_any([worker], 3600.0)
+        failure = worker.failure()
+    assert failure is not None and r"('learner-player_\n', 'marlcore learner-player_0" in failure.text
+    assert Path(f"/proc/{fork_server.pid}/cmdline").read_text().strip("\0") == "marlcore fork server"
 
 
 def test_a_wait_for_the_living_ends_in_time(start: Start) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces as gym
 
+from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
 from marlcore.training.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
@@ -256,7 +257,7 @@ class Publications:
 
     def pull(self, timeout: float = 1.0) -> bool:
         if self.torn:
-            raise TimeoutError
+            raise TimedOut
         if self.version == self.newest:
             return False
         action, self.extras = self._next

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import marlcore as mc
+from marlcore import notices
 from marlcore.__main__ import main
 from marlcore.cli import bench as benchmark
 from marlcore.kernels import jit
+from marlcore.training import warmup
 
 
 def ran(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -59,6 +63,36 @@ def test_after_a_warm_up_no_plan_compiles() -> None:
         assert before == [len(kernel.signatures) for kernel in kernels], before
     """
     ran(code)
+
+
+def test_a_wait_for_the_compiler_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off a terminal too, such as under nohup; without progress the log alone has it."""
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(warmup, "warm_up", lambda: 80.0)
+    for progress, said in ((True, f"marlcore: {jit.FIRST_COMPILATION}\n"), (False, "")):
+        with notices.shown_with(progress):
+            warmup.compile_before_a_run()
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("train", "by_default"), [(mc.train, True), (mc.start, False)])
+def test_a_run_without_progress_gives_no_notice(
+    train: Any, by_default: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Told(Exception):
+        pass
+
+    def tell() -> None:
+        notices.say("a wait")
+        raise Told
+
+    monkeypatch.setattr("marlcore.training.run.compile_before_a_run", tell)
+    for options, shown in (({}, by_default), ({"progress": not by_default}, not by_default)):
+        with pytest.raises(Told):
+            train("treasure_hunt", **options)
+        assert ("a wait" in capsys.readouterr().err) == shown
 
 
 COMPILES = """if True:

@@ -1,0 +1,157 @@
+"""Parents that are killed while their fork server, which a thread started, is stopped: no process and no segment stays.
+
+A stopped server cannot see its parent's death, so the kernel must end it. A child that an environment forked lives on,
+and holds no segment. For more kills: python tests/long.py stopped_servers 100
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from itertools import chain, cycle, islice
+from pathlib import Path
+
+import pytest
+
+from marlcore.cli.gc import holders
+from marlcore.memory.space import SHM_DIR
+from marlcore.memory.survey import survey_segments, sweep
+
+STARTS = {
+    "workers": """
+        import threading, time
+        import marlcore as mc
+
+        with mc.Workers(preload=()) as workers:
+            thread = threading.Thread(target=workers.start, args=(lambda context: time.sleep(600.0),))
+            thread.start()
+            thread.join()
+            time.sleep(600.0)
+    """,
+    "planning": """
+        import threading, time
+        from types import SimpleNamespace
+        from marlcore import planning
+
+        class Line:
+            agents, action_space = (0,), SimpleNamespace(n=1)
+
+            def reset(self):
+                self.state = 0
+
+            def get_state(self):
+                return self.state
+
+            def set_state(self, state):
+                self.state = state
+
+            def transition_probabilities(self, state, profile):
+                time.sleep(0.01)
+                return [(1.0, state + 1)]
+
+        options = {"workers": 2, "batch": 1, "progress": False}
+        threading.Thread(target=planning.build_graph, args=(Line(),), kwargs=options).start()
+    """,
+    "run": """
+        import os, sys, time
+        import gymnasium
+        import marlcore as mc
+
+        class Forks(gymnasium.Wrapper):
+            steps = 0
+
+            def step(self, action):
+                self.steps += 1
+                if self.steps == 20 and os.fork() == 0:
+                    time.sleep(600.0)
+                return self.env.step(action)
+
+        actor = mc.ActorConfig(processes=1, envs=1)
+        config = mc.Config(total_steps=10**9, run_dir=sys.argv[1], actor=actor)
+        run = mc.start(lambda: Forks(gymnasium.make("CartPole-v1")), "dqn", config)
+        run.wait()
+    """,
+}
+DEPTH = {"workers": 2, "planning": 2, "run": 3}  # of the processes that a start leads to
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            found += map(int, path.read_text().split())
+    return found
+
+
+def is_server(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
+
+
+def generations(pid: int) -> list[list[int]]:
+    """The processes that came of a process: its children, their children, and so on."""
+    found = []
+    while generation := children(pid) if not found else [child for one in found[-1] for child in children(one)]:
+        found.append(generation)
+    return found
+
+
+def await_ends(pidfds: list[int]) -> None:
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
+        os.close(pidfd)
+
+
+def kill_a_parent(start: str, run_dir: Path) -> None:
+    """Returns once all is gone; the pytest run's own time limit is what fails here."""
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(STARTS[start]), str(run_dir)])
+    try:
+        while len(generations(parent.pid)) < DEPTH[start]:
+            assert parent.poll() is None
+            time.sleep(0.02)
+        [server] = filter(is_server, children(parent.pid))
+        os.kill(server, signal.SIGSTOP)
+        files = survey_segments()
+        holding = holders(SHM_DIR, {file.inode for file in files})
+        segments = {file.name for file in files if parent.pid in holding.get(file.inode, [])}
+        assert len(segments) >= {"workers": 2, "planning": 0, "run": 4}[start]
+        others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
+        below = [[server], *generations(server)]
+        ended = [os.pidfd_open(pid) for generation in below[:2] for pid in generation]
+    finally:
+        parent.kill()
+        parent.wait()
+    await_ends(ended)
+    sweep()
+    assert not segments & {file.name for file in survey_segments()}
+    for pid in chain(*below[2:]):
+        os.kill(pid, signal.SIGKILL)  # what an environment forked has outlived all others
+    await_ends(others)  # multiprocessing's tracker of resources lives as long as any process that knows it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", STARTS)
+def test_a_killed_parent_leaves_nothing(start: str, tmp_path: Path) -> None:
+    kill_a_parent(start, tmp_path / "run")
+
+
+def main() -> None:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        for number, start in enumerate(islice(cycle(STARTS), kills)):
+            kill_a_parent(start, Path(directory) / str(number))
+    sys.stdout.write(
+        f"{kills} parents killed beside a stopped server: no process and no segment is left; "
+        f"{time.monotonic() - began:.0f} s\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
