@@ -74,6 +74,8 @@ class Held(NamedTuple):
 class _Lane(InPlace):
     """A replay of one lane, read by ticket."""
 
+    _spills = True
+
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
         self._lo, self._hi = (edge.data for edge in self._edges)
@@ -158,7 +160,7 @@ class _Marks(Shared):
 
     @classmethod
     def create(cls) -> _Marks:
-        return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS))
+        return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS, spill=True))
 
     def lock(self) -> File:
         """An open file that holds the right to write the words, until it is closed or its process dies.
@@ -176,7 +178,8 @@ class _Marks(Shared):
 class Ring:
     """Rows of named fields in shared memory, for every process that has the object, however it was started.
 
-    One thread at a time may use it.
+    One thread at a time may use it. Where /dev/shm has no room, it takes unlinked files in the temporary directory;
+    other processes attach to it while the process that made it lives.
 
     Args:
         fields: the fields of a row; any names.
@@ -184,7 +187,8 @@ class Ring:
         shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
             the first one to append keeps the right, until it releases or closes the ring or ends.
 
-    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring.
+    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring
+        there either.
     """
 
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:

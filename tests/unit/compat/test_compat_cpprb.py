@@ -11,9 +11,11 @@ from multiprocessing.managers import SyncManager
 import numpy as np
 import pytest
 from meanwhile import running
+from seams import patch
 
 from marlcore.compat import ring as rings
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
+from marlcore.memory import SHM_DIR
 from marlcore.testing.rows import torn
 
 ENV = {
@@ -449,6 +451,21 @@ def test_names_shapes_and_dtypes_are_free() -> None:
 
 
 # ---- processes ----
+
+
+@BOTH
+def test_a_full_dev_shm_is_no_error(cls, monkeypatch) -> None:
+    """As in cpprb, whose memory is then a file in the temporary directory too."""
+    patch(monkeypatch, "memory", free_bytes=lambda directory: 0 if directory == SHM_DIR else 1 << 30)
+    buffer = cls(100, {"who": {"dtype": "int64"}, "t": {"dtype": "int64"}})
+    explorer = mp.get_context("fork").Process(target=explore, args=[buffer, 1, 50])
+    with running(explorer):
+        pass
+    other = pickle.loads(pickle.dumps(buffer))  # as a spawned process gets it
+    explore(other, 2, 50)
+    assert buffer.get_all_transitions()["who"].ravel().tolist() == [1] * 50 + [2] * 50
+    other.close()
+    buffer.close()
 
 
 def explore(buffer: MPReplayBuffer, who: int, count: int) -> None:
