@@ -279,9 +279,11 @@ class Ring:
         Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
         """
         writer = self.writer
-        for name, view in (writer.row if count == 1 else writer.batch(count)).items():
+        if count > 1:
+            return writer.append_batch(rows, count)
+        for name, view in writer.row.items():
             view[...] = rows[name]
-        return writer.append() if count == 1 else writer.append_batch()
+        return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Copies of the named fields, or all, for tickets, int64 [n] below hi, and whether each was whole: bool [n].

@@ -16,6 +16,7 @@ from seams import patch
 from marlcore.compat import ring as rings
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 from marlcore.memory import SHM_DIR
+from marlcore.memory.native_writers import AddRows
 from marlcore.testing.rows import torn
 
 ENV = {
@@ -448,6 +449,29 @@ def test_names_shapes_and_dtypes_are_free() -> None:
         "a b": ((2, 1), np.float64), "reward": ((2, 3, 1), np.float64), "self": ((2, 1), np.uint8),
         "frame": ((2, 200), np.float64)}  # fmt: skip
     np.testing.assert_array_equal(sample["frame"][0], np.arange(200))
+
+
+def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
+    """A contiguous array of the field's dtype goes to the ring itself; any other one is staged, as a small field is."""
+    buffer = MPReplayBuffer(64, {"frame": {"shape": 200}, "t": {}})
+    buffer.add(frame=np.zeros((2, 200)), t=[0, 1])
+    lent = []
+    append = AddRows.__call__
+    monkeypatch.setattr(AddRows, "__call__", lambda add, frames: (lent.extend(frames), append(add, frames))[1])
+    block = np.arange(4 * 400, dtype=np.float32).reshape(4, 400)
+    frozen = block[:, :200].copy()
+    frozen.flags.writeable = False
+    ours = [frozen, frozen.ravel(), block[:, 200:], frozen.astype(np.float64), frozen.astype(">f4"), frozen.tolist()]
+    for given in ours:
+        buffer.add(frame=given, t=np.arange(4))
+    assert [np.shares_memory(one, given) for one, given in zip(lent, ours[:-1], strict=False)] == [True] * 2 + [
+        False
+    ] * 3
+    held = buffer.get_all_transitions()
+    for i, given in enumerate(ours):
+        rows = slice(2 + 4 * i, 6 + 4 * i)
+        np.testing.assert_array_equal(held["frame"][rows], np.reshape(given, (4, 200)))
+        assert held["t"][rows].ravel().tolist() == [0, 1, 2, 3]
 
 
 # ---- processes ----
