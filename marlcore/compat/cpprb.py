@@ -11,8 +11,8 @@ Differences:
   one. `get_all_transitions` omits rows that are being overwritten.
 - `ctx` is checked but not used: no lock, event or manager is needed, and an unstarted manager stays unstarted. One
   that has shut down is a ProcessError, as in cpprb.
-  `backend` is checked but not used: both mean segments in /dev/shm, and a full /dev/shm is SharedMemoryFull instead
-  of a bus error.
+  `backend` is checked but not used: both mean segments in /dev/shm or, where that has no room, unlinked files in the
+  temporary directory, with a warning in the log; processes attach to these while the one that made the buffer lives.
 - An `add` that wraps around gives each step its own priority; cpprb repeats the first ones after the wrap.
 - An `add` raises TimeoutError if another process stays stopped (not killed) inside its own for 10 seconds.
 - Negative priorities, or those whose sum overflows, are a ValueError. Unknown constructor arguments are a TypeError.

@@ -74,6 +74,8 @@ class Held(NamedTuple):
 class _Lane(InPlace):
     """A replay of one lane, read by ticket."""
 
+    _spills = True
+
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
         self._lo, self._hi = (edge.data for edge in self._edges)
@@ -158,7 +160,7 @@ class _Marks(Shared):
 
     @classmethod
     def create(cls) -> _Marks:
-        return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS))
+        return cls(Segment.create("marks", {"kind": cls.kind}, 8 * WORDS, spill=True))
 
     def lock(self) -> File:
         """An open file that holds the right to write the words, until it is closed or its process dies.
@@ -176,7 +178,8 @@ class _Marks(Shared):
 class Ring:
     """Rows of named fields in shared memory, for every process that has the object, however it was started.
 
-    One thread at a time may use it.
+    One thread at a time may use it. Where /dev/shm has no room, it takes unlinked files in the temporary directory;
+    other processes attach to it while the process that made it lives.
 
     Args:
         fields: the fields of a row; any names.
@@ -184,7 +187,8 @@ class Ring:
         shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
             the first one to append keeps the right, until it releases or closes the ring or ends.
 
-    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring.
+    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring
+        there either.
     """
 
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
@@ -275,9 +279,11 @@ class Ring:
         Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
         """
         writer = self.writer
-        for name, view in (writer.row if count == 1 else writer.batch(count)).items():
+        if count > 1:
+            return writer.append_batch(rows, count)
+        for name, view in writer.row.items():
             view[...] = rows[name]
-        return writer.append() if count == 1 else writer.append_batch()
+        return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Copies of the named fields, or all, for tickets, int64 [n] below hi, and whether each was whole: bool [n].

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ..errors import SegmentCorrupt, SegmentNotFound
-from .files import File, same_file
+from .files import File, is_descriptor, same_file
 from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
@@ -45,8 +45,9 @@ def open_named(path: Path, writable: bool) -> File:
 def _open_existing(path: Path, writable: bool) -> File:
     """Opens a file that may be a segment: a regular file of this user, with no access for others."""
     file = File()
+    follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
     try:
-        file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | follow | os.O_NONBLOCK)
         status = os.fstat(file.fd)
         if not stat.S_ISREG(status.st_mode):
             raise SegmentCorrupt(f"{path}: expected a regular file")

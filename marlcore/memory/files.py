@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import MarlcoreError
 from .native import ffi, lib
 
-__all__ = ["File", "same_file", "too_many_files"]
+__all__ = ["File", "is_descriptor", "same_file", "too_many_files"]
 
 
 class File:
@@ -81,10 +81,15 @@ def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
         raise OSError(-code, os.strerror(-code), os.fspath(path))
 
 
+def is_descriptor(path: Path) -> bool:
+    """Whether the path is not a file's name but a descriptor of a process that has it open."""
+    return path.match("/proc/*/fd/*")
+
+
 def same_file(fd: int, path: Path) -> bool:
     """Whether the path still leads to the opened file; the name may vanish between open and lock."""
     try:
-        there = os.stat(path, follow_symlinks=False)
+        there = os.stat(path, follow_symlinks=is_descriptor(path))
     except FileNotFoundError:
         return False
     return os.path.samestat(there, os.fstat(fd))

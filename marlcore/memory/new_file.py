@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 from .survey import PREFIX
 
-__all__ = ["Put", "give_name", "hold", "lasting", "open_nameless", "write_header_and_body"]
+__all__ = ["Put", "give_name", "hold", "lasting", "open_nameless", "open_unlinked", "write_header_and_body"]
 
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
@@ -34,14 +35,36 @@ def lasting(target: Path) -> Path:
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """A file of `nbytes` allocated bytes in target's directory; `name`, by default target, is its later name."""
+    return _open(File(name or target), target, nbytes, _open_tmpfile)
+
+
+def open_unlinked(target: Path, nbytes: int) -> File:
+    """A file of `nbytes` allocated bytes without a name; where the file system needs one, it is target for a moment."""
+    return _open(File(), target, nbytes, _open_then_unlink)
+
+
+def _open_tmpfile(file: File, target: Path) -> None:
+    file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
+
+
+def _open_then_unlink(file: File, target: Path) -> None:
+    try:
+        _open_tmpfile(file, target)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as older overlay file systems
+            raise
+        file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
+        target.unlink()
+
+
+def _open(file: File, target: Path, nbytes: int, open_file: Callable[[File, Path], None]) -> File:
     if not target.parent.is_dir():
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = free_bytes(target.parent)
     if nbytes > free:
         raise full(target.parent, nbytes, free)
-    file = File(name or target)
     try:
-        file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
+        open_file(file, target)
         with noticing_full(target.parent, nbytes):
             os.posix_fallocate(file.fd, 0, nbytes)
         return file

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, LayoutMismatch, MarlcoreError, StaleHandle
+from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
-from .files import File, same_file
+from .files import File, is_descriptor, same_file
 from .fork import invalidate_after_fork
 from .header import Header
 from .mapping import Mapping
 from .native import is_locked, try_lock
-from .new_file import Put, give_name, hold, lasting, open_nameless, write_header_and_body
-from .space import SHM_DIR, noticing_full
+from .new_file import Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
+from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
 __all__ = ["Segment", "SegmentHandle"]
@@ -77,11 +78,13 @@ class Segment:
         body_bytes: int,
         path: str | os.PathLike[str] | None = None,
         fill: Callable[[Put], None] | None = None,
+        spill: bool = False,
     ) -> Segment:
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
         A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
-        the start of the body before any process can find the segment.
+        the start of the body before any process can find the segment. With `spill`, a segment for which /dev/shm has
+        no room is an unlinked file in the temporary directory, to which processes attach while its creator lives.
 
         Raises:
             SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
@@ -95,7 +98,12 @@ class Segment:
         header = Header.build(secrets.randbits(64), description, body_bytes)
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
         target = lasting(Path(path).absolute()) if path is not None else in_shm
-        file = open_nameless(target, header.segment_bytes)
+        try:
+            file = open_nameless(target, header.segment_bytes)
+        except SharedMemoryFull as error:
+            if path is None and spill:
+                return cls._spill(header, fill, error)
+            raise
         try:
             with noticing_full(target.parent, header.segment_bytes):  # as in replace_file
                 write_header_and_body(file.fd, header, fill)
@@ -108,6 +116,23 @@ class Segment:
         except BaseException:
             file.close()
             raise
+
+    @classmethod
+    def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> Segment:
+        """Raises SharedMemoryFull: the temporary directory has no room either, or there is none."""
+        try:
+            directory = Path(tempfile.gettempdir())
+            file = open_unlinked(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
+        except (SharedMemoryFull, FileNotFoundError) as error:
+            raise SharedMemoryFull(f"{why}; {error}") from None
+        try:
+            write_header_and_body(file.fd, header, fill)
+            segment = cls(file, Path(f"/proc/{os.getpid()}/fd/{file.fd}"), header)
+        except BaseException:
+            file.close()
+            raise
+        notice_spill(directory)
+        return segment
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
@@ -174,7 +199,7 @@ class Segment:
     def unlink(self) -> None:
         """Removes the segment's name; processes that have it mapped keep it. Repeated calls are harmless."""
         if self._closed is None:
-            if same_file(self._file.fd, self.path):
+            if not is_descriptor(self.path) and same_file(self._file.fd, self.path):
                 self.path.unlink(missing_ok=True)
             return
         with contextlib.suppress(MarlcoreError):  # it is gone, or another file has its name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 from .. import cgroup
 from ..errors import SharedMemoryFull
 
-__all__ = ["SHM_DIR", "free_bytes", "full", "noticing_full"]
+__all__ = ["SHM_DIR", "free_bytes", "full", "notice_spill", "noticing_full"]
 
 SHM_DIR = Path("/dev/shm")
+
+log = logging.getLogger(__name__)
 
 
 def free_bytes(directory: Path) -> int:
@@ -38,3 +42,9 @@ def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
 def full(directory: Path, nbytes: int, free: int) -> SharedMemoryFull:
     hint = "; in docker, raise --shm-size or --memory" if directory == SHM_DIR else ""
     return SharedMemoryFull(f"{directory}: {nbytes} bytes asked for, {free} free{hint}")
+
+
+@functools.cache
+def notice_spill(directory: Path) -> None:
+    """Says, once for a process, that segments take files of this directory."""
+    log.warning("%s has no room: buffers take unlinked files in %s instead", SHM_DIR, directory)

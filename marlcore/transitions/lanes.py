@@ -38,6 +38,8 @@ class TransitionLanes(Shared):
         lanes: the number of lanes.
     """
 
+    _spills = False  # see Segment.create
+
     def _understand(self, segment: Segment) -> None:
         self.spec = TransitionSpec.from_dict(segment.description["spec"])
         self.lanes: int = segment.description["lanes"]
@@ -81,7 +83,7 @@ class TransitionLanes(Shared):
         """A new, empty segment of lanes; `described` adds to its description."""
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
-        return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path))
+        return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path, spill=cls._spills))
 
     @classmethod
     def attach(cls: type[T], handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> T:

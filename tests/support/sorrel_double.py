@@ -128,6 +128,30 @@ class Model(nn.Module):
         torch.save(self.state_dict(), file_path)
 
 
+class RandomModel:
+    """sorrel's model that learns nothing: no network, and a memory that may hold a single row."""
+
+    def __init__(self, capacity: int = 1) -> None:
+        self.memory, self.epsilon = Buffer(capacity, (CELLS,)), 0.0
+
+    def take_action(self, state: Any) -> int:
+        return random.randrange(2)
+
+    def train_step(self) -> Any:
+        return np.array(0.0)
+
+    def reset(self) -> None:
+        pass
+
+    def epsilon_decay(self, decay_rate: float) -> None:
+        self.epsilon *= 1 - decay_rate
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        pass
+
+    end_epoch_action = start_epoch_action
+
+
 class Entity:
     has_transitions = True
 
@@ -224,7 +248,7 @@ class Environment:
         rewards = [reward for stats in self._epoch_turn_stats for reward in stats.rewards]
         return {"turn_reward_mean": float(np.mean(rewards)), "turn_reward_max": max(rewards)} if rewards else {}
 
-    def run_experiment(self, logger: Any) -> None:
+    def run_experiment(self, logger: Any, animate: bool = False, logging: bool = True, output_dir: Any = None) -> None:
         self._active_logger = logger
         for epoch in range(self.config.experiment.epochs + 1):
             self.reset()

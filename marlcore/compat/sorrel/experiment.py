@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...processes import Interrupts
-from .options import Options, check_environment, schedule_of
+from .learner import as_number
+from .options import Options, check_environment, check_learnable, chosen_options, schedule_of
+from .role import seed_all
 from .session import Session
 
 __all__ = ["Experiment", "run_experiment_mp"]
@@ -50,8 +53,12 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     optimizer's state, epsilon and whatever else they keep; their memories have the rows. A model's networks are then
     other objects than before; the model and its memory are the same ones.
 
+    The configuration's section `multiprocessing`, if there is one, sets options that the call leaves out; with
+    `enabled: false` in it, the environment's own `run_experiment` runs in this process.
+
     Args:
-        env: an Environment of sorrel, ready for `run_experiment`. Agents may share a model; it has one learner then.
+        env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one
+            learner.
         config: in the place of `env.config`; a mapping or an OmegaConf configuration.
         logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
         options: see `Options`: updates_per_epoch, ahead, copies, seed, logging, output_dir, ...
@@ -63,15 +70,19 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the learners saved their models first.
     """
     began = time.monotonic()
-    chosen = Options(**options)
     check_environment(env)
     config = env.config if config is None else _as_config(config)
+    enabled, chosen = chosen_options(env, config, options)
+    if enabled:
+        check_learnable(env, chosen.replace_loop)
     schedule = schedule_of(config, chosen.animate)
     seed = int(np.random.randint(2**31)) if chosen.seed is None else chosen.seed
     if not chosen.logging:
         logger = None
     elif logger is None:
         logger = _console(schedule.epochs - 1)
+    if not enabled:
+        return _run_sequentially(env, config, chosen, seed, logger)
     interrupts = Interrupts()
     with interrupts, Session(env, config, chosen, schedule, seed, interrupts, logger) as session:
         try:
@@ -83,6 +94,43 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     book = session.book
     seconds = time.monotonic() - began
     return Experiment(**found, seconds=seconds, start_s=session.began - began, scores=book.scores, losses=book.losses)
+
+
+class _Recorder:
+    """sorrel's Logger, if there is one, which also counts what the outcome of an experiment names."""
+
+    def __init__(self, env: Any, logger: Any) -> None:
+        self._env = env
+        self._logger = logger
+        self.steps = 0
+        self.scores: list[float] = []
+        self.losses: list[float] = []
+
+    def record_epoch(self, epoch: int, loss: Any, reward: Any, *rest: Any, **values: Any) -> None:
+        self.steps += self._env.turn * len(self._env.agents)
+        self.scores.append(reward)
+        self.losses.append(as_number(loss))
+        if self._logger is not None:
+            self._logger.record_epoch(epoch, loss, reward, *rest, **values)
+
+    def record_step(self, stats: Any) -> None:
+        if self._logger is not None:
+            self._logger.record_step(stats)
+
+
+def _run_sequentially(env: Any, config: Any, options: Options, seed: int, logger: Any) -> Experiment:
+    began = time.monotonic()
+    seed_all([seed])
+    recorder, before = _Recorder(env, logger), env.config
+    env.config = config
+    try:
+        env.run_experiment(
+            animate=options.animate, logging=True, logger=recorder, output_dir=Path(options.output_dir or ".")
+        )
+    finally:
+        env.config = before
+    scores, updates = recorder.scores, len(recorder.scores) * len(env.agents)
+    return Experiment(len(scores), recorder.steps, updates, 0, time.monotonic() - began, 0.0, scores, recorder.losses)
 
 
 def _as_config(config: Any) -> Any:

@@ -36,8 +36,10 @@ def rings_for(memory: Any, copies: int) -> list[Buffer]:
 def _fill(ring: Buffer, memory: Any) -> None:
     """Adds the memory's newest rows; at equal capacities each row keeps its position."""
     idx, size = int(memory.idx), int(memory.size)
-    wrapped = idx < size  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
-    for positions in (np.arange(memory.capacity if wrapped else 0), np.arange(idx)):
+    parts = [np.arange(idx)]
+    if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
+        parts.insert(0, np.arange(idx if ring.capacity > memory.capacity else 0, memory.capacity))
+    for positions in parts:
         positions = positions[-ring.capacity :]
         if len(positions):
             ring.put_rows(_rows_of(memory, positions), size)
@@ -50,16 +52,25 @@ def _rows_of(memory: Any, positions: NDArray[np.int64]) -> dict[str, NDArray[Any
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
-    """Writes the rings' rows into sorrel's own buffer; of several rings the rows of one copy follow one another."""
+    """Writes the rings' rows into the caller's own buffer, the newest ones if it has room for fewer.
+
+    Of several rings the rows of one copy follow one another.
+    """
     if memory is rings[0]:
         return
-    if len(rings) == 1:
+    if len(rings) == 1 and rings[0].capacity == memory.capacity:
         columns, idx, size = _snapshot(rings[0]), rings[0].idx, rings[0].size
     else:
         parts = [_in_order(ring) for ring in rings]
         columns = {name: np.concatenate([part[name] for part in parts])[-memory.capacity :] for name in parts[0]}
         size = len(columns["states"])
         idx = size % memory.capacity
+    if isinstance(memory, Buffer):
+        memory.clear()
+        if size:
+            memory.put_rows({**columns, **{name: columns[theirs] for name, theirs in _COLUMNS.items()}}, size)
+            memory.release()
+        return
     for name, rows in columns.items():
         target = memory.extra_data[name] if name in memory.extra_data else getattr(memory, name)
         target[: len(rows)] = rows

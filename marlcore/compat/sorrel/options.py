@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ...checks import check_whole
+from ...checks import came, check_whole, names_error
 
-__all__ = ["Options", "Schedule", "check_environment", "schedule_of"]
+__all__ = ["Options", "Schedule", "check_environment", "check_learnable", "chosen_options", "schedule_of"]
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
 SHARED = "marlcore.compat.sorrel.Buffer"
+NAMES_OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
+ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Options:
         max_restarts: of each process in ten minutes.
         timeout: seconds for one turn or update; a process that takes longer is killed and started again.
         animate, logging, output_dir: see sorrel's `run_experiment`; the first copy of the world is animated.
+        replace_loop: runs sorrel's standard loop also for an environment whose class overrides `run_experiment`, which
+            is refused otherwise.
     """
 
     updates_per_epoch: float | None = 1.0
@@ -51,6 +56,7 @@ class Options:
     animate: bool = False
     logging: bool = True
     output_dir: Path | str | None = None
+    replace_loop: bool = False
 
     def __post_init__(self) -> None:
         if self.updates_per_epoch is not None and not 0 < self.updates_per_epoch < float("inf"):
@@ -63,6 +69,34 @@ class Options:
         for name in ("timeout", "save_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected seconds above 0, got {getattr(self, name)!r}")
+
+
+def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[bool, Options]:
+    """Whether to use processes, and the options: those given, then those of the configuration's `multiprocessing`.
+
+    Beside the names of `Options`, that section may have `enabled` (true if it is missing), `num_learner_processes`,
+    `mode` for `publish_mode`, and `train_interval` for `publish_interval`.
+
+    Raises: ValueError, TypeError: an option is unknown or out of range; the message names it.
+    """
+    section = getattr(config, "multiprocessing", None)
+    if not isinstance(section, Mapping | None):
+        raise TypeError(f"config: multiprocessing: expected a section, got {came(section)}")
+    chosen = dict(section or {})
+    enabled, learners = chosen.pop("enabled", True), chosen.pop("num_learner_processes", None)
+    if not isinstance(enabled, bool):
+        raise TypeError(f"config: multiprocessing.enabled: expected true or false, got {came(enabled)}")
+    models = len({id(getattr(agent, "model", None)) for agent in getattr(env, "agents", ())})
+    if learners not in (None, models):
+        raise ValueError("config: multiprocessing.num_learner_processes: "
+                         f"expected null or {models}, one for each model, got {came(learners)}")  # fmt: skip
+    names = {field.name for field in fields(Options)}
+    if not chosen.keys() <= names | ALIASES.keys():
+        raise names_error("config: multiprocessing", {"enabled", "num_learner_processes", *ALIASES, *names}, chosen)
+    for alias, name in ALIASES.items():
+        if {alias, name} <= chosen.keys():
+            raise ValueError(f"config: multiprocessing: expected {alias} or {name}, got both")
+    return enabled, Options(**{**{ALIASES.get(name, name): value for name, value in chosen.items()}, **given})
 
 
 @dataclass(frozen=True)
@@ -106,18 +140,36 @@ def _required(config: Any, name: str, least: int) -> int:
 
 
 def check_environment(env: Any) -> None:
-    """Raises ValueError, TypeError: it is no environment of sorrel, has no agents, or one of their models cannot learn.
-
-    The message is one line that names it.
-    """
+    """Raises TypeError: it is no environment of sorrel."""
     for name in ("take_turn", "reset", "world", "config"):
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
+
+
+def check_learnable(env: Any, replace_loop: bool) -> None:
+    """Raises ValueError, TypeError: the environment cannot be run in processes.
+
+    It is of another release of sorrel than 1.6, has a loop of its own, no agents, or one of their models cannot learn.
+    """
+    kind = type(env).__name__
+    for name in NAMES_OF_1_6:
+        if not hasattr(env, name):
+            raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
+                            "releases and its development branch are not supported")  # fmt: skip
+    if not replace_loop and _has_own_loop(env):
+        raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
+                         "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
     agents = getattr(env, "agents", None)
     if not agents:
-        raise ValueError(f"env: expected agents, got {type(env).__name__} with none")
+        raise ValueError(f"env: expected agents, got {kind} with none")
     for i, agent in enumerate(agents):
         _check_model(f"agents[{i}].model", getattr(agent, "model", None))
+
+
+def _has_own_loop(env: Any) -> bool:
+    bases = [base for base in type(env).__mro__ if base.__name__ == "Environment"]
+    mine = getattr(env, "run_experiment", None)
+    return bool(bases) and getattr(mine, "__func__", mine) is not getattr(bases[-1], "run_experiment", None)
 
 
 def _check_model(label: str, model: Any) -> None:

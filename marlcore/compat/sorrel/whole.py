@@ -27,19 +27,22 @@ def copied(model: Any, memory: Any) -> Any:
 
 
 def restore(model: Any, memory: Any, store: ParameterStore, saved: tuple[str, ...]) -> Mapping[str, Any]:
-    """Gives a model what its learner saved last, and the weights and epsilon that it published last.
+    """Gives a model the weights and epsilon that its learner published last, and all else that it saved last.
 
     Returns: the extras of that publication.
 
-    Raises: TimeoutError: the only slot of a snapshot store is torn, since its publisher died while it wrote; the model
-        is unchanged.
+    Raises:
+        TimeoutError: the only slot of a snapshot store is torn, since its publisher died while it wrote; the model is
+            unchanged.
+        Exception: what a class of the model raises where it is unpickled; the model has the weights and epsilon.
     """
     subscriber = store.subscriber(networks(model))
     subscriber.pull()
     extras = subscriber.extras
+    model.epsilon = extras["epsilon"]
     if extras["saved"]:
         whole = unpack(Path(saved[int(extras["saved"]) % 2]).read_bytes(), {_MEMORY: memory})
         vars(model).update(vars(whole))
         store.subscriber(networks(model)).pull()  # the saved weights are older
-    model.epsilon = extras["epsilon"]
+        model.epsilon = extras["epsilon"]
     return extras

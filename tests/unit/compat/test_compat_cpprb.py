@@ -11,9 +11,12 @@ from multiprocessing.managers import SyncManager
 import numpy as np
 import pytest
 from meanwhile import running
+from seams import patch
 
 from marlcore.compat import ring as rings
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
+from marlcore.memory import SHM_DIR
+from marlcore.memory.native_writers import AddRows
 from marlcore.testing.rows import torn
 
 ENV = {
@@ -448,7 +451,45 @@ def test_names_shapes_and_dtypes_are_free() -> None:
     np.testing.assert_array_equal(sample["frame"][0], np.arange(200))
 
 
+def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
+    """A contiguous array of the field's dtype goes to the ring itself; any other one is staged, as a small field is."""
+    buffer = MPReplayBuffer(64, {"frame": {"shape": 200}, "t": {}})
+    buffer.add(frame=np.zeros((2, 200)), t=[0, 1])
+    lent = []
+    append = AddRows.__call__
+    monkeypatch.setattr(AddRows, "__call__", lambda add, frames: (lent.extend(frames), append(add, frames))[1])
+    block = np.arange(4 * 400, dtype=np.float32).reshape(4, 400)
+    frozen = block[:, :200].copy()
+    frozen.flags.writeable = False
+    ours = [frozen, frozen.ravel(), block[:, 200:], frozen.astype(np.float64), frozen.astype(">f4"), frozen.tolist()]
+    for given in ours:
+        buffer.add(frame=given, t=np.arange(4))
+    assert [np.shares_memory(one, given) for one, given in zip(lent, ours[:-1], strict=False)] == [True] * 2 + [
+        False
+    ] * 3
+    held = buffer.get_all_transitions()
+    for i, given in enumerate(ours):
+        rows = slice(2 + 4 * i, 6 + 4 * i)
+        np.testing.assert_array_equal(held["frame"][rows], np.reshape(given, (4, 200)))
+        assert held["t"][rows].ravel().tolist() == [0, 1, 2, 3]
+
+
 # ---- processes ----
+
+
+@BOTH
+def test_a_full_dev_shm_is_no_error(cls, monkeypatch) -> None:
+    """As in cpprb, whose memory is then a file in the temporary directory too."""
+    patch(monkeypatch, "memory", free_bytes=lambda directory: 0 if directory == SHM_DIR else 1 << 30)
+    buffer = cls(100, {"who": {"dtype": "int64"}, "t": {"dtype": "int64"}})
+    explorer = mp.get_context("fork").Process(target=explore, args=[buffer, 1, 50])
+    with running(explorer):
+        pass
+    other = pickle.loads(pickle.dumps(buffer))  # as a spawned process gets it
+    explore(other, 2, 50)
+    assert buffer.get_all_transitions()["who"].ravel().tolist() == [1] * 50 + [2] * 50
+    other.close()
+    buffer.close()
 
 
 def explore(buffer: MPReplayBuffer, who: int, count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,33 @@ def test_a_memory_gets_the_rows_back(rows: int) -> None:
     np.testing.assert_array_equal(target.states, memory.states)
     np.testing.assert_array_equal(target.extra_data["positions"], memory.extra_data["positions"])
     ring.close()
+
+
+def test_a_memory_smaller_than_its_ring_gets_its_newest_rows_back() -> None:
+    """A ring has room for a stack and the row after it, which sorrel's memory need not have."""
+    memory = double.Buffer(4, (1,), 5)
+    for t in range(7):
+        memory.add([t], t, t / 2, False)
+    (ring,) = rings_for(memory, 1)
+    assert ring.capacity == 7 and ring.actions[ring.positions()].tolist() == [3, 4, 5, 6]
+    ring.add([7], 7, 3.5, True)
+    give_back([ring], memory)
+    assert (memory.idx, memory.size, memory.last_transition()) == (0, 4, (7, 3.5, True))
+    assert memory.states[:, 0].tolist() == [4, 5, 6, 7] and memory.dones.tolist() == [0, 0, 0, 1]
+    ring.close()
+
+
+def test_a_buffer_of_marlcore_gets_the_rows_of_all_copies_back() -> None:
+    memory = Buffer(20, (1,), 2, positions=(2,))
+    memory.add([1], 1, 0.5, False, positions=(3, 4))
+    rings = rings_for(memory, 2)
+    rings[1].add([2], 0, 1.5, True, positions=(5, 6))
+    give_back(rings, memory)
+    assert (len(memory), memory.last_transition(1), memory.last_transition()) == (2, (1, 0.5, False), (0, 1.5, True))
+    assert memory.extra_data["positions"][:2].tolist() == [[3, 4], [5, 6]]
+    pickle.loads(pickle.dumps(memory)).add([3], 1, 0.0, False)  # it is free for the next process
+    for ring in (*rings, memory):
+        ring.close()
 
 
 def test_a_buffer_of_marlcore_is_its_own_ring() -> None:

@@ -18,7 +18,7 @@ from marlcore import ClosedError
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor
 from marlcore.compat.sorrel.learner import Learner
-from marlcore.compat.sorrel.options import Options, schedule_of
+from marlcore.compat.sorrel.options import Options, chosen_options, schedule_of
 from marlcore.compat.sorrel.session import Session
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Interrupts
@@ -381,6 +381,44 @@ def test_a_model_that_is_no_module_is_trained_too() -> None:
     torch.testing.assert_close(env.agents[0].model.net.bias.detach(), bias + 6)
 
 
+def test_a_random_model_plays_beside_one_that_learns() -> None:
+    models = [double.RandomModel(), double.Model()]
+    env = double.Environment(double.config(epochs=9), [double.Agent(model) for model in models])
+    with in_turn(env) as run:
+        run.finish()
+    assert int(models[1].updated) > 0 and models[0].memory.size == 1 and models[1].memory.size == 64
+
+
+class Reluctant(double.Model):
+    """A model that cannot be unpickled."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise ArithmeticError("not\nagain")
+
+
+def test_what_cannot_be_handed_back_costs_nothing_else(caplog: Any) -> None:
+    """Models come first; a model that cannot be read again still gets its weights, and a memory costs only itself."""
+    env = double.make(agents=3, epochs=9)
+    with in_turn(env) as run:
+        while run.epoch():
+            pass
+        run.learners[1]._model.__class__ = Reluctant
+        for learner in run.learners:
+            learner.finish()
+        env.agents[0].model.memory.states.flags.writeable = False
+        run.session.hand_back()
+    models = [agent.model for agent in env.agents]
+    for model, learner in zip(models, run.learners, strict=True):
+        assert torch.equal(model.local.weight, learner._model.local.weight) and int(model.updated) > 0
+        assert model.epsilon == learner._model.epsilon
+    assert [len(model.optimizer.state) for model in models] == [2, 0, 2]
+    assert [model.memory.size for model in models] == [0, 64, 64]
+    assert [record.getMessage() for record in caplog.records] == [
+        "agents[1].model: only its weights and epsilon are handed back (ArithmeticError('not\\nagain'))",
+        "agents[0].model.memory: its rows are lost (ValueError('assignment destination is read-only'))",
+    ]
+
+
 def test_the_callers_environment_is_untouched_until_the_end() -> None:
     env = double.make(epochs=3)
     before, memory, world = states_of(env), env.agents[0].model.memory, env.world
@@ -413,6 +451,41 @@ def test_a_role_ends_where_the_experiment_stops() -> None:
             run.actor.step()
 
 
+class OwnLoop(double.Environment):
+    """As sorrel's iowa, whose loop saves every model in every period."""
+
+    saved = 0
+
+    def run_experiment(self, *args: Any, **options: Any) -> None:
+        super().run_experiment(*args, **options)
+        self.saved += 1
+
+
+def own_loop(**section: Any) -> Any:
+    env = double.make(epochs=3, model=Repeatable)
+    env.__class__ = OwnLoop
+    env.config.multiprocessing = section
+    return env
+
+
+def test_enabled_false_runs_the_environments_own_loop() -> None:
+    theirs, ours, log = double.make(epochs=3, model=Repeatable), own_loop(enabled=False), double.StepLogger()
+    theirs.run_experiment(their_log := double.StepLogger())
+    done = run_experiment_mp(ours, logger=log)
+    assert ours.saved == 1 and states_of(ours) == states_of(theirs)
+    assert (log.epochs, log.turns, log.values) == (their_log.epochs, their_log.turns, their_log.values)
+    assert (done.epochs, done.steps, done.updates, done.restarts) == (4, 4 * 8 * 2, 8, 0)
+    assert done.scores == [row[2] for row in log.epochs] and done.losses == [row[1] for row in log.epochs]
+
+
+def test_the_configurations_section_sets_the_options() -> None:
+    section = {"enabled": True, "mode": "snapshot", "train_interval": 4, "num_learner_processes": 2, "ahead": 1}
+    env = own_loop(**section)
+    chosen = chosen_options(env, env.config, {"ahead": 0, "replace_loop": True})
+    assert chosen == (True, Options(publish_mode="snapshot", publish_interval=4, ahead=0, replace_loop=True))
+    assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
+
+
 def without(name: str) -> Any:
     model = SimpleNamespace(train_step=lambda: 0, memory=double.Buffer(4, (7,)), epsilon=0.0)
     delattr(model, name)
@@ -441,6 +514,17 @@ class Rollouts(double.Buffer):
         (double.make, {"updates_per_epoch": 0}, ValueError, "updates_per_epoch: expected a number above 0 or None"),
         (double.make, {"timeout": 0}, ValueError, "timeout: expected seconds above 0, got 0"),
         (double.make, {"publish_mode": "twice"}, ValueError, "mode: expected snapshot, double_buffer"),
+        (lambda: SimpleNamespace(take_turn=0, reset=0, world=0, config=0), {}, TypeError,
+         r"env: expected an Environment of sorrel 1\.6, got SimpleNamespace without aggregate_epoch_stats; sorrel's "
+         "earlier releases and its development branch are not supported"),
+        (own_loop, {}, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: pass "
+         r"replace_loop=True to run sorrel's standard loop in its place, or call env\.run_experiment"),
+        (lambda: own_loop(mod=1), {}, ValueError, r"config: multiprocessing: expected .*, got \['mod'\]"),
+        (lambda: own_loop(mode="snapshot", publish_mode="snapshot"), {}, ValueError,
+         "config: multiprocessing: expected mode or publish_mode, got both"),
+        (lambda: own_loop(enabled="no"), {}, TypeError, r"multiprocessing\.enabled: expected true or false, got 'no'"),
+        (lambda: own_loop(num_learner_processes=3), {}, ValueError,
+         r"multiprocessing\.num_learner_processes: expected null or 2, one for each model, got 3"),
         (double.make, {"steps": 3}, TypeError, "unexpected keyword argument 'steps'"),
     ],
 )  # fmt: skip

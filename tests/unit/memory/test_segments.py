@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import stat
@@ -29,6 +30,7 @@ from marlcore.memory.atomic import replace_file
 from marlcore.memory.files import File
 from marlcore.memory.native import try_lock
 from marlcore.memory.segment import Segment, SegmentHandle
+from marlcore.memory.space import SHM_DIR, notice_spill
 from marlcore.memory.survey import sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}
@@ -282,6 +284,45 @@ def test_a_full_file_system_is_an_error(small_tmpfs, monkeypatch, free_is_known)
     assert descriptors() == fds
     made = Segment.create("test", DESCRIPTION, 1 << 19, path=small_tmpfs / "file")
     made.close()
+
+
+@pytest.mark.parametrize("has_tmpfile", [True, False])
+def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch, caplog, has_tmpfile):
+    """Its file never keeps a name; other processes attach through its creator's descriptor."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    patch(monkeypatch, "memory", free_bytes=lambda directory: 0 if directory == SHM_DIR else 1 << 20)
+    notice_spill.cache_clear()
+    opened = File.open
+
+    def without_tmpfile(file, path, flags, *mode):
+        if not has_tmpfile and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        opened(file, path, flags, *mode)
+
+    monkeypatch.setattr(File, "open", without_tmpfile)
+    fds = descriptors()
+    made = Segment.create("test", DESCRIPTION, 10_000, spill=True)
+    again = Segment.create("test", DESCRIPTION, 10, spill=True)
+    assert list(tmp_path.iterdir()) == []
+    assert os.readlink(made.path).startswith(str(tmp_path))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"/dev/shm has no room: buffers take unlinked files in {tmp_path} instead"
+    ]
+    with closing(Segment.attach(made.handle)) as other:
+        made.body[9_999] = 7
+        assert other.body[9_999] == 7 and made.lock(1) is not None and other.description == DESCRIPTION
+        made.unlink()
+    made.close()
+    for gone in (made.handle, replace(again.handle, nonce=1)):
+        with pytest.raises((SegmentNotFound, StaleHandle)):
+            Segment.attach(gone)
+    again.close()
+    assert descriptors() == fds
+    for path, spill in ((None, False), (SHM_DIR / "named", True)):
+        with pytest.raises(SharedMemoryFull, match=r"^/dev/shm: .* bytes asked for, 0 free; [^;]*$"):
+            Segment.create("test", DESCRIPTION, 10, path, spill=spill)
+    with pytest.raises(SharedMemoryFull, match=rf"^/dev/shm: .*; {tmp_path}: 2101248 bytes asked for, 1048576 free$"):
+        Segment.create("test", DESCRIPTION, 2 << 20, spill=True)
 
 
 # ---- what is attached to is checked ----
