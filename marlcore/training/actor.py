@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import rows_of
+from ..envs import views_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Action, Outcome, Turn, VectorEnvironment
 from ..processes import NAME_BYTES
@@ -207,6 +208,7 @@ class Actor:
         sync_interval: int,
     ) -> None:
         self._env = env
+        self._views = views_of(env)
         self._policies = policies
         self._seats = seats
         self._sync_interval = sync_interval
@@ -226,6 +228,11 @@ class Actor:
     def observe(self) -> None:
         """Writes the outcomes of earlier actions; here it may wait for a learner."""
         outcomes, self._turns = self._env.observe()
+        if self._views:
+            for outcome in outcomes:
+                self._views[outcome.agent].check_outcome(outcome)
+            for turn in self._turns:
+                self._views[turn.agent].check(turn.copies, turn.obs, acting=True)
         for outcome in outcomes:
             self._seats[outcome.agent].finish(outcome)
 

@@ -834,6 +834,7 @@ BAD_ROWS = {
         ({"reward": float("nan")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": float("-inf")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": 1e39}, r"reward: expected a finite number, got NaN or infinity"),
+        (with_obs(state=[0, -1e39, 0]), r"obs['state']: expected values in float32's range, got -1e+39"),
         ({"truncated": True}, r"final_obs: expected the observation after a truncated transition, got None"),
         ({"final_obs": good_row()["obs"]}, r"final_obs: expected None unless terminated or truncated"),
         (
@@ -925,6 +926,7 @@ BAD_BATCHES = {
         (batch_of(action=np.ones((4, 2), int)), "action: expected int64 (4,), got shape (4, 2)"),
         (batch_of(obs=None), "obs: expected the fields ['frame', 'id', 'state'], got None"),
         (batch_obs(id=[1, 2, 300, 4]), "obs['id']: expected values in int8's range, got 1 to 300"),
+        (batch_obs(state=np.full((4, 3), 1e39)), "obs['state']: expected values in float32's range, got 1e+39"),
         (batch_obs(state=np.zeros((4, 2))), "obs['state']: expected float32 (4, 3), got shape (4, 2)"),
         (batch_of(terminated=True), "terminated: expected bool (4,), got shape ()"),
         (batch_of(truncated=np.ones(3, bool)), "truncated: expected bool (4,), got shape (3,)"),

@@ -142,6 +142,7 @@ BAD = [
     ({"reward": 0.0}, ValueError, "reward: expected float32 (3,), got shape ()"),
     ({"reward": ["a"] * 3}, TypeError, "reward: expected float32 (3,), got dtype <U1"),
     ({"obs": np.zeros((3, 5))}, ValueError, "obs: expected float32 (3, 4), got shape (3, 5)"),
+    ({"obs": np.full((3, 4), 1e39)}, ValueError, "obs: expected values in float32's range, got 1e+39"),
     ({"obs": None}, ValueError, "obs: expected float32 (3, 4), got shape ()"),
     ({"action": [0.5, 0, 0]}, TypeError, "action: expected int64 (3,), got dtype float64"),
     ({"terminated": [0, 0, 1]}, TypeError, "terminated: expected bool (3,), got dtype int64"),
