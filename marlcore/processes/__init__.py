@@ -12,7 +12,7 @@ from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
-from .worker import WorkerProcess, check_picklable, reason_of
+from .worker import Failure, WorkerProcess, check_picklable
 
 __all__ = [
     "BEATS",
@@ -26,6 +26,7 @@ __all__ = [
     "STEPS",
     "UPDATES",
     "Control",
+    "Failure",
     "ForkServer",
     "Interrupts",
     "Metric",
@@ -39,5 +40,4 @@ __all__ = [
     "Workers",
     "check_picklable",
     "end_with_parent",
-    "reason_of",
 ]

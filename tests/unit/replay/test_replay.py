@@ -834,6 +834,7 @@ BAD_ROWS = {
         ({"reward": float("nan")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": float("-inf")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": 1e39}, r"reward: expected a finite number, got NaN or infinity"),
+        ({"log_prob": 1e39}, r"log_prob: expected values in float32's range, got 1e+39"),
         (with_obs(state=[0, -1e39, 0]), r"obs['state']: expected values in float32's range, got -1e+39"),
         ({"truncated": True}, r"final_obs: expected the observation after a truncated transition, got None"),
         ({"final_obs": good_row()["obs"]}, r"final_obs: expected None unless terminated or truncated"),
