@@ -84,13 +84,13 @@ class WorkerFailed(MarlcoreError):
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
             "death" (usually by a signal) or "hang".
-        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. If
-            it diverged, one line.
+        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
+            line where that tells all: it diverged, or the disk is full.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:
         whose = f"{worker}'s environment" if reason == "environment" else worker
-        separator = " " if reason == "diverged" else "\n"
+        separator = "\n" if "\n" in traceback else " "
         super().__init__(f"{whose} failed:{separator}{traceback}")
         self.worker = worker
         self.reason = reason

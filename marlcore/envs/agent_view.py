@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,11 +188,19 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
-    found = {name: float(value) for name, value in info.items() if _is_number(name, value)}
+    found = {name: _as_float(value) for name, value in info.items() if _is_number(name, value)}
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         found |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return found
+
+
+def _as_float(value: Any) -> float:
+    """The number; an integer beyond float64 is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_number(name: Any, value: Any) -> bool:

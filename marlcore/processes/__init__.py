@@ -11,14 +11,13 @@ from .group import PRELOAD, WorkerContext, Workers
 from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
-from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
+from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
 from .worker import Failure, WorkerProcess, check_picklable
 
 __all__ = [
     "BEATS",
     "DONE",
     "EPISODES",
-    "NAME_BYTES",
     "PID",
     "PRELOAD",
     "READY",
@@ -39,5 +38,7 @@ __all__ = [
     "WorkerProcess",
     "Workers",
     "check_picklable",
+    "encoded_name",
     "end_with_parent",
+    "fitting_name",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 __all__ = ["ChildProcess", "Failure", "WorkerProcess", "check_picklable", "surroundings", "wait_any"]
 
 STATUS_S = 1.0  # for a dead process's exit status to arrive
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class Failure:
         """The failure by the exception that is handled now: with its traceback, unless its message tells all."""
         if isinstance(error, Diverged):
             return cls("diverged", str(error))
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return cls("worker", str(error))
         return cls("environment" if isinstance(error, EnvironmentFailed) else "worker", traceback.format_exc())
 
 

@@ -15,7 +15,6 @@ from ..checks import rows_of
 from ..envs import views_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Action, Outcome, Turn, VectorEnvironment
-from ..processes import NAME_BYTES
 from ..spaces import Spaces, Values
 from ..spec import TransitionSpec
 from .policy import Player, PublishedPolicy
@@ -137,7 +136,7 @@ class Seat:
         self._report(self._agent, "episode_length", self._lengths[copies].tolist())
         for _, numbers in infos:
             for name, value in numbers.items():
-                self._report(self._agent, _fitting(f"info/{name}"), [value])
+                self._report(self._agent, f"info/{name}", [value])
 
     def act(self, turn: Turn) -> NDArray[Any]:
         """Chooses the actions of a turn, and remembers them for their outcome."""
@@ -271,11 +270,6 @@ def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
     for one in spaces.shifted(action):
         if not spaces.action.contains(one):
             raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {one.tolist()}")
-
-
-def _fitting(name: str) -> str:
-    """A metric's name, which the environment chose, cut to the bytes that telemetry has."""
-    return name.encode()[:NAME_BYTES].decode(errors="ignore")
 
 
 def _taken(values: Values, at: Any) -> Values:

@@ -48,8 +48,8 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             _take_turns(learners, actors, evaluators, may_go_on, monitor)
         except WorkerFailed as failed:
             for learner in learners:
-                if failed.reason == "diverged" and learner.name == failed.worker:
-                    continue
+                if learner.name == failed.worker and "\n" not in failed.traceback:
+                    continue  # it diverged or the disk is full: it would fail again
                 try:
                     learner.finish()
                 except Exception as error:  # it may be the one that failed

@@ -20,6 +20,7 @@ from relay import Relay
 
 from marlcore.envs import vectorize
 from marlcore.envs.agent_view import AgentView
+from marlcore.envs.agent_view import numbers as numbers_of
 from marlcore.envs.pettingzoo import ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import VectorEnvironment
@@ -288,6 +289,14 @@ def test_a_wrong_value_is_named_with_copy_and_agent(what: str) -> None:
     with pytest.raises(EnvironmentFailed, match=f"^environment copy 2{LINES[what]}") as error:
         rounds(env)
     assert "\n" not in str(error.value)
+
+
+def test_an_integer_beyond_floats_is_an_infinite_number_of_an_info() -> None:
+    assert numbers_of({"big": 10**400, "small": -(10**400), "half": 0.5}) == {
+        "big": np.inf,
+        "small": -np.inf,
+        "half": 0.5,
+    }
 
 
 def test_a_box_that_says_so_may_hold_infinities_but_no_nan() -> None:

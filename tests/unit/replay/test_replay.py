@@ -345,17 +345,6 @@ def test_capacity_is_rounded_down_to_whole_lanes():
         assert replay.nbytes > 9 * 32
 
 
-def test_rows_of_one_row_lanes_cannot_be_sampled():
-    with ReplayBuffer.create(SCALAR, 3, lanes=3) as replay:
-        write(replay, [(1, 0, "terminated"), (2, 0, "terminated")], lane=2)
-        assert len(replay) == 1
-        with pytest.raises(ValueError, match=r"^stack \+ n_step: expected at most the 1 rows of a lane, got 1 \+ 1"):
-            replay.sampler(1)
-        with replay.writer() as writer, pytest.raises(ValueError):
-            writer.add(0.0, 0, 0.0, truncated=True, final_obs=1.0)
-        assert len(replay) == 1
-
-
 def test_two_rows_a_lane_are_enough_for_a_step():
     with ReplayBuffer.create(SCALAR, 2) as replay:
         write(replay, [(1, 5, ""), (2, 6, "")])
@@ -976,6 +965,11 @@ def test_a_bad_batch_is_refused_by_name_and_changes_nothing(columns, error, mess
         ({"capacity": -5}, ValueError, "capacity: expected an integer of at least 1, got -5"),
         ({"capacity": 10.0}, ValueError, "capacity: expected an integer of at least 1, got 10.0"),
         ({"capacity": True}, ValueError, "capacity: expected an integer of at least 1, got True"),
+        (
+            {"capacity": 1},
+            ValueError,
+            "capacity: expected at least 2, 2 rows a lane for a truncated transition and its",
+        ),
         ({"capacity": 2**32}, ValueError, "capacity: expected from 1 rows, one a lane, to 4294967295, got 4294967296"),
         ({"capacity": 3, "lanes": 4}, ValueError, "capacity: expected from 4 rows, one a lane, to 4294967295, got 3"),
         ({"lanes": 0}, ValueError, "lanes: expected an integer of at least 1, got 0"),

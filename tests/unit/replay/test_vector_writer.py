@@ -195,14 +195,6 @@ def test_a_spec_with_next_obs_takes_truncated_rows_and_no_final_obs():
             vector.add(**rows(2))
 
 
-def test_a_boundary_row_needs_a_lane_of_two_rows():
-    with ReplayBuffer.create(SMALL, 2, lanes=2) as replay, replay.vector_writer() as vector:
-        vector.add(**rows(2))
-        with pytest.raises(ValueError, match="rows: expected at least one and at most the lane's capacity"):
-            vector.add(**rows(2), truncated=[False, True], final_obs=np.zeros((2, 4)), lanes=[0, 1])
-        assert vector.add(**rows(2)).tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("damaged", range(3))
 def test_damage_of_one_lane_is_found_before_anything_is_written(damaged):
     with ReplayBuffer.create(SMALL, 30, lanes=3) as replay, replay.vector_writer() as vector:

@@ -29,6 +29,7 @@ from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
 from marlcore.training.names import actor_names
 from marlcore.training.policies import AssignedPolicy
 from marlcore.training.policy import Player
+from marlcore.training.worker import Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -113,6 +114,15 @@ def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> Non
     scene.control.stop()
     scene.thread.join()
     assert len(scene.actors) == 1
+
+
+def test_a_metrics_name_is_cut_by_its_bytes() -> None:
+    with Control.create(["actor-0"]) as control, Telemetry.create(["actor-0"]) as telemetry:
+        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
+        worker = Worker("actor-0", blueprint)
+        worker.report(AGENT, "win_rate/" + "\xfc" * 60, 0.5)
+        worker.close()
+        assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
 
 
 class Foreign:
