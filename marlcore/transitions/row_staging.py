@@ -120,7 +120,7 @@ def rows_put(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
     if isinstance(at, slice):
         view, at = view[at], ...
     direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
-    wider: set[np.dtype[Any]] = set()  # the same, unless a value is beyond the field's range
+    wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
     if dtype in _FLOATS:  # the C core itself refuses rewards that float32 does not hold
         direct = {one for one in _FLOATS if one.itemsize <= dtype.itemsize or field is _REWARD}
         wider = _FLOATS - direct
