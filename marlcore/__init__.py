@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .envs import TreasureHunt as TreasureHunt
     from .errors import CallbackFailed as CallbackFailed
     from .errors import ClosedError as ClosedError
+    from .errors import Diverged as Diverged
     from .errors import EnvironmentFailed as EnvironmentFailed
     from .errors import LaneBusy as LaneBusy
     from .errors import LayoutMismatch as LayoutMismatch
@@ -105,6 +106,7 @@ _HOME = {
     "Constant": "training",
     "DQN": "algos",
     "Environment": "interfaces",
+    "Diverged": "errors",
     "EnvironmentFailed": "errors",
     "Evaluation": "training",
     "EvaluationConfig": "training",

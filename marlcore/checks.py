@@ -13,13 +13,24 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
-__all__ = ["as_field", "came", "check_whole", "did_you_mean", "is_number", "names_error", "rows_of", "state_array"]
+__all__ = [
+    "as_field",
+    "came",
+    "check_finite",
+    "check_whole",
+    "did_you_mean",
+    "is_number",
+    "names_error",
+    "rows_of",
+    "state_array",
+]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
-    """`value` as an array of the field's shape and dtype.
+    """`value` as an array of the field's shape and dtype; infinities and NaN stay as they are.
 
-    Raises: ValueError, TypeError: the message names the field, the expected value and the actual one.
+    Raises: ValueError, TypeError: the message names the field, the expected value and the actual one, such as a finite
+        float64 that float32 does not hold.
     """
     try:
         array = np.asarray(value)
@@ -34,7 +45,13 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     if integers:
         _check_range(label, field, array)
     if integers or np.can_cast(array.dtype, dtype, "same_kind"):
-        return array.astype(dtype)
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(dtype)
+        except FloatingPointError:
+            with np.errstate(over="ignore"):
+                beyond = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
+            raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {beyond[0]}") from None
     raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
 
 
@@ -51,6 +68,13 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
         found: NDArray[Any] = value
         return found
     return as_field(label, type(field)(shape, field.dtype), value)
+
+
+def check_finite(label: str, values: NDArray[Any]) -> None:
+    """Raises ValueError, naming the first such value: one is NaN or infinite."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise ValueError(f"{label}: expected finite numbers, got {values[~finite].flat[0]} in {came(values.tolist())}")
 
 
 def names_error(label: str, expected: Any, got: Any) -> ValueError:

@@ -13,6 +13,7 @@ from traceback import walk_tb
 __all__ = [
     "CallbackFailed",
     "ClosedError",
+    "Diverged",
     "EnvironmentFailed",
     "LaneBusy",
     "LayoutMismatch",
@@ -84,19 +85,25 @@ class EnvironmentFailed(MarlcoreError):
     """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`."""
 
 
+class Diverged(MarlcoreError):
+    """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again."""
+
+
 class WorkerFailed(MarlcoreError):
     """A worker raised, died or hung more often than the run allows.
 
     Attributes:
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
-        reason: the last failure: "environment" or "worker" (where an exception came from), "death" (usually by a
-            signal) or "hang".
-        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last.
+        reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
+            "death" (usually by a signal) or "hang".
+        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
+            line where that tells all: it diverged, or the disk is full.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:
         whose = f"{worker}'s environment" if reason == "environment" else worker
-        super().__init__(f"{whose} failed:\n{traceback}")
+        separator = "\n" if "\n" in traceback else " "
+        super().__init__(f"{whose} failed:{separator}{traceback}")
         self.worker = worker
         self.reason = reason
         self.traceback = traceback

@@ -15,11 +15,22 @@ from ..checks import check_whole
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
 from ..references import is_importable, resolve
+from .agent_view import AgentView
 from .recall import Recall
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 
-__all__ = ["NamedEnvironment", "Recall", "TreasureHunt", "TwoPlayer", "adapt", "factory", "make", "vectorize"]
+__all__ = [
+    "NamedEnvironment",
+    "Recall",
+    "TreasureHunt",
+    "TwoPlayer",
+    "adapt",
+    "factory",
+    "make",
+    "vectorize",
+    "views_of",
+]
 
 KINDS = (
     "treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
@@ -195,6 +206,13 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
             vector = _of_copies(envs)
         unless_built.pop_all()
     return vector
+
+
+def views_of(env: VectorEnvironment) -> dict[str, AgentView]:
+    """By agent, what checks the values of a caller's VectorEnvironment; empty for those here, which check their own."""
+    if type(env).__module__.startswith(f"{__name__}."):
+        return {}
+    return {agent: AgentView(agent, spaces, None, False) for agent, spaces in env.spaces.items()}
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:

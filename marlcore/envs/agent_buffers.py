@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field
+from ..checks import as_field, came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..spaces import ALONE, MASK, Values
@@ -128,8 +128,8 @@ class AgentBuffer:
     def _number(self, copy: int, reward: Any) -> float:
         try:
             return float(reward)
-        except (TypeError, ValueError) as error:
-            raise failed(copy, self.view.agent, f"reward: expected a number, got {reward!r}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise failed(copy, self.view.agent, f"reward: expected a number, got {came(reward)}") from error
 
     def _numbers_of(self, copies: list[int]) -> NDArray[np.int64]:
         return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)
@@ -170,7 +170,7 @@ class AgentBuffer:
         if isinstance(error, (KeyError, IndexError)):
             keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
             masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
-            return failed(copy, self.view.agent, f"obs: expected {keys}{masked}, got {observation!r}")
+            return failed(copy, self.view.agent, f"obs: expected {keys}{masked}, got {came(observation)}")
         return failed(copy, self.view.agent, error)
 
 

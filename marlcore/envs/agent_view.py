@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +14,14 @@ from numpy.typing import NDArray
 
 from ..checks import came, rows_of
 from ..errors import EnvironmentFailed
+from ..interfaces import Outcome
 from ..spaces import ALONE, MASK, Spaces, Values
 from ..spec import Field
 
-__all__ = ["AgentView", "failed", "label_of", "may_mask", "numbers"]
+__all__ = ["LARGEST_REWARD", "AgentView", "failed", "label_of", "may_mask", "numbers", "wrong_values"]
+
+ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -92,18 +97,19 @@ class AgentView:
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
         """Checks the values [k, ...] of these copies.
 
-        Raises EnvironmentFailed, naming the copy and the agent: a float is NaN, a discrete value is out of range or, if
-        the agent is `acting`, its mask allows no action.
+        Raises EnvironmentFailed, naming the copy, the agent and the part: a float is not finite, a discrete value is
+        out of range or, if the agent is `acting`, its mask allows no action.
         """
         arrays = values if isinstance(values, dict) else {ALONE: values}
         for part in self.spaces.parts:
-            wrong = _wrong(part.space, arrays[part.name])
+            wrong = wrong_values(part.space, arrays[part.name])
             if wrong is not None and wrong.any():
                 row = int(np.flatnonzero(wrong.reshape(len(copies), -1).any(axis=1))[0])
-                found = came(arrays[part.name][row].tolist())
-                raise failed(
-                    copies[row], self.agent, f"{label_of(part.keys)}: expected {came(part.space)}, got {found}"
-                )
+                value = arrays[part.name][row]
+                expected, got = came(part.space), came(value.tolist())
+                if value.dtype.kind in "fc":
+                    expected, got = "finite numbers", f"{value[wrong[row]].flat[0]} in {got}"
+                raise failed(copies[row], self.agent, f"{label_of(part.keys)}: expected {expected}, got {got}")
         if acting and self.spaces.masked:
             self._check_choice(copies, arrays[MASK])
 
@@ -118,11 +124,20 @@ class AgentView:
             raise failed(copies[row], self.agent, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}")
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed, naming the copy and the agent: a reward is not finite."""
-        finite = np.isfinite(reward)
-        if not finite.all():
-            row = int(np.flatnonzero(~finite)[0])
-            raise failed(copies[row], self.agent, f"reward: expected a finite number, got {reward[row]}")
+        """Raises EnvironmentFailed, naming the copy and the agent: a reward is not finite as a row's float32."""
+        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+        if not fits.all():
+            row = int(np.flatnonzero(~fits)[0])
+            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Checks rewards, and final observations where the episode ended. Raises EnvironmentFailed: see `check`."""
+        self.check_rewards(outcome.copies, outcome.reward)
+        ended = outcome.terminated | outcome.truncated
+        if outcome.final_obs is not None and ended.any():
+            final = outcome.final_obs
+            rows = {name: array[ended] for name, array in final.items()} if isinstance(final, dict) else final[ended]
+            self.check(outcome.copies[ended], rows, acting=False)
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
@@ -154,15 +169,15 @@ def _has_mask(space: gym.Space) -> bool:
     return isinstance(space, gym.Dict) and MASK in space.spaces
 
 
-def _wrong(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
+def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
     """Where values [k, ...] cannot be of the space; a Box's bounds are not checked, since many environments err."""
-    if values.dtype.kind == "f":
-        missing: NDArray[np.bool_] = np.isnan(values)
-        return missing
+    if values.dtype.kind in "fc":
+        wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
+        return wrong
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = space.n if isinstance(space, gym.Discrete) else space.nvec
-        wrong: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
-        return wrong
+        outside: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
+        return outside
     return None
 
 
@@ -173,11 +188,19 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
-    found = {name: float(value) for name, value in info.items() if _is_number(name, value)}
+    found = {name: _as_float(value) for name, value in info.items() if _is_number(name, value)}
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         found |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return found
+
+
+def _as_float(value: Any) -> float:
+    """The number; an integer beyond float64 is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_number(name: Any, value: Any) -> bool:

@@ -34,17 +34,18 @@ class Copies(CopyByCopy):
         for _ in range(EMPTY_EPISODES):
             while (agent := env.agent) is not None:
                 buffer = self._buffers[agent]
-                result = env.last()
+                with in_copy(copy, agent):
+                    result = env.last()
                 if not buffer.tell(copy, result):
                     buffer.ask(copy, result[0], result[4])
                     return
-                env.step(None)
+                self._act(copy, agent, None)
             self._end(copy)
             env.reset()
         raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
 
     def _act(self, copy: int, agent: str, action: Any) -> None:
-        with in_copy(copy):
+        with in_copy(copy, agent):
             self._envs[copy].step(action)
 
 

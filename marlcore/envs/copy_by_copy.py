@@ -105,19 +105,21 @@ class CopyByCopy(ABC):
 
 
 class in_copy:  # noqa: N801 - reads as "with in_copy(3)"; a generator's would cost three times as much
-    """Turns an environment's exception into EnvironmentFailed with the number of its copy."""
+    """Turns an environment's exception into EnvironmentFailed with the number of its copy, and the agent if known."""
 
-    __slots__ = ("_copy",)
+    __slots__ = ("_agent", "_copy")
 
-    def __init__(self, copy: int) -> None:
+    def __init__(self, copy: int, agent: str = "") -> None:
         self._copy = copy
+        self._agent = agent
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, EnvironmentFailed):
-            raise EnvironmentFailed(f"environment copy {self._copy}: {type(error).__name__}: {error}") from error
+            where = f"{self._copy}, {self._agent}" if self._agent else self._copy
+            raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
 
 
 def masks_in(

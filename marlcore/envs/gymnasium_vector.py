@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import rows_of
+from ..checks import as_field, rows_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from ..spaces import ALONE, MASK, Spaces, Values
-from .agent_view import AgentView, label_of, may_mask, numbers
+from ..spaces import ALONE, MASK, Part, Spaces, Values
+from .agent_view import AgentView, failed, label_of, may_mask, numbers
 from .gymnasium import AGENT
 
 __all__ = ["EnvPool", "GymnasiumVector", "is_envpool", "is_gymnasium_vector"]
@@ -155,7 +155,7 @@ class GymnasiumVector:
                 mask = last[MASK][copy] if MASK in last else None
                 plain, mask = self._view.split(info["final_obs"][copy], {} if mask is None else {MASK: mask})
                 for part in self._view.spaces.parts:
-                    arrays[part.name][copy] = part.of(plain)
+                    arrays[part.name][copy] = self._value(copy, part, part.of(plain))
                 if MASK in arrays:
                     arrays[MASK][copy] = False if mask is None else mask
         if MASK in arrays:  # no action follows, and many environments allow none
@@ -170,12 +170,26 @@ class GymnasiumVector:
         try:
             plain, mask = self._view.split(obs, info)
             for part in self._view.spaces.parts:
-                arrays[part.name] = rows_of(label_of(part.keys), part.field, part.of(plain), self.copies)
+                value = part.of(plain)
+                try:
+                    arrays[part.name] = rows_of(label_of(part.keys), part.field, value, self.copies)
+                except ValueError:
+                    if np.shape(value)[:1] == (self.copies,):
+                        for copy in range(self.copies):
+                            self._value(copy, part, value[copy])  # tells whose value it is
+                    raise
             if self._view.spaces.masked:
                 arrays[MASK] = self._masks(mask)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
         return arrays if isinstance(self._view.spaces.obs, dict) else arrays[ALONE]
+
+    def _value(self, copy: int, part: Part, value: Any) -> NDArray[Any]:
+        """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
+        try:
+            return as_field(label_of(part.keys), part.field, value)
+        except (TypeError, ValueError) as error:
+            raise failed(copy, AGENT, error) from error
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
         """The masks of all copies; a copy whose info held none allows nothing, which `check` refuses if it acts."""

@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
+from ..checks import as_field
 from ..spaces import ALONE, JOINT, MASK
+from ..spec import Field
 
 __all__ = ["JointEnvironment", "JointObservations"]
 
@@ -56,6 +58,7 @@ class JointEnvironment:
         self._sizes = {agent: int(np.prod(shape)) for agent, shape in flat.items()}
         size = int(np.prod(state.shape)) if state is not None and self._has_state else sum(self._sizes.values())
         self._joint = gym.Box(-np.inf, np.inf, (size,), np.float32)
+        self._field = Field((size,), "float32")
 
     def observation_space(self, agent: str) -> gym.Space:
         """An agent's observation space, with the joint observation if it gets one."""
@@ -83,14 +86,15 @@ class JointEnvironment:
             for agent, one in observations.items()
         }
 
-    def _joint_of(self, observations: Mapping[str, Any]) -> NDArray[np.float32]:
+    def _joint_of(self, observations: Mapping[str, Any]) -> NDArray[Any]:
         if self._has_state:
-            return np.asarray(self._env.state(), np.float32).reshape(-1)
-        parts = [
-            gym.utils.flatten(space, observations[agent]) if agent in observations else np.zeros(self._sizes[agent])
-            for agent, space in self._spaces.items()
-        ]
-        return np.concatenate(parts).astype(np.float32, copy=False)
+            return as_field(JOINT, self._field, np.asarray(self._env.state()).reshape(-1))
+        with np.errstate(over="ignore"):  # an observation beyond its dtype becomes infinite, which is refused later
+            parts = [
+                gym.utils.flatten(space, observations[agent]) if agent in observations else np.zeros(self._sizes[agent])
+                for agent, space in self._spaces.items()
+            ]
+        return as_field(JOINT, self._field, np.concatenate(parts))
 
     @staticmethod
     def _with(space: gym.Space, observation: Any, joint: NDArray[np.float32]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .agent_view import may_mask
+from ..checks import came
+from .agent_view import failed, may_mask
 from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
 from .pettingzoo import spaces_of
 
@@ -53,7 +54,7 @@ class ParallelCopies(CopyByCopy):
     def _begin(self, copy: int, env: Any, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> bool:
         """Asks the first agents of an episode; returns whether there are any."""
         for agent in env.agents:
-            self._buffers[agent].ask(copy, observations[agent], infos.get(agent, {}))
+            self._buffers[agent].ask(copy, _observed(copy, agent, observations), infos.get(agent, {}))
         return bool(env.agents)
 
     def _step(self, copy: int, env: Any) -> bool:
@@ -65,13 +66,20 @@ class ParallelCopies(CopyByCopy):
         for agent in actions:
             if agent in ended or agent in staying:
                 ends = terminated.get(agent, False), truncated.get(agent, False)
-                result = observations[agent], rewards.get(agent, 0.0), *ends, infos.get(agent, {})
+                result = _observed(copy, agent, observations), rewards.get(agent, 0.0), *ends, infos.get(agent, {})
                 self._buffers[agent].tell(copy, result)
             else:  # it left without an end
                 self._buffers[agent].begin_copy(copy)
         for agent in staying:
-            self._buffers[agent].ask(copy, observations[agent], infos.get(agent, {}))
+            self._buffers[agent].ask(copy, _observed(copy, agent, observations), infos.get(agent, {}))
         return bool(staying)
 
     def _act(self, copy: int, agent: str, action: Any) -> None:
         self._actions[copy][agent] = action
+
+
+def _observed(copy: int, agent: str, observations: Mapping[str, Any]) -> Any:
+    """An agent's observation. Raises EnvironmentFailed: there is none."""
+    if agent not in observations:
+        raise failed(copy, agent, f"obs: expected an observation, got those of {came(list(observations))}")
+    return observations[agent]

@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole
+from ..checks import as_field, came, check_whole
+from ..spec import Field
 
 __all__ = ["PLAYERS", "TwoPlayer"]
 
@@ -98,7 +99,8 @@ class TwoPlayer:
         space = self._env.observation_space
         both = first, self._game.obs_agent_two()
         if isinstance(space, gym.Box):
-            both = np.asarray(both[0], space.dtype), np.asarray(both[1], space.dtype)
+            field = Field(space.shape, np.dtype(space.dtype).name)
+            both = as_field(f"{PLAYERS[0]}: obs", field, both[0]), as_field(f"{PLAYERS[1]}: obs", field, both[1])
         return dict(zip(PLAYERS, both, strict=True))
 
     def _infos(self, first: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -41,7 +41,7 @@ class Shared:
             if segment.description["kind"] != self.kind:
                 raise KeyError("kind")
             self._understand(segment)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             segment.close()
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 

@@ -36,8 +36,9 @@ def build_graph(
 ) -> Graph:
     """The graph of all states that the model can reach from its initial state.
 
-    The graph is the same, to the last bit, for any number of workers, whatever worker is killed meanwhile. Afterwards
-    the model is in its initial state.
+    The graph is the same, to the last bit, for any number of workers, whatever worker is killed meanwhile, if the model
+    is deterministic: at the end this process expands a sample of 32 states again. Afterwards the model is in its
+    initial state.
 
     Args:
         model: see WorldModel. Workers have copies, pickled by value where another process cannot import them.
@@ -54,7 +55,8 @@ def build_graph(
 
     Raises:
         ValueError: the transitions have a cycle, probabilities are negative or do not sum to 1, there are more than
-            2^31 profiles, `level_fct` contradicts the graph, or an argument is out of range.
+            2^31 profiles, the model answers differently when asked again, `level_fct` contradicts the graph, or an
+            argument is out of range.
         TypeError: a state is not hashable; the model or a state cannot be pickled, or changes when it is.
         WorldModelFailed: the model raised. WorkerFailed: four workers died of the same states.
         NotEnoughMemory, SharedMemoryFull: no room for the graph.
@@ -72,6 +74,7 @@ def build_graph(
             watch = _Watch(headroom, held.enter_context(Progress(progress)))
             crew = held.enter_context(closing(Crew(model, profiles, root, workers, batch))) if workers > 1 else None
             found = explore(model, profiles, root, crew, watch.look)
+        found.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
         headroom.check(len(found.states), found.nbytes)
         edges = Edges.of(found.first, np.asarray(found.successor))

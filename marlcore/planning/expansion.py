@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from array import array
 from collections.abc import Hashable, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .model import Profiles, Transition
 
 __all__ = ["Expansion"]
 
+SAMPLE = 32  # states that are expanded again; of a graph with fewer than 124 such states, a quarter
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -117,9 +118,46 @@ class Expansion:
             )
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
 
+    def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
+        """Expands a bounded sample of the states that have transitions again, wherever they were expanded first.
+
+        Raises: ValueError: the model's answer is another one; the message names state and profile. Others: see `add`.
+        """
+        rows = np.concatenate([[0], np.cumsum(self.rows, dtype=np.int64)])
+        live = np.flatnonzero(self.rows)
+        sample = live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 4)).astype(int)] if len(live) else live
+        outcomes = np.concatenate([[0], np.cumsum(self.outcomes, dtype=np.int64)])
+        for number in sample.tolist():
+            again = Expansion()
+            again.add(transition, profiles, self.states[number])
+            before = self._answers(range(rows[number], rows[number + 1]), int(outcomes[rows[number]]))
+            after = again._answers(range(again.rows[0]), 0)
+            if before != after:
+                index = min(index for index in before | after if before.get(index) != after.get(index))
+                one, other = _first_difference(before.get(index), after.get(index))
+                raise ValueError(
+                    f"transition_probabilities: expected the same answer twice, got {came(one)} and then {came(other)} "
+                    f"in state {came(self.states[number])} with profile {profiles[index]}"
+                )
+
+    def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
+        """By possible profile, the probabilities and successors in these rows, whose first outcome has this number."""
+        answers = {}
+        for row in rows:
+            found = range(outcome, outcome := outcome + self.outcomes[row])
+            answers[self.profile[row]] = [(self.probability[i], self.states[self.successor[i]]) for i in found]
+        return answers
+
     def _list_new_states(self) -> None:
         new = len(self._numbers) - len(self.states)
         self.states += [*islice(reversed(self._numbers), new)][::-1]
+
+
+def _first_difference(one: list[Any] | None, other: list[Any] | None) -> tuple[Any, Any]:
+    """The first outcomes in which two answers differ, or the answers themselves if one is None."""
+    if one is None or other is None:
+        return one, other
+    return next(pair for pair in zip_longest(one, other) if pair[0] != pair[1])
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], found: Any) -> Exception:

@@ -12,14 +12,13 @@ from .pdeathsig import end_with_parent
 from .pool import Pool
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
-from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
-from .worker import WorkerProcess, check_picklable, leave_if_forked, reason_of
+from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
+from .worker import Failure, WorkerProcess, check_picklable, leave_if_forked
 
 __all__ = [
     "BEATS",
     "DONE",
     "EPISODES",
-    "NAME_BYTES",
     "PID",
     "PRELOAD",
     "READY",
@@ -27,6 +26,7 @@ __all__ = [
     "STEPS",
     "UPDATES",
     "Control",
+    "Failure",
     "ForkServer",
     "Interrupts",
     "Metric",
@@ -39,7 +39,8 @@ __all__ = [
     "WorkerProcess",
     "Workers",
     "check_picklable",
+    "encoded_name",
     "end_with_parent",
+    "fitting_name",
     "leave_if_forked",
-    "reason_of",
 ]

@@ -20,7 +20,7 @@ from ..memory import SegmentHandle, interrupt_waits_with
 from .control import Control
 from .forkserver import ForkServer
 from .signals import STOPPING, Interrupts, raise_for
-from .telemetry import NAME_BYTES, Metric, Reporter, Telemetry
+from .telemetry import Metric, Reporter, Telemetry, encoded_name
 from .worker import Failure, WorkerProcess, check_picklable, wait_any
 
 __all__ = ["PRELOAD", "Worker", "WorkerContext", "Workers"]
@@ -53,7 +53,7 @@ class WorkerContext:
         """Sends a number to the parent, which reads it by `Workers.reports`; never waits.
 
         Args:
-            name: the number's name, at most 32 bytes.
+            name: the number's name, at most 64 bytes.
             step: the worker's progress, if useful.
         """
         self._reporter.report(Metric(time.monotonic() - self._began, step, self.name, name, float(value)))
@@ -188,13 +188,13 @@ class Workers:
     def start_named(
         self, name: str, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Worker:
-        """`start` with a name for the worker: unique, at most 32 bytes.
+        """`start` with a name for the worker: unique, at most 64 bytes.
 
         Raises: see `start`; ValueError: the name is too long or taken.
         """
         self.check()
-        if not 0 < len(name.encode()) <= NAME_BYTES:
-            raise ValueError(f"name: expected 1 to {NAME_BYTES} bytes, got {name!r}")
+        if not encoded_name("name", name):
+            raise ValueError("name: expected at least 1 byte, got ''")
         if any(worker.name == name for worker in self._workers):
             raise ValueError(f"name: expected one that no other worker has, got {name!r}")
         given = {"function": function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}, **kwargs}

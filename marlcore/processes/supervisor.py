@@ -216,11 +216,13 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it raised before its first step, or its environment raised twice in a row before any episode ended.
+        """Whether it diverged, raised before its first step, or its environment raised twice before any episode ended.
 
         The second failure in a row tells a persistent fault of the environment from a chance one.
         """
         reasons = [failure.reason for _, failure in self._failures[-2:]]
+        if reasons[-1] == "diverged":
+            return True
         if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
             return True
         return reasons == ["environment", "environment"] and not self._counters.load(EPISODES)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
 
-__all__ = ["Metric", "Reporter", "Telemetry"]
+__all__ = ["Metric", "Reporter", "Telemetry", "encoded_name", "fitting_name"]
 
 ROWS = 4096
 AT_ONCE = 64  # rows that one call writes
@@ -107,11 +107,18 @@ def _text(name: bytes) -> str:
 
 
 @lru_cache(1024)
-def _encoded(label: str, name: str) -> bytes:
-    encoded = name.encode()
-    if len(encoded) > NAME_BYTES:
-        raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes, got {name!r}")
+def encoded_name(label: str, name: str) -> bytes:
+    """The name in UTF-8. Raises ValueError, naming the label: it is longer than 64 bytes, or has a lone surrogate."""
+    encoded = name.encode(errors="surrogatepass")
+    if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
+        raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {name!r}")
     return encoded
+
+
+@lru_cache(1024)
+def fitting_name(name: str) -> str:
+    """The name, cut to 64 bytes of UTF-8, with "?" for lone surrogates."""
+    return name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore")
 
 
 class Reporter:
@@ -124,12 +131,12 @@ class Reporter:
         self._append = telemetry._lanes.appender(lane, self._rows)
 
     def report(self, metric: Metric) -> None:
-        """Writes a metric to the lane. Raises ValueError: a name is longer than 32 bytes."""
+        """Writes a metric to the lane. Raises ValueError: see `encoded_name`."""
         self.report_each(metric.time_s, metric.step, metric.agent, metric.name, [metric.value])
 
     def report_each(self, time_s: float, step: int, agent: str, name: str, values: Sequence[float]) -> None:
-        """Writes a metric for each of the values. Raises ValueError: a name is longer than 32 bytes."""
-        row = (time_s, step, 0.0, _encoded("agent", agent), _encoded("name", name))
+        """Writes a metric for each of the values. Raises ValueError: see `encoded_name`."""
+        row = (time_s, step, 0.0, encoded_name("agent", agent), encoded_name("name", name))
         for first in range(0, len(values), AT_ONCE):
             part = values[first : first + AT_ONCE]
             self._rows[: len(part)] = row

@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import EnvironmentFailed, pass_on_from_handler, suppress_failed_calls
+from ..errors import Diverged, EnvironmentFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 from .title import show_title
@@ -34,12 +34,12 @@ __all__ = [
     "has_ended",
     "leave_if_forked",
     "needing_descriptors",
-    "reason_of",
     "surroundings",
     "wait_any",
 ]
 
 STATUS_S = 1.0  # for a dead process's exit status to arrive
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback
 
 log = logging.getLogger(__name__)
@@ -50,17 +50,21 @@ class Failure:
     """The failure of a worker.
 
     Attributes:
-        reason: "environment", "worker", "death" or "hang"; see WorkerFailed.
+        reason: "environment", "worker", "diverged", "death" or "hang"; see WorkerFailed.
         text: the worker's traceback, or how its process ended.
     """
 
     reason: str
     text: str
 
-
-def reason_of(error: BaseException) -> str:
-    """The `reason` of a Failure by an exception: "environment" or "worker"."""
-    return "environment" if isinstance(error, EnvironmentFailed) else "worker"
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """The failure by the exception that is handled now: with its traceback, unless its message tells all."""
+        if isinstance(error, Diverged):
+            return cls("diverged", str(error))
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return cls("worker", str(error))
+        return cls("environment" if isinstance(error, EnvironmentFailed) else "worker", traceback.format_exc())
 
 
 class ChildProcess:
@@ -225,10 +229,10 @@ def _work(
         errors.send(None)  # done; without this message, the exit status tells how the worker ended
     except BaseException as error:
         leave_if_forked(pid)
-        text = traceback.format_exc()
         if log.hasHandlers():  # otherwise only the parent logs it
-            log.error("%s failed:\n%s", name, text)
-        errors.send((reason_of(error), text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
+            log.error("%s failed:\n%s", name, traceback.format_exc())
+        failure = Failure.of(error)
+        errors.send((failure.reason, failure.text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
         logging.shutdown()
         leave(1)
     logging.shutdown()

@@ -59,8 +59,8 @@ class ReplayBuffer(TransitionLanes):
 
         Args:
             spec: the fields of a transition.
-            capacity: rows in all lanes together, from `lanes` to 2^32 - 1; rounded down to a multiple of `lanes`,
-                and of the interval at which the spec stores recurrent states.
+            capacity: rows in all lanes together, from 2 per lane (1 with next_obs) to 2^32 - 1; rounded down to a
+                multiple of `lanes`, and of the interval at which the spec stores recurrent states.
             lanes: the largest number of independent writers.
             limiter: makes samplers and writers, in any process, wait for each other; None lets both run free.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
@@ -74,6 +74,11 @@ class ReplayBuffer(TransitionLanes):
             raise TypeError(f"limiter: expected a RateLimiter or None, got {limiter!r}")
         if limiter is not None and lane_rows < 3:
             raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
+        if lane_rows < 2 and not spec.next_obs:
+            raise ValueError(
+                f"capacity: expected at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs, "
+                f"got {capacity}"
+            )
         return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and limiter.to_dict())
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import came
 from ..envs import adapt, factory, vectorize
-from ..envs.agent_view import AgentView, label_of, may_mask
+from ..envs.agent_view import LARGEST_REWARD, AgentView, label_of, may_mask, wrong_values
 from ..envs.copy_by_copy import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
@@ -141,8 +140,9 @@ class _Single:
         for name, value in {"terminated": terminated, "truncated": truncated}.items():
             if not isinstance(value, (bool, np.bool_)):
                 raise EnvironmentFailed(f"{agent}: {name}: expected a bool, got {value!r}")
-        if not isinstance(reward, (int, float, np.number, np.ndarray)) or np.ndim(reward) or not math.isfinite(reward):
-            raise EnvironmentFailed(f"{agent}: reward: expected a finite number, got {came(reward)}")
+        number = isinstance(reward, (int, float, np.number, np.ndarray)) and np.ndim(reward) == 0
+        if not number or not abs(reward) <= LARGEST_REWARD:
+            raise EnvironmentFailed(f"{agent}: reward: expected a finite number of float32, got {came(reward)}")
         ended = bool(terminated or truncated)
         values, mask = self._seen(agent, observation, info, acting=not ended)
         return _Event(agent, [*values, mask, float(reward), terminated, truncated]), ended, mask
@@ -195,11 +195,17 @@ def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) ->
     if array.shape != space.shape or not same:
         expected = f"{dtype.name} {space.shape}"
         raise EnvironmentFailed(f"{label}: expected {expected}, got {array.dtype.name} {array.shape}")
-    if array.dtype.kind == "f" and np.isnan(array).any():
-        raise EnvironmentFailed(f"{label}: expected numbers, got NaN in {came(array.tolist())}")
+    _check_floats(label, space, array)
     if not space.contains(value if isinstance(space, gym.Discrete) else array):
         raise EnvironmentFailed(f"{label}: expected a member of {space}, got {came(array.tolist())}")
     return array
+
+
+def _check_floats(label: str, space: gym.Space, array: NDArray[Any]) -> None:
+    wrong = wrong_values(space, array) if array.dtype.kind in "fc" else None
+    if wrong is not None and wrong.any():
+        got = f"{array[wrong].flat[0]} in {came(array.tolist())}"
+        raise EnvironmentFailed(f"{label}: expected finite numbers, got {got}")
 
 
 def _components(spaces: Spaces, mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
@@ -265,8 +271,8 @@ class _Several:
         arrays = {"reward": (reward, "f"), "terminated": (terminated, "b"), "truncated": (truncated, "b")}
         for name, (array, kind) in arrays.items():
             _check_array(f"{who}: {name}", array, (len(copies),), kind)
-        if not np.isfinite(reward).all():
-            raise EnvironmentFailed(f"{who}: reward: expected finite numbers, got {came(reward.tolist())}")
+        if not (np.abs(reward) <= LARGEST_REWARD).all():
+            raise EnvironmentFailed(f"{who}: reward: expected finite numbers of float32, got {came(reward.tolist())}")
         ended = terminated | truncated
         if ended.any():
             if final_obs is None:
@@ -310,11 +316,12 @@ class _Several:
         found = values if isinstance(values, Mapping) else {"": values}
         if found.keys() != fields.keys():
             raise EnvironmentFailed(f"{who}: expected the fields {list(fields)}, got {list(found)}")
+        spaces = {part.name if isinstance(obs, dict) else "": part.space for part in self._env.spaces[agent].parts}
         for name, field in fields.items():
             label = f"{who}[{name!r}]" if name else who
             _check_array(label, found[name], (len(copies), *field.shape), field.numpy)
-            if field.numpy.kind == "f" and np.isnan(found[name]).any():
-                raise EnvironmentFailed(f"{label}: expected numbers, got NaN in {came(found[name].tolist())}")
+            if name in spaces:
+                _check_floats(label, spaces[name], found[name])
         return [found[name].copy() for name in fields]
 
     def _actions(self, turn: Any, rng: np.random.Generator) -> NDArray[Any]:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import rows_of
+from ..envs import views_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Action, Outcome, Turn, VectorEnvironment
-from ..processes import NAME_BYTES
 from ..spaces import Spaces, Values
 from ..spec import TransitionSpec
 from .policy import Player, PublishedPolicy
@@ -136,7 +136,7 @@ class Seat:
         self._report(self._agent, "episode_length", self._lengths[copies].tolist())
         for _, numbers in infos:
             for name, value in numbers.items():
-                self._report(self._agent, _fitting(f"info/{name}"), [value])
+                self._report(self._agent, f"info/{name}", [value])
 
     def act(self, turn: Turn) -> NDArray[Any]:
         """Chooses the actions of a turn, and remembers them for their outcome."""
@@ -207,6 +207,7 @@ class Actor:
         sync_interval: int,
     ) -> None:
         self._env = env
+        self._views = views_of(env)
         self._policies = policies
         self._seats = seats
         self._sync_interval = sync_interval
@@ -226,6 +227,11 @@ class Actor:
     def observe(self) -> None:
         """Writes the outcomes of earlier actions; here it may wait for a learner."""
         outcomes, self._turns = self._env.observe()
+        if self._views:
+            for outcome in outcomes:
+                self._views[outcome.agent].check_outcome(outcome)
+            for turn in self._turns:
+                self._views[turn.agent].check(turn.copies, turn.obs, acting=True)
         for outcome in outcomes:
             self._seats[outcome.agent].finish(outcome)
 
@@ -264,11 +270,6 @@ def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
     for one in spaces.shifted(action):
         if not spaces.action.contains(one):
             raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {one.tolist()}")
-
-
-def _fitting(name: str) -> str:
-    """A metric's name, which the environment chose, cut to the bytes that telemetry has."""
-    return name.encode()[:NAME_BYTES].decode(errors="ignore")
 
 
 def _taken(values: Values, at: Any) -> Values:

@@ -15,6 +15,7 @@ from ..errors import NotEnoughData, TimedOut
 from ..interfaces import BatchSource, Publisher, Trainer, Update
 from ..transitions import Batch, TorchBatch
 from .config import LearnerConfig
+from .finite import FiniteCheck
 from .normalizer import Normalizer
 from .schedules import Schedule
 
@@ -89,8 +90,11 @@ class Learner:
         norm: of observations; None leaves them.
         report: called with (name, value).
         save: called with a checkpoint's contents.
+        finite: checks the loss, the weights and the checkpoints, if any.
         clears: the source forgets the transitions of earlier stages.
         beginning: where to begin.
+
+    Raises: Diverged, also from each method: a number that would be published or saved is not finite.
 
     Attributes:
         updates: made so far.
@@ -107,6 +111,7 @@ class Learner:
         norm: Normalizer | None,
         report: Callable[[str, float], None],
         save: Callable[[dict[str, Any]], None],
+        finite: FiniteCheck | None = None,
         clears: bool = False,
         beginning: Beginning = FIRST,
     ) -> None:
@@ -119,6 +124,7 @@ class Learner:
         self._norm = norm
         self._report = report
         self._save = save
+        self._finite = finite
         self._sums: dict[str, torch.Tensor] = {}
         self._summed = 0
         self._last_report = self._last_save = time.monotonic()
@@ -140,12 +146,16 @@ class Learner:
         update = self._trainer.update(tensors)
         if not self._sums:
             _check_update(update)
-        if self._prioritized and update.priority is not None:
-            self._source.update_priorities(batch.index, update.priority)
         for name, value in update.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._summed += 1
         before, self.updates = self.updates, self.updates + update.updates
+        if self._prioritized and update.priority is not None:
+            try:
+                self._source.update_priorities(batch.index, update.priority)
+            except ValueError:
+                self._check_loss()  # which may be why a priority is not finite
+                raise
         self._after_update(batch, before)
         return True
 
@@ -165,6 +175,7 @@ class Learner:
             self.save()
 
     def _report_averages(self, batch: Batch | TorchBatch) -> None:
+        self._check_loss()
         now, count = time.monotonic(), self.updates - self._reported
         for name, total in self._sums.items():
             self._report(name, float(total) / self._summed)
@@ -184,6 +195,9 @@ class Learner:
 
     def publish(self) -> None:
         """Publishes the current weights; in a new stage, clears the source."""
+        self._check_loss()
+        if self._finite is not None:
+            self._finite.check_published(self.updates)
         self._publications.publish(self.updates)
         stage = int(self._publications.numbers.get("stage", 0))
         if self._clears and stage != self._stage:
@@ -193,15 +207,26 @@ class Learner:
     def save(self) -> None:
         """Passes a checkpoint to `save`."""
         self._last_save = time.monotonic()
+        trainer = self._trainer.state_dict()
+        self._check_loss()
+        if self._finite is not None:
+            self._finite.check_saved(trainer, self.updates)
         self._save(
             {
                 "updates": self.updates,
                 "version": self._publications.version,
                 "step": self._publications.steps(),
                 "stage": self._stage,
-                "trainer": self._trainer.state_dict(),
+                "trainer": trainer,
             }
         )
+        if self._finite is not None:
+            self._finite.note_saved(self.updates)
+
+    def _check_loss(self) -> None:
+        """Checks the losses since the last report."""
+        if self._finite is not None and "loss" in self._sums:
+            self._finite.check_loss(float(self._sums["loss"]) / self._summed, self.updates)
 
 
 def _held(obs: Any, held: torch.Tensor) -> Any:

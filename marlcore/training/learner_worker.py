@@ -20,6 +20,7 @@ from .blueprint import Blueprint, PolicyPlan, build_model, run_seed, schedules_o
 from .checkpoints import load_checkpoint
 from .feeds import Feed, feed_of
 from .files import write_atomically
+from .finite import FiniteCheck
 from .learner import Beginning, Learner, Publications, choose_device, crosses
 from .names import learner_names
 from .policy import PolicyModel
@@ -87,6 +88,7 @@ class PolicyLearner:
             norm=model.norm,
             report=partial(worker.report, plan.name),
             save=partial(_save, plan, model, feed, self._league),
+            finite=FiniteCheck(plan.name, model, trainer.state_dict(), plan.checkpoint, state.get("updates")),
             clears=config.replay.clear_at_stage,
             beginning=Beginning(updates, int(state.get("stage", 0))),
         )

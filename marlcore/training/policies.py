@@ -10,7 +10,7 @@ from typing import Any
 from .. import algos
 from ..checks import did_you_mean
 from ..interfaces import Algorithm
-from ..processes import NAME_BYTES
+from ..processes import encoded_name
 from ..spaces import Spaces
 
 __all__ = ["AssignedPolicy", "assign", "policy_names"]
@@ -85,8 +85,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
             raise TypeError(f"policies: expected the name of a policy for {agent}, got {names[agent]!r}")
     for label, given in (("agent", agents), ("policies", names.values())):
         for name in given:
-            if len(name.encode()) > NAME_BYTES:
-                raise ValueError(f"{label}: expected names of at most {NAME_BYTES} bytes, got {name!r}")
+            encoded_name(label, name)  # refuses what metrics cannot hold
     return names
 
 

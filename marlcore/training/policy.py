@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import names_error, rows_of
+from ..checks import check_finite, names_error, rows_of
 from ..errors import TimedOut
 from ..interfaces import PREVIOUS_REWARD, Action, Algorithm
 from ..spaces import MASK, Spaces, Values
@@ -236,8 +236,8 @@ class Player:
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """Chooses actions for the k observations of the copies `at`, of which some begin an episode.
 
-        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype, or its state has other parts
-            or another shape than before.
+        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype or are not finite, or its
+            state has other parts or another shape than before.
         """
         if self._stack is not None:
             obs = self._stack.push(obs, at, begins)
@@ -249,6 +249,8 @@ class Player:
                 state = {name: rows.masked_fill(_wide(fresh, rows), 0) for name, rows in state.items()}
         chosen = self.policy.act(obs, at, state)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
+        if action.dtype.kind == "f":
+            check_finite("action of the algorithm", action)
         if chosen.state is not None:
             self.before = state or {name: torch.zeros_like(rows) for name, rows in chosen.state.items()}
             self._keep(chosen.state, at, len(begins))

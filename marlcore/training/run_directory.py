@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -183,13 +184,20 @@ def agent_order(agent: str) -> tuple[int, str]:
 def setup_logging(path: str | Path) -> None:
     """Send this process's log records of level INFO and above, and its warnings, to a file."""
     logging.basicConfig(
-        filename=path,
-        encoding="utf-8",
+        handlers=[_LogFile(path, encoding="utf-8")],
         level=logging.INFO,
         format="%(asctime)s %(processName)s %(levelname)s %(message)s",
         force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -11,7 +10,7 @@ from functools import partial
 import torch
 
 from ..errors import WorkerFailed
-from ..processes import READY, Interrupts, reason_of
+from ..processes import READY, Failure, Interrupts
 from .actor_worker import ActorWorker
 from .blueprint import Blueprint
 from .evaluator_worker import EvaluatorWorker
@@ -47,8 +46,10 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
 
         try:
             _take_turns(learners, actors, evaluators, may_go_on, monitor)
-        except WorkerFailed:
+        except WorkerFailed as failed:
             for learner in learners:
+                if learner.name == failed.worker and "\n" not in failed.traceback:
+                    continue  # it diverged or the disk is full: it would fail again
                 try:
                     learner.finish()
                 except Exception as error:  # it may be the one that failed
@@ -57,7 +58,7 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         if interrupts.signum is not None:
             monitor.say(STOPPING)
         for learner in learners:
-            learner.finish()
+            _guarded(learner, learner.finish)
         for evaluator in evaluators:
             if interrupts.signum is None:
                 _guarded(evaluator, partial(evaluator.finish, lambda: interrupts.signum is None))
@@ -91,4 +92,5 @@ def _guarded(worker: Worker, step: Callable[[], object]) -> None:
     try:
         step()
     except Exception as error:
-        raise WorkerFailed(worker.name, reason_of(error), traceback.format_exc()) from error
+        failure = Failure.of(error)
+        raise WorkerFailed(worker.name, failure.reason, failure.text) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ClosedError
 from ..memory import invalidate_after_fork
-from ..processes import BEATS, Control, Telemetry, leave_if_forked
+from ..processes import BEATS, Control, Telemetry, fitting_name, leave_if_forked
 from .blueprint import Blueprint
 
 __all__ = ["WAIT_S", "Worker"]
@@ -64,9 +64,9 @@ class Worker:
         self.report_each(agent, name, [value], step)
 
     def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:
-        """Reports a metric for each value."""
+        """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
         now = time.monotonic() - self._began
-        self._reporter.report_each(now, self.control.steps if step is None else step, agent, name, values)
+        self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
 
     def close(self) -> None:
         """Closes everything held, even if one closing fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,12 +119,21 @@ def rows_put(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
     at: Any = slots.at
     if isinstance(at, slice):
         view, at = view[at], ...
-    direct = _FLOATS if dtype in _FLOATS else {dtype}  # of arrays that an assignment converts as `rows_of` does
+    direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
+    if dtype in _FLOATS:  # the C core itself refuses rewards that float32 does not hold
+        direct = {one for one in _FLOATS if one.itemsize <= dtype.itemsize or field is _REWARD}
+        wider = _FLOATS - direct
 
     def put(value: Any) -> None:
-        if value.__class__ is np.ndarray and value.shape == shape and value.dtype in direct:
+        fits = value.__class__ is np.ndarray and value.shape == shape
+        if fits and value.dtype in direct:
             view[at] = value
-        else:
-            view[at] = rows_of(label, field, value, rows)
+            return
+        if fits and value.dtype in wider:
+            with suppress(FloatingPointError), np.errstate(over="raise"):
+                view[at] = value
+                return
+        view[at] = rows_of(label, field, value, rows)
 
     return put

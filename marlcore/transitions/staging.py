@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isinf
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,12 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
         except (TypeError, ValueError):
             memory[0] = as_field(label, field, value)[()]
 
-    return put
+    def put_float(value: Any) -> None:
+        put(value)
+        if isinf(memory[0]):
+            as_field(label, field, value)  # refuses a finite number that float32 does not hold
+
+    return put_float if view.dtype.char == "f" and label != "reward" else put  # the C core refuses such rewards
 
 
 def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:

@@ -48,7 +48,8 @@ class Writer(WritingEnd):
 
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
     dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), or
-    if they are integers in the field's range. Rewards must be finite; other floats may have any value.
+    if they are integers in the field's range. Rewards must be finite; other floats may be NaN or infinite, but a finite
+    float64 that float32 does not hold is refused.
 
     Attributes:
         lane: the lane's number.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
+from math import prod
 from operator import attrgetter, is_
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import as_field
+from ..checks import as_field, check_whole
 from ..errors import LayoutMismatch
-from ..spec import Field
+from ..spec import MAX_BYTES, Field
 
 __all__ = [
     "FlatModel",
@@ -44,7 +45,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.name} {_dtype_name(self.dtype)} {self.shape}"
@@ -97,7 +98,7 @@ class RowLayout:
     def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
         """The layout from which `to_dict` made `plain`."""
         return cls(
-            tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in plain["tensors"]),
+            tuple(TensorSpec(name, _shape(name, shape), _dtype(dtype)) for name, shape, dtype in plain["tensors"]),
             {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},
         )
 
@@ -271,6 +272,13 @@ def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
         offsets.append(start)
         start += -(-size // _ALIGNMENT) * _ALIGNMENT
     return tuple(offsets), start
+
+
+def _shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Raises ValueError, TypeError: it is no shape of a tensor in memory."""
+    for extent in shape:
+        check_whole(f"shape of {name}", extent, 0, MAX_BYTES)
+    return tuple(shape)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -73,11 +73,11 @@ WHILE_IT_RUNS = {
     "an observation of another shape": (Corridor(obs=np.zeros(3, np.float32)), "obs: expected float32 (2,), got shape"),
     "an observation of another dtype": (Corridor(obs=np.zeros(2, complex)), "obs: expected float32 (2,), got dtype"),
     "an observation of nothing": (Corridor(obs=None), "obs: expected float32 (2,), got"),
-    "an observation that is NaN": (Corridor(obs=np.array([0, np.nan], np.float32)), "obs: expected Box("),
-    "a reward that is NaN": (Corridor(reward=float("nan")), "reward: expected a finite number, got nan"),
-    "a reward that is infinite": (Corridor(reward=np.inf), "reward: expected a finite number, got inf"),
+    "an observation that is NaN": (Corridor(obs=np.array([0, np.nan], np.float32)), "obs: expected finite numbers"),
+    "a reward that is NaN": (Corridor(reward=float("nan")), "reward: expected a finite number of float32, got nan"),
+    "a reward that is infinite": (Corridor(reward=np.inf), "reward: expected a finite number of float32, got inf"),
     "a reward of nothing": (Corridor(reward=None), "reward: expected a number, got None"),
-    "an environment that raises": (Corridor(error=KeyError), "environment copy 0: KeyError: 'door'"),
+    "an environment that raises": (Corridor(error=KeyError), "environment copy 0, agent_0: KeyError: 'door'"),
     "a mask that allows nothing": (Masked(mask=np.zeros(2, np.int8)), "action_mask: expected an allowed action, got"),
     "a mask of another length": (Masked(mask=np.ones(3, np.int8)), "action_mask: expected bool (2,), got"),
 }  # fmt: skip
@@ -91,7 +91,7 @@ def test_what_an_environment_must_not_say_names_copy_and_agent(tmp_path: Path, c
     assert caught.value.reason == "environment"
     last = caught.value.traceback.strip().splitlines()[-1]
     assert "environment copy 0" in last and message in last, last
-    assert "agent_0" in last or "raises" in case
+    assert "agent_0" in last
 
 
 def space_of(observation: Any = None, action: Any = None) -> Any:

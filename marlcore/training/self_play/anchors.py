@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import as_field, came
+from ...checks import as_field, came, check_finite
 from ...references import resolve
 from ...spaces import MASK, Spaces, Values
 from ..blueprint import PolicyPlan, build_model
@@ -80,6 +80,8 @@ class ScriptedPlayer:
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces = self._spaces
         action = as_field(f"action of {self._name}", spaces.action_field, self._acts[copy](obs))
+        if action.dtype.kind == "f":
+            check_finite(f"action of {self._name}", action)
         if not spaces.action.contains(action):
             raise ValueError(f"action of {self._name}: expected one of {spaces.action}, got {action.tolist()}")
         of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action

@@ -87,7 +87,7 @@ class League:
         if payoff.win_rate is not None:
             self._report("win_rate", payoff.win_rate)
         for number in self._opponents:
-            self._report(f"win_rate/{name_of(number, self._config.names)}"[:64], payoff.rate(number))
+            self._report(f"win_rate/{name_of(number, self._config.names)}", payoff.rate(number))
 
     def write(self) -> None:
         """Writes payoff.json: what the last checkpoint has, for readers."""

@@ -106,7 +106,7 @@ class Room:
 OBSERVATIONS: dict[str, dict[str, Any]] = {
     "shape": {"place": np.zeros(3, np.float32)},
     "dtype": {"place": np.zeros(2)},
-    "nan": {"place": np.array([0, np.nan], np.float32)},
+    "inf": {"place": np.array([0, np.inf], np.float32)},
     "bounds": {"place": np.full(2, 5, np.float32)},
     "range": {"room": 3},
 }
@@ -121,14 +121,14 @@ LINES = {
     "spaces": r"observation_spaces: expected those of \('a', 'b'\), got those of \['a'\]",
     "shape": r"b: obs\['place'\]: expected float32 \(2,\), got float32 \(3,\)",
     "dtype": r"b: obs\['place'\]: expected float32 \(2,\), got float64 \(2,\)",
-    "nan": r"b: obs\['place'\]: expected numbers, got NaN in \[0\.0, nan\]",
+    "inf": r"b: obs\['place'\]: expected finite numbers, got inf in \[0\.0, inf\]",
     "bounds": r"b: obs\['place'\]: expected a member of Box\(.*\), got \[5\.0, 5\.0\]",
     "range": r"b: obs\['room'\]: expected a member of Discrete\(3\), got 3",
     "missing": r"b: obs: expected Dict\(.*\), got \{'place': ",
     "mask length": r"a: action_mask: expected bool \(3,\), got array\(\[1, 1, 1, 1\]",
     "mask of nothing": r"a: action_mask: expected an allowed action, got array\(\[0, 0, 0\]",
     "mask missing": r"a: action_mask: expected one in every info or in none, got \{\}",
-    "reward": r"b: reward: expected a finite number, got nan",
+    "reward": r"b: reward: expected a finite number of float32, got nan",
     "terminated": r"a: terminated: expected a bool, got 0",
     "short": r"last of a: expected \(observation, reward, terminated, truncated, info\), got \(\{",
     "after the end": r"step: expected an error for an action of a, whose episode has ended, got none",
@@ -175,7 +175,7 @@ def test_what_a_check_made_is_closed_whatever_it_finds() -> None:
             closed.append(self)
 
     with pytest.raises(EnvironmentFailed):
-        check_env(lambda: Closing("nan"), steps=100)
+        check_env(lambda: Closing("inf"), steps=100)
     assert len(closed) == 1
     check_env(Closing, steps=100)
     assert len(closed) == 3
@@ -246,7 +246,7 @@ TURNS: dict[str, Any] = {
     "copies": lambda turn: {"copies": np.array([0, 2, 1])},
     "rows": lambda turn: {"obs": turn.obs[:2]},
     "kind": lambda turn: {"obs": turn.obs.astype(np.float64)},
-    "not a number": lambda turn: {"obs": np.full_like(turn.obs, np.nan)},
+    "infinite": lambda turn: {"obs": np.full_like(turn.obs, np.inf)},
     "fields": lambda turn: {"obs": {"place": turn.obs}},
     "begins": lambda turn: {"begins": np.zeros(3, bool)},
 }
@@ -256,14 +256,14 @@ SEVERAL = {
     "no turn": "observe: expected at least one turn, got none",
     "lost outcome": "turn of agent_1: copy 0: expected an outcome of its last action before this turn",
     "two outcomes": "outcome of agent_1: copy 0: expected none, since the agent has not acted there",
-    "reward": r"outcome of agent_1: reward: expected finite numbers, got \[inf",
+    "reward": r"outcome of agent_1: reward: expected finite numbers of float32, got \[inf",
     "ends": r"outcome of agent_1: truncated: expected bools \(3,\), got array\(\[0\., 0\., 0\.\]\)",
     "final": "outcome of agent_1: final_obs: expected observations, since an episode ended, got None",
     "agent": r"turn of z: expected one of \('agent_0', 'agent_1'\)",
     "copies": r"turn of agent_1: copies: expected ascending numbers below 3, got array\(\[0, 2, 1\]\)",
     "rows": r"turn of agent_1: obs: expected float32 \(3, 5, 5, 5\), got array",
     "kind": r"turn of agent_1: obs: expected float32 \(3, 5, 5, 5\), got array",
-    "not a number": "turn of agent_1: obs: expected numbers, got NaN in",
+    "infinite": "turn of agent_1: obs: expected finite numbers, got inf in",
     "fields": r"turn of agent_1: obs: expected the fields \[''\], got \['place'\]",
     "begins": "turn of agent_0: copy 0: expected begins to be True in an episode's first turn",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,6 +19,8 @@ from random_play import aec, assert_same, child_seeds, parallel, play, single
 from relay import Relay
 
 from marlcore.envs import vectorize
+from marlcore.envs.agent_view import AgentView
+from marlcore.envs.agent_view import numbers as numbers_of
 from marlcore.envs.pettingzoo import ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import VectorEnvironment
@@ -203,8 +207,8 @@ class Wrong(gymnasium.Env[Any, Any]):
         obs: Any = {"place": np.zeros(2, np.float32), "room": 1}
         info: Any = {"action_mask": np.ones(2, np.int8)} if self.masked else {}
         late = self.steps == 2
-        if late and self.what == "nan":
-            obs["place"][1] = np.nan
+        if late and self.what in FLOATS:
+            obs["place"] = np.array([0, FLOATS[self.what]])
         if late and self.what in PARTS:
             obs |= PARTS[self.what]
         if late and self.what == "missing":
@@ -227,6 +231,7 @@ class Wrong(gymnasium.Env[Any, Any]):
         return obs, REWARDS.get(self.what, 1.0) if self.steps == 2 else 1.0, False, False, info
 
 
+FLOATS = {"nan": np.nan, "inf": -np.inf, "beyond": 1e39}
 PARTS: dict[str, dict[str, Any]] = {
     "shape": {"place": np.zeros(3, np.float32)},
     "dtype": {"room": 1.0},
@@ -239,10 +244,18 @@ MASKS: dict[str, dict[str, Any]] = {
     "mask of nothing": {"action_mask": np.zeros(2, np.int8)},
     "unexpected": {"action_mask": np.ones(2, np.int8)},
 }
-REWARDS: dict[str, Any] = {"infinite": float("inf"), "no reward": None, "two rewards": np.zeros(2)}
+REWARDS: dict[str, Any] = {
+    "infinite": float("inf"),
+    "reward beyond": 1e39,
+    "reward beyond float": 10**400,
+    "no reward": None,
+    "two rewards": np.zeros(2),
+}
 
 LINES = {
-    "nan": r", agent_0: obs\['place'\]: expected Box\(.*\), got \[0\.0, nan\]$",
+    "nan": r", agent_0: obs\['place'\]: expected finite numbers, got nan in \[0\.0, nan\]$",
+    "inf": r", agent_0: obs\['place'\]: expected finite numbers, got -inf in \[0\.0, -inf\]$",
+    "beyond": r", agent_0: obs\['place'\]: expected values in float32's range, got 1e\+39$",
     "shape": r", agent_0: obs\['place'\]: expected float32 \(2,\), got shape \(3,\)$",
     "dtype": r", agent_0: obs\['room'\]: expected int64 \(\), got dtype float64$",
     "range": r", agent_0: obs\['room'\]: expected Discrete\(3\), got 3$",
@@ -252,10 +265,12 @@ LINES = {
     "mask missing": r", agent_0: action_mask: expected bool \(2,\), got None$",
     "mask of nothing": r", agent_0: action_mask: expected an allowed action, got \[False, False\]$",
     "unexpected": r", agent_0: action_mask: expected one in every info or in none, got array",
-    "infinite": r", agent_0: reward: expected a finite number, got inf$",
+    "infinite": r", agent_0: reward: expected a finite number of float32, got inf$",
+    "reward beyond": r", agent_0: reward: expected a finite number of float32, got 1e\+39$",
+    "reward beyond float": r", agent_0: reward: expected a number, got 1000",
     "no reward": r", agent_0: reward: expected a number, got None$",
     "two rewards": r", agent_0: reward: expected a number, got array\(\[0\., 0\.\]\)$",
-    "raise": r": RuntimeError: no step$",
+    "raise": r", agent_0: RuntimeError: no step$",
     "reset": r": RuntimeError: no reset$",
 }
 
@@ -274,6 +289,31 @@ def test_a_wrong_value_is_named_with_copy_and_agent(what: str) -> None:
     with pytest.raises(EnvironmentFailed, match=f"^environment copy 2{LINES[what]}") as error:
         rounds(env)
     assert "\n" not in str(error.value)
+
+
+def test_an_integer_beyond_floats_is_an_infinite_number_of_an_info() -> None:
+    assert numbers_of({"big": 10**400, "small": -(10**400), "half": 0.5}) == {
+        "big": np.inf,
+        "small": -np.inf,
+        "half": 0.5,
+    }
+
+
+def test_a_box_that_says_so_may_hold_infinities_but_no_nan() -> None:
+    """Its bounds do not tell: most environments have infinite ones."""
+    space = gym.Dict({name: gym.Box(0, np.inf, (1,), np.float32) for name in ("near", "far")})
+    space["far"].allow_inf = True  # type: ignore[attr-defined]
+    refused = partial(pytest.raises, EnvironmentFailed)
+    view, copies = AgentView.of("a", pickle.loads(pickle.dumps(space)), gym.Discrete(2)), np.arange(3)
+    values = {name: np.zeros((3, 1), np.float32) for name in ("near", "far")}
+    values["far"][1] = np.inf
+    view.check(copies, values, acting=True)
+    values["near"][2] = np.inf
+    with refused(match=r"^environment copy 2, a: obs\['near'\]: expected finite numbers, got inf"):
+        view.check(copies, values, acting=True)
+    values["near"][2], values["far"][0] = 0, np.nan
+    with refused(match=r"^environment copy 0, a: obs\['far'\]: expected finite numbers, got nan"):
+        view.check(copies, values, acting=True)
 
 
 class Stuck(Counting):
@@ -304,8 +344,10 @@ class FromParallel(Relay):
             if self.what == "stranger":
                 self.agents.append("z")
                 obs["z"] = self.seen
-            if self.what == "nan":
-                obs["b"] = np.full(4, np.nan, np.float32)
+            if self.what == "inf":
+                obs["b"] = np.full(4, np.inf, np.float32)
+            if self.what == "missing":
+                del obs["b"]
             if self.what == "raise":
                 raise RuntimeError("no step")
         return obs, rewards, terminated, truncated, infos
@@ -315,7 +357,8 @@ class FromParallel(Relay):
     ("what", "line"),
     [
         ("stranger", r": ValueError: agent: expected one of \['a', 'b', 'c'\], which .*, got 'z'$"),
-        ("nan", r", b: obs: expected Box\("),
+        ("inf", r", b: obs: expected finite numbers, got inf in"),
+        ("missing", r", b: obs: expected an observation, got those of \['a', 'c'\]$"),
         ("raise", ": RuntimeError: no step$"),
     ],
 )
@@ -324,8 +367,8 @@ def test_a_wrong_value_among_several_agents(form: str, what: str, line: str) -> 
     wrap = parallel_to_aec if form == "aec" else lambda env: env
     made = iter(range(4))
     env = vectorize(lambda: wrap(FromParallel(what if next(made) == 1 else "")), 3)
-    if (form, what) == ("aec", "stranger"):
-        line = ": "  # PettingZoo's own conversion fails first
+    if form == "aec" and what != "inf":  # PettingZoo's conversion fails, when its last agent has acted
+        line = ", [bc]: " if what != "raise" else ", b" + line
     with pytest.raises(EnvironmentFailed, match=f"^environment copy 1{line}"):
         rounds(env, 12)
 

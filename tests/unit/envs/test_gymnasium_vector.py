@@ -189,6 +189,9 @@ def test_processes_of_gymnasium() -> None:
         raw.close()
 
 
+FLOATS = {"nan": np.nan, "inf": np.inf, "beyond": -1e39}
+
+
 class Wrong(SyncVectorEnv):
     """Copy 1 returns something wrong from its second step on."""
 
@@ -200,8 +203,9 @@ class Wrong(SyncVectorEnv):
         obs, reward, terminated, truncated, info = super().step(actions)
         self.steps += 1
         if self.steps >= 2:
-            if self.what == "nan":
-                obs[1, 2] = np.nan
+            if self.what in FLOATS:
+                obs = obs.astype(np.float64)
+                obs[1, 2] = FLOATS[self.what]
             elif self.what == "reward":
                 reward[1] = np.inf
             elif self.what == "shape":
@@ -214,9 +218,11 @@ class Wrong(SyncVectorEnv):
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("nan", r"^environment copy 1, agent_0: obs: expected Box.*, got \[.*nan.*\]$"),
-        ("reward", "^environment copy 1, agent_0: reward: expected a finite number, got inf$"),
-        ("shape", r"^environment, agent_0: ValueError: obs: expected float32 \(3, 4\), got shape \(3, 3\)$"),
+        ("nan", r"^environment copy 1, agent_0: obs: expected finite numbers, got nan in \[.*nan.*\]$"),
+        ("inf", r"^environment copy 1, agent_0: obs: expected finite numbers, got inf in \[.*inf.*\]$"),
+        ("beyond", r"^environment copy 1, agent_0: obs: expected values in float32's range, got -1e\+39$"),
+        ("reward", "^environment copy 1, agent_0: reward: expected a finite number of float32, got inf$"),
+        ("shape", r"^environment copy 0, agent_0: obs: expected float32 \(4,\), got shape \(3,\)$"),
         ("raise", "^environment: RuntimeError: the pole broke$"),
     ],
 )
@@ -227,6 +233,24 @@ def test_a_wrong_value_is_named(what: str, line: str) -> None:
         for _ in range(4):
             _, [turn] = env.observe()
             env.act(turn, np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        (np.array([0, 0, np.inf, 0], np.float32), "expected finite numbers, got inf in"),
+        (np.array([0, 0, 1e39, 0]), r"expected values in float32's range, got 1e\+39$"),
+        (np.zeros(3, np.float32), r"expected float32 \(4,\), got shape \(3,\)$"),
+    ],
+)
+def test_a_wrong_final_observation_is_named(last: Any, line: str) -> None:
+    env = GymnasiumVector(SyncVectorEnv([MAKERS["CartPole"]] * 3, autoreset_mode=AutoresetMode.SAME_STEP))
+    obs, over = np.zeros((3, 4), np.float32), np.array([1])
+    finals = np.array([None, last, None], dtype=object)
+    env.reset(0)
+    with pytest.raises(EnvironmentFailed, match=f"^environment copy 1, agent_0: obs: {line}"):
+        env._final_obs(obs, {"final_obs": finals}, {}, over)
+    env.close()
 
 
 class PoolSpec:

@@ -77,6 +77,12 @@ def test_the_joint_observation_is_all_agents_one_after_another() -> None:
         )
 
 
+def test_a_state_beyond_float32_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
+    with pytest.raises(ValueError, match=r"^joint_observation: expected values in float32's range, got 1e\+39$"):
+        JointEnvironment(Stated(), ("a",)).reset()
+
+
 def test_masks_stay_where_they_are() -> None:
     env = JointEnvironment(Pair(), ("b",))
     assert env.observation_space("a") == OWN, "only those agents that were named get one"

@@ -51,6 +51,14 @@ class Paid(Table):
 BOTH = {"player_1": np.float32([0.1, 0.2]), "player_2": np.float32([0.3, 0.4])}
 
 
+def test_an_observation_beyond_the_spaces_dtype_is_named() -> None:
+    env: Any = TwoPlayer(Table())
+    env.reset(seed=3)
+    env._game.obs_agent_two = lambda: np.array([1.0, -1e39])
+    with pytest.raises(ValueError, match=r"^player_2: obs: expected values in float32's range, got -1e\+39$"):
+        env.step(BOTH)
+
+
 def test_both_players_see_their_own_side() -> None:
     """The engine computes with float64, and the space says float32."""
     env = TwoPlayer(Table())

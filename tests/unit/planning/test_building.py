@@ -22,6 +22,8 @@ from world_models import Diamonds, Doors, Slippery, Table, World
 
 from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
 from marlcore.planning import build_graph, headroom
+from marlcore.planning.crew import expand
+from marlcore.planning.expansion import Expansion
 from marlcore.planning.model import Profiles
 
 MODELS = {
@@ -277,6 +279,41 @@ def test_a_bad_argument_is_one_line(options: Any, message: str) -> None:
 # ---- models and states that cannot travel ----
 
 
+class Moody(World):
+    """Its answer in state 0 changes once: another successor, another probability, one more outcome, or none."""
+
+    def __init__(self, later: Any) -> None:
+        super().__init__(1, 2, 0)
+        self.answers = iter([[(1.0, 2)], later])
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        if state >= 40:
+            return None
+        return next(self.answers) if state == 0 and profile == (1,) else [(1.0, state + 1 + profile[0])]
+
+
+@pytest.mark.parametrize("workers", [1, 0])
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ([(1.0, 3)], r"\(1\.0, 2\) and then \(1\.0, 3\)"),
+        ([(0.5, 2), (0.5, 2)], r"\(1\.0, 2\) and then \(0\.5, 2\)"),
+        ([(1.0, 2), (0.0, 3)], r"None and then \(0\.0, 3\)"),
+        (None, r"\[\(1\.0, 2\)\] and then None"),
+    ],
+)
+def test_a_model_that_answers_differently_is_refused(later: Any, said: str, workers: int) -> None:
+    """Here, and with an expansion that came from a worker."""
+    model = Moody(later)
+    line = f"^transition_probabilities: expected the same answer twice, got {said} in state 0 with profile "
+    with pytest.raises(ValueError, match=line + r"\(1,\)$"):
+        if workers:
+            built(model, workers=workers)
+        profiles, whole = Profiles.of(model), Expansion(0)
+        whole.extend(expand(model.transition_probabilities, profiles, [0]).expansion)
+        whole.check_repeats(model.transition_probabilities, profiles)
+
+
 class Locked(World):
     """A model that cannot be pickled."""
 
@@ -354,12 +391,15 @@ class Unpicklable(World):
         super().__init__(1, 1, 0)
 
     def transition_probabilities(self, state: Any, profile: Any) -> Any:
-        return [(0.1, (state, i)) for i in range(9)] + [(0.1, Stuck())] if isinstance(state, int) else None
+        return [(0.1, (state, i)) for i in range(9)] + [(0.1, STUCK)] if isinstance(state, int) else None
 
 
 class Stuck:
     def __reduce__(self) -> Any:
         raise RuntimeError("no")
+
+
+STUCK = Stuck()
 
 
 def test_a_successor_that_cannot_be_pickled_is_named() -> None:

@@ -260,6 +260,14 @@ def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:
     assert scene.worker.attempts == 3
 
 
+def test_a_worker_that_diverged_is_not_tried_again(scene: Scene) -> None:
+    scene.become_ready()
+    scene.process.end(Failure("diverged", "left: expected finite numbers"))
+    with pytest.raises(mc.WorkerFailed, match=r"^actor-0 failed: left: expected finite numbers$"):
+        scene.supervisor.watch(0)
+    assert scene.log == ["start actor-0.1", "close actor-0.1"]
+
+
 def test_a_refused_start_is_tried_later(scene: Scene) -> None:
     scene.refused = 2
     scene.die()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from mapped import Mapped
 from meanwhile import running
+from refusals import refused
 
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.memory.lanes import LaneGeometry
@@ -14,7 +15,7 @@ from marlcore.memory.native import LINE
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.shared_object import Shared
 from marlcore.processes.control import STEPS, UPDATES, Control
-from marlcore.processes.telemetry import AT_ONCE, ROWS, Metric, Reporter, Telemetry
+from marlcore.processes.telemetry import AT_ONCE, ROWS, Metric, Reporter, Telemetry, encoded_name, fitting_name
 
 
 @pytest.fixture
@@ -112,9 +113,18 @@ def test_a_worker_has_one_reporter(telemetry: Telemetry, reporter: Reporter) -> 
 
 
 def test_a_name_that_does_not_fit_is_refused(telemetry: Telemetry, reporter: Reporter) -> None:
-    with pytest.raises(ValueError, match="agent: expected at most 64 bytes, got"):
-        reporter.report(Metric(0.0, 0, "x" * 65, "loss", 0.0))
+    for name in ("x" * 65, "\xfc" * 33, "lone \ud800"):
+        with refused(ValueError, f"agent: expected at most 64 bytes of UTF-8, got {name!r}"):
+            reporter.report(Metric(0.0, 0, name, "loss", 0.0))
     assert telemetry.tail() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("\xfc" * 33, "\xfc" * 32), ("a\ud800", "a?"), ("x" + "\u20ac" * 30, "x" + "\u20ac" * 21)]
+)
+def test_a_name_is_made_to_fit_by_its_bytes(name: str, fits: str) -> None:
+    assert fitting_name(name) == fits
+    assert encoded_name("name", fits) == fits.encode()
 
 
 def _report_many(handle: SegmentHandle, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -29,6 +30,7 @@ from marlcore.memory.survey import survey_segments
 from marlcore.memory.waiting import interrupt_waits_with
 from marlcore.processes import group as workergroup
 from marlcore.processes.forkserver import ForkServer
+from marlcore.processes.worker import Failure
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -113,8 +115,10 @@ def test_a_name_is_the_callers_and_only_once() -> None:
         assert workers.start_named("left", idle, "name").name == "left"
         with pytest.raises(ValueError, match="name: expected one that no other worker has, got 'left'"):
             workers.start_named("left", idle)
-        with pytest.raises(ValueError, match="name: expected 1 to 64 bytes"):
+        with pytest.raises(ValueError, match="name: expected at most 64 bytes of UTF-8"):
             workers.start_named("x" * 65, idle)
+        with pytest.raises(ValueError, match="name: expected at least 1 byte, got ''"):
+            workers.start_named("", idle)
 
 
 def test_random_numbers_differ_between_workers() -> None:
@@ -409,3 +413,12 @@ def test_a_worker_may_end_by_exit() -> None:
         workers.start(lambda context: sys.exit(3))
         with pytest.raises(mc.WorkerFailed, match="SystemExit: 3"):
             workers.wait(LONG_S)
+
+
+def test_a_full_disk_fails_in_one_line() -> None:
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device; 9 bytes were not written", "a.pt")
+    except OSError as error:
+        failure = Failure.of(error)
+    line = "learner-a failed: [Errno 28] No space left on device; 9 bytes were not written: 'a.pt'"
+    assert str(mc.WorkerFailed("learner-a", failure.reason, failure.text)) == line

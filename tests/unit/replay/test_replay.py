@@ -345,17 +345,6 @@ def test_capacity_is_rounded_down_to_whole_lanes():
         assert replay.nbytes > 9 * 32
 
 
-def test_rows_of_one_row_lanes_cannot_be_sampled():
-    with ReplayBuffer.create(SCALAR, 3, lanes=3) as replay:
-        write(replay, [(1, 0, "terminated"), (2, 0, "terminated")], lane=2)
-        assert len(replay) == 1
-        with pytest.raises(ValueError, match=r"^stack \+ n_step: expected at most the 1 rows of a lane, got 1 \+ 1"):
-            replay.sampler(1)
-        with replay.writer() as writer, pytest.raises(ValueError):
-            writer.add(0.0, 0, 0.0, truncated=True, final_obs=1.0)
-        assert len(replay) == 1
-
-
 def test_two_rows_a_lane_are_enough_for_a_step():
     with ReplayBuffer.create(SCALAR, 2) as replay:
         write(replay, [(1, 5, ""), (2, 6, "")])
@@ -834,6 +823,8 @@ BAD_ROWS = {
         ({"reward": float("nan")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": float("-inf")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": 1e39}, r"reward: expected a finite number, got NaN or infinity"),
+        ({"log_prob": 1e39}, r"log_prob: expected values in float32's range, got 1e+39"),
+        (with_obs(state=[0, -1e39, 0]), r"obs['state']: expected values in float32's range, got -1e+39"),
         ({"truncated": True}, r"final_obs: expected the observation after a truncated transition, got None"),
         ({"final_obs": good_row()["obs"]}, r"final_obs: expected None unless terminated or truncated"),
         (
@@ -925,6 +916,7 @@ BAD_BATCHES = {
         (batch_of(action=np.ones((4, 2), int)), "action: expected int64 (4,), got shape (4, 2)"),
         (batch_of(obs=None), "obs: expected the fields ['frame', 'id', 'state'], got None"),
         (batch_obs(id=[1, 2, 300, 4]), "obs['id']: expected values in int8's range, got 1 to 300"),
+        (batch_obs(state=np.full((4, 3), 1e39)), "obs['state']: expected values in float32's range, got 1e+39"),
         (batch_obs(state=np.zeros((4, 2))), "obs['state']: expected float32 (4, 3), got shape (4, 2)"),
         (batch_of(terminated=True), "terminated: expected bool (4,), got shape ()"),
         (batch_of(truncated=np.ones(3, bool)), "truncated: expected bool (4,), got shape (3,)"),
@@ -973,6 +965,11 @@ def test_a_bad_batch_is_refused_by_name_and_changes_nothing(columns, error, mess
         ({"capacity": -5}, ValueError, "capacity: expected an integer of at least 1, got -5"),
         ({"capacity": 10.0}, ValueError, "capacity: expected an integer of at least 1, got 10.0"),
         ({"capacity": True}, ValueError, "capacity: expected an integer of at least 1, got True"),
+        (
+            {"capacity": 1},
+            ValueError,
+            "capacity: expected at least 2, 2 rows a lane for a truncated transition and its",
+        ),
         ({"capacity": 2**32}, ValueError, "capacity: expected from 1 rows, one a lane, to 4294967295, got 4294967296"),
         ({"capacity": 3, "lanes": 4}, ValueError, "capacity: expected from 4 rows, one a lane, to 4294967295, got 3"),
         ({"lanes": 0}, ValueError, "lanes: expected an integer of at least 1, got 0"),

@@ -7,22 +7,29 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from mapped import Mapped
 
 import marlcore as mc
 from marlcore.algos import DQN
-from marlcore.envs import TreasureHunt
+from marlcore.envs import TreasureHunt, vectorize
 from marlcore.processes.control import BEATS, Control
 from marlcore.processes.telemetry import Telemetry
 from marlcore.spaces import Spaces
 from marlcore.spec import Field
+from marlcore.training.actor import Actor
 from marlcore.training.actor_worker import ActorWorker
 from marlcore.training.blueprint import Blueprint, PolicyPlan, build_model
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
 from marlcore.training.names import actor_names
 from marlcore.training.policies import AssignedPolicy
+from marlcore.training.policy import Player
+from marlcore.training.worker import Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -107,3 +114,53 @@ def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> Non
     scene.control.stop()
     scene.thread.join()
     assert len(scene.actors) == 1
+
+
+def test_a_metrics_name_is_cut_by_its_bytes() -> None:
+    with Control.create(["actor-0"]) as control, Telemetry.create(["actor-0"]) as telemetry:
+        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
+        worker = Worker("actor-0", blueprint)
+        worker.report(AGENT, "win_rate/" + "\xfc" * 60, 0.5)
+        worker.close()
+        assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
+
+
+class Foreign:
+    """A caller's own VectorEnvironment, of which one number is infinite."""
+
+    def __init__(self, what: str) -> None:
+        self.env = vectorize(partial(mc.NamedEnvironment("gymnasium:CartPole-v1")), 3)
+        self.spaces, self.what = self.env.spaces, what
+        self.env.reset(0)
+
+    def observe(self) -> Any:
+        outcomes, [turn] = self.env.observe()
+        if self.what == "obs":
+            turn.obs[1, 0] = np.inf
+        if self.what == "reward" and outcomes:
+            outcomes[0].reward[1] = np.inf
+        if self.what == "final_obs" and outcomes:
+            last = np.where(np.arange(3)[:, None] == 1, np.inf, turn.obs)
+            outcomes = [outcomes[0]._replace(final_obs=last, terminated=np.ones(3, bool))]
+        self.env.act(turn, np.zeros(3, np.int64))
+        return outcomes, [turn]
+
+
+@pytest.mark.parametrize("what", ["obs", "reward", "final_obs"])
+def test_values_of_a_callers_own_vector_environment_are_checked(what: str) -> None:
+    seat: Any = SimpleNamespace(finish=lambda outcome: None)
+    actor = Actor(Foreign(what), {}, {AGENT: seat}, 1)  # type: ignore[arg-type]
+    name = "reward" if what == "reward" else "obs"
+    line = f"^environment copy 1, {AGENT}: {name}: expected (a )?finite numbers?.*, got inf"
+    with pytest.raises(mc.EnvironmentFailed, match=line):
+        for _ in range(2):
+            actor.observe()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_action_that_is_not_finite_reaches_no_environment(bad: float) -> None:
+    spaces = Spaces(Box(-1, 1, (1,)), Box(-np.inf, np.inf, (2,)))
+    policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array([[0, 1], [0, bad]], np.float32)))
+    player = Player(policy, spaces, 2, "repeat")
+    with pytest.raises(ValueError, match=f"^action of the algorithm: expected finite numbers, got {bad} in"):
+        player.choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool))

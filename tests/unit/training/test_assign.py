@@ -39,7 +39,13 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "no algorithm": (SPACES, None, {"agent_0": "dqn"}, "expected one for each policy, got none for 'agent_1'"),
     "class": (SPACES, None, mc.DQN, "expected an Algorithm, such as marlcore.DQN.., or its name, got the class DQN"),
     "spaces": (SPACES | {"agent_1": OTHER}, ALL_RED, "dqn", "expected agents of one policy to have equal spaces"),
-    "long name": (SPACES, dict.fromkeys(SPACES, "x" * 100), "dqn", "policies: expected names of at most .* bytes"),
+    "long name": (SPACES, dict.fromkeys(SPACES, "x" * 100), "dqn", "policies: expected at most 64 bytes of UTF-8"),
+    "lone surrogate": (
+        SPACES,
+        dict.fromkeys(SPACES, "a\ud800"),
+        "dqn",
+        "policies: expected at most 64 bytes of UTF-8, got",
+    ),
 }
 
 

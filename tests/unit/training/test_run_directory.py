@@ -340,3 +340,5 @@ warnings.warn("careful")
     assert " actor-0 WARNING " in lines[1]
     assert "careful" in lines[1]
     assert "too quiet" not in log.read_text()
+    full = subprocess.run([sys.executable, "-c", program, "/dev/full"], check=True, capture_output=True)
+    assert full.stderr == b"", "the parent tells of a full disk, in one line"
