@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, LayoutMismatch, MarlcoreError, StaleHandle
+from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, StaleHandle
 from .existing_file import check_allocated, map_file, open_named
 from .files import File, same_file
 from .fork import invalidate_after_fork
-from .header import Header
+from .header import CHECKSUM, Header
 from .native import is_locked, try_lock
-from .new_file import Put, give_name, hold, lasting, open_nameless, write_header_and_body
+from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, write_header_and_body
 from .space import SHM_DIR, noticing_full
 from .survey import PREFIX, sweep_once
 
@@ -58,11 +59,13 @@ class Segment:
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
         self.nonce = header.nonce
-        self.description = header.description
+        self.description = {key: value for key, value in header.description.items() if key != CHECKSUM}
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
         mapping = map_file(file.fd, path, self.nbytes, writable)
-        self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, offset=header.header_bytes)
+        begin, end = header.header_bytes, header.description.get(CHECKSUM)
+        self.body: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, -1 if end is None else end, begin)
+        self._checksum = None if end is None else np.frombuffer(mapping, np.uint64, 1, begin + end)
         self._file = file
         self._closed: str | None = None
         invalidate_after_fork(self)
@@ -137,6 +140,18 @@ class Segment:
         if self._closed is not None:
             raise (StaleHandle if "fork" in self._closed else ClosedError)(f"{self.path}: {self._closed}")
 
+    def verify(self) -> None:
+        """Compares the body of a save with its checksum, unless a process took one of its locks to use it in place.
+
+        Raises SegmentCorrupt: they differ.
+        """
+        self.check_open()
+        if self._checksum is None:
+            return
+        crc = zlib.crc32(self.body)
+        if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
+            raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
+
     @property
     def closed(self) -> bool:
         return self._closed is not None
@@ -157,6 +172,8 @@ class Segment:
             file = File()
             file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
+            if self._checksum is not None and self._checksum.flags.writeable:
+                self._checksum[0] = 0  # the holder may change the body
             return file
         file.close()
         return None
@@ -189,6 +206,7 @@ class Segment:
         """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""
         self._closed = self._closed or why
         vars(self).pop("body", None)
+        self._checksum = None
         self._file.close()
 
 
