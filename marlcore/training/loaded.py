@@ -18,7 +18,7 @@ from ..weights import ParameterStore
 from .blueprint import Blueprint, build_model, schedules_of
 from .checkpoints import kept_steps, load_checkpoint
 from .config import Config
-from .files import write_atomically
+from .files import read_sealed, write_sealed
 from .policies import AssignedPolicy
 from .policy import ActingModel, Player, Policy, exploration_of
 from .run_directory import checkpoint_path
@@ -121,7 +121,7 @@ class SavedRun:
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir)
         try:
-            saved = cloudpickle.loads((self.path / FILE).read_bytes())
+            saved = cloudpickle.loads(read_sealed(self.path / FILE))
             self._env_fn: bytes | None = saved["env_fn"]
             self.policies: tuple[AssignedPolicy, ...] = saved["policies"]
             self.config: Config = saved["config"]
@@ -198,7 +198,7 @@ def save_policies(
         pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
-    write_atomically(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_sealed(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def _named(name: str, policies: Any) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ..checks import came
-from .files import write_atomically
-from .sinks.csv import CsvSink
+from .files import make_directory, opener, read_json, write_json
+from .sinks.csv import PROGRESS, CsvSink
 
 __all__ = [
     "RunDirectory",
@@ -69,7 +69,8 @@ class RunDirectory:
             ValueError: the directory is not empty or not writable, or the configuration holds NaN.
             TypeError: the configuration holds a value that JSON cannot.
         """
-        text, made = _as_json(config), _Made()
+        made = _Made()
+        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
             with ExitStack() as unless_whole:
                 unless_whole.callback(made.take_back)
@@ -77,7 +78,7 @@ class RunDirectory:
                 _lay_out(root, made)
                 run = cls(root, CsvSink(root / "metrics.csv", "x"))
                 unless_whole.callback(run.close)
-                write_atomically(root / "config.json", text)  # last: this file marks a run
+                write_json(root / "config.json", config, indent=2)  # last: this file marks a run
                 run._made = made
                 unless_whole.pop_all()
             return run
@@ -107,11 +108,11 @@ class RunDirectory:
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration of the resumed run."""
-        write_atomically(self.path / "config.json", _as_json(config))
+        write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces the progress that `progress` returns."""
-        write_atomically(self.path / "checkpoints" / "run.json", json.dumps(progress).encode())
+        """Replaces the progress that `progress` returns; metrics.csv is verified up to here when it is read."""
+        write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -151,17 +152,17 @@ def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """A run's config.json. Raises ValueError: there is no run."""
+    """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
     try:
-        return _read_object(Path(run_dir) / "config.json")
+        return read_json(Path(run_dir) / "config.json", editable=True)
     except (OSError, ValueError) as error:
         raise _no_run(run_dir, error) from None
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
-    path = Path(run_dir) / "checkpoints" / "run.json"
-    saved = _read_object(path) if path.exists() else {}
+    path = Path(run_dir) / PROGRESS
+    saved = read_json(path) if path.exists() else {}
     time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
     if not (_is_number(time_s, float, int) and isinstance(steps, dict)
             and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
@@ -177,24 +178,12 @@ def agent_order(agent: str) -> tuple[int, str]:
 def setup_logging(path: str | Path) -> None:
     """Send this process's log records of level INFO and above, and its warnings, to a file."""
     logging.basicConfig(
-        filename=path,
-        encoding="utf-8",
+        stream=open(path, "a", encoding="utf-8", opener=opener),  # noqa: SIM115 (the handler keeps it)
         level=logging.INFO,
         format="%(asctime)s %(processName)s %(levelname)s %(message)s",
         force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError: it holds something else; OSError: it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(found)}")
-    return found
 
 
 def _is_number(value: object, *kinds: type) -> bool:
@@ -204,10 +193,6 @@ def _is_number(value: object, *kinds: type) -> bool:
 
 def _no_run(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
-
-
-def _as_json(config: Mapping[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n").encode()
 
 
 @dataclass
@@ -222,9 +207,9 @@ class _Made:
         missing = takewhile(lambda path: not path.exists(), directory.parents)
         for parent in reversed([*missing]):
             with suppress(FileExistsError):  # another run was quicker
-                parent.mkdir()
+                make_directory(parent)
                 self.directories.append(parent)
-        directory.mkdir(parents=True)
+        make_directory(directory)
         self.directories.append(directory)
 
     def take_back(self) -> None:
@@ -265,10 +250,10 @@ def _lay_out(root: Path, made: _Made) -> None:
     if any(root.iterdir()):
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
     checkpoints, logs = root / "checkpoints", root / "logs"
-    checkpoints.mkdir()  # if two runs race for the directory, one fails here
+    make_directory(checkpoints)  # if two runs race for the directory, one fails here
     made.contents += [checkpoints, logs, root / "metrics.csv", root / "config.json"]
     made.contents += [root / "tensorboard", root / "wandb"]  # which their sinks make
-    logs.mkdir()
+    make_directory(logs)
 
 
 def _file_name(name: str) -> str:
