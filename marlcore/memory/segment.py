@@ -148,7 +148,7 @@ class Segment:
         self.check_open()
         if self._checksum is None:
             return
-        crc = zlib.crc32(self.body)
+        crc = zlib.crc32(self.body.data)
         if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
             raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
 

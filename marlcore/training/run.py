@@ -21,7 +21,7 @@ from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
 from .learner import choose_device
-from .loaded import LoadedPolicy, load_policy, published_policy
+from .loaded import LoadedPolicy, SavedRun, published_policy
 from .memories import source_of
 from .monitor import Status
 from .on_policy import check_on_policy
@@ -86,7 +86,8 @@ def train(
         progress: show a table of the run's progress.
         resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir. The algorithm
             and the configuration must match it; `total_steps` counts from the run's beginning, and must exceed the
-            steps that the run has taken.
+            steps that the run has taken. Nothing of the directory is executed (`marlcore train --resume` does: it
+            imports what config.json names).
         callback: called with each `Metric` (time_s, step, agent, name, value) in this process, on a thread of its own.
             It delays nobody: metrics that it is too slow for are dropped, and counted in `Result.lost`. If it raises,
             the log says so, and it is not called again.
@@ -186,7 +187,13 @@ class Run:
         try:
             return published_policy(self._session.blueprint, name)
         except SegmentNotFound:  # the run has ended
-            return load_policy(self.run_dir, name)
+            return self.saved.policy(name)
+
+    @property
+    def saved(self) -> SavedRun:
+        """Its policies with the weights of its checkpoints; nothing is unpickled."""
+        assert self._session is not None
+        return SavedRun(self.run_dir, self._plan.policies, self._session.config)
 
     def _go(self, progress: bool) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from ..references import reference_to, resolve
 
-__all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Stages"]
+__all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Stages", "is_custom"]
 
 Count = Literal["steps", "updates"]
 
@@ -190,6 +190,11 @@ class Custom(Schedule):
         value = self.function(count)
         self._check({f"{reference_to(self.function) or self.function!r} at {count}": value})
         return float(value)
+
+
+def is_custom(value: Any) -> bool:
+    """Whether a value for `Schedule.from_value` is text that names a function, which would be imported."""
+    return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.__name__.lower()
 
 
 def _shown(value: Any) -> str:

@@ -24,6 +24,7 @@ from marlcore.training.files import read_json, write_json
 from marlcore.training.loaded import SavedRun, save_policies
 from marlcore.training.memories import OwnerOf
 from marlcore.training.policies import AssignedPolicy
+from marlcore.training.policies_file import described_policies
 from marlcore.training.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
 from marlcore.training.sinks.wandb import _run_id
 
@@ -45,7 +46,7 @@ def replay_of(path: Path) -> bytes:
 
 
 def policies_of(path: Path) -> Any:
-    run = SavedRun(path.parents[1])
+    run = SavedRun.of(path.parents[1])
     return run.policies, run.config, run.env_fn is None
 
 
@@ -53,6 +54,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "config.json": lambda path: read_config(path.parent),
     "checkpoints/run.json": lambda path: {**read_progress(path.parents[1]), "metrics": None},
     "checkpoints/run.pickle": policies_of,
+    "checkpoints/policies.json": lambda path: described_policies(path.parents[1]),
     "checkpoints/*.replay": replay_of,
     "checkpoints/*.pt": lambda path: plain(load_checkpoint(path)),
     "metrics.csv": lambda path: list(map(repr, read_metrics(path))),
