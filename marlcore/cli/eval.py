@@ -55,12 +55,13 @@ def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
     options = parse(EvalOptions, arguments, "eval")
     env_fn = options.env or None
+    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
     if options.video:
         check_format(options.video)
-        run = EvaluatedRun(options.run_dir, options.which, env_fn=env_fn, trust=options.trust)
-        write_video(options.video, *film(run, options.seed))
+        run = EvaluatedRun(run_dir, options.which, env_fn=env_fn, trust=options.trust)
+        write_video(video, *film(run, options.seed))
     outcome = evaluate(
-        options.run_dir,
+        run_dir,
         options.episodes,
         which=options.which,
         envs=options.envs,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .schedules import Exponential, Schedule, Stages
@@ -19,7 +20,7 @@ from .sections import (
     SupervisionConfig,
     check_setting,
 )
-from .self_play.settings import SelfPlayConfig
+from .self_play.settings import SelfPlayConfig, absolute_anchors
 
 if TYPE_CHECKING:
     from ..replay import RateLimiter
@@ -157,6 +158,13 @@ class Config:
         """A form ready for JSON; schedules are text."""
         plain: dict[str, Any] = _plain(self)
         return plain
+
+    def with_absolute_paths(self) -> Config:
+        """The same settings wherever the working directory moves to; a run_dir of None stays None."""
+        run_dir = self.run_dir and str(Path(self.run_dir).absolute())
+        replay = replace(self.replay, path=self.replay.path and str(Path(self.replay.path).absolute()))
+        self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
+        return replace(self, run_dir=run_dir, replay=replay, self_play=self_play)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:

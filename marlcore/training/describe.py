@@ -17,6 +17,7 @@ from ..references import reference_to
 from .config import Config
 from .policies import AssignedPolicy
 from .run_directory import read_config, read_progress
+from .self_play.settings import absolute_anchors
 from .trust import check_trusted
 
 __all__ = ["check_resumed", "describe", "described_run", "hyperparameters", "remade"]
@@ -131,6 +132,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
         section = before.get(part, default[part])  # an earlier version may lack a part
         had = section.get(label, default[part][label]) if isinstance(section, dict) else None
+        if label == "anchors" and isinstance(had, dict):
+            had = absolute_anchors(had)  # earlier versions noted paths as they were given
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = sum(read_progress(run_dir).get("steps", {}).values())

@@ -27,6 +27,7 @@ from .monitor import Status
 from .on_policy import check_on_policy
 from .policies import AssignedPolicy, assign
 from .progress import final_returns
+from .run_directory import RUNS
 from .self_play.payoff import FILE as PAYOFF
 from .self_play.picture import draw_payoff
 from .self_play.start import check_self_play, policies_in_self_play
@@ -233,7 +234,8 @@ class _Plan:
     env_fn: Callable[[], Any]
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    resume: str | Path | None
+    runs: Path
+    resume: Path | None
     callback: Callable[[Metric], object] | None
 
     @classmethod
@@ -250,7 +252,9 @@ class _Plan:
             raise TypeError(f"config: expected a Config or None, got {config!r}")
         if callback is not None and not callable(callback):
             raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
-        config = config or Config()
+        config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
+        resume = None if resume is None else Path(resume).absolute()
+        runs = Path(RUNS).absolute()
         make_env = factory(env_fn)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:
@@ -280,10 +284,12 @@ class _Plan:
             check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
         _warn_of_short_run(config, policies)
         compile_before_a_run()
-        return cls(make_env, policies, config, resume, callback)
+        return cls(make_env, policies, config, runs, resume, callback)
 
     def session(self, interrupts: Interrupts, progress: bool) -> Session:
-        return Session(self.env_fn, self.policies, self.config, interrupts, progress, self.resume, self.callback)
+        return Session(
+            self.env_fn, self.policies, self.config, self.runs, interrupts, progress, self.resume, self.callback
+        )
 
     def result(self, session: Session) -> Result:
         """The outcome of an ended session, whose curves it draws."""

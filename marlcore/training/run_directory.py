@@ -21,6 +21,7 @@ from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
 __all__ = [
+    "RUNS",
     "RunDirectory",
     "agent_order",
     "checkpoint_path",
@@ -56,7 +57,7 @@ class RunDirectory:
         self._made = _Made()
 
     @classmethod
-    def create(cls, path: str | Path | None, config: Mapping[str, Any]) -> RunDirectory:
+    def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
         """Make the directory and its parents, and write the configuration.
 
         As a context manager it removes all of these if an error ends the block before `keep`.
@@ -64,6 +65,7 @@ class RunDirectory:
         Args:
             path: a new or empty directory; None makes one in `runs`, named by date and time.
             config: anything that JSON holds; paths become strings.
+            runs: see `path`.
 
         Raises:
             ValueError: the directory is not empty or not writable, or the configuration holds NaN.
@@ -74,7 +76,7 @@ class RunDirectory:
         try:
             with ExitStack() as unless_whole:
                 unless_whole.callback(made.take_back)
-                root = _make_directory(path, made)
+                root = _make_directory(path, runs, made)
                 _lay_out(root, made)
                 run = cls(root, CsvSink(root / "metrics.csv", "x"))
                 unless_whole.callback(run.close)
@@ -84,7 +86,7 @@ class RunDirectory:
             return run
         except OSError as error:
             raise ValueError(
-                f"run_dir: expected a place that can be written, got {str(path or RUNS)!r} ({error.strerror})"
+                f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
             ) from error
 
     @classmethod
@@ -224,7 +226,7 @@ class _Made:
                 directory.rmdir()
 
 
-def _make_directory(path: str | Path | None, made: _Made) -> Path:
+def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> Path:
     """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
     if path is not None:
         root = Path(path).absolute()
@@ -235,7 +237,7 @@ def _make_directory(path: str | Path | None, made: _Made) -> Path:
         return root
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in chain([""], (f"-{number}" for number in count(1))):
-        root = Path(RUNS, name + suffix).absolute()
+        root = Path(runs, name + suffix).absolute()
         try:
             made.make(root)
         except FileExistsError:

@@ -63,6 +63,8 @@ class Options:
         for name in ("timeout", "save_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected seconds above 0, got {getattr(self, name)!r}")
+        # Absolute, since an environment may change the working directory.
+        object.__setattr__(self, "output_dir", Path(self.output_dir or ".").absolute())
 
 
 @dataclass(frozen=True)
