@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Set
 from difflib import get_close_matches
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
-__all__ = ["as_field", "came", "check_whole", "did_you_mean", "is_number", "names_error", "rows_of", "state_array"]
+__all__ = [
+    "absolute",
+    "as_field",
+    "came",
+    "check_whole",
+    "did_you_mean",
+    "is_number",
+    "names_error",
+    "rows_of",
+    "state_array",
+]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -87,6 +99,14 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
         got = "nothing" if found is None else f"{type(found).__name__} of {array.dtype} {array.shape}"
         raise ValueError(f"state: expected {name} as {np.dtype(dtype)} {shape}, got {got}")
     return found
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path from the root. Raises ValueError: it is relative, and the working directory was deleted."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise ValueError(f"{os.fspath(path)!r}: expected a working directory that exists, got a deleted one") from None
 
 
 def came(value: Any) -> str:

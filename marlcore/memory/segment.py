@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, StaleHandle
 from .existing_file import check_allocated, map_file, open_named
-from .files import File, same_file
+from .files import OWN_FILES, File, same_file
 from .fork import invalidate_after_fork
 from .header import CHECKSUM, Header
 from .native import is_locked, try_lock
@@ -170,7 +170,7 @@ class Segment:
         file = beside
         if file is None:
             file = File()
-            file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
+            file.open(f"{OWN_FILES}/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
             if self._checksum is not None and self._checksum.flags.writeable:
                 self._checksum[0] = 0  # the holder may change the body

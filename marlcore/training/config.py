@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import absolute
 from .schedules import Exponential, Schedule, Stages
 from .sections import (
     EPSILON,
@@ -161,8 +161,8 @@ class Config:
 
     def with_absolute_paths(self) -> Config:
         """The same settings wherever the working directory moves to; a run_dir of None stays None."""
-        run_dir = self.run_dir and str(Path(self.run_dir).absolute())
-        replay = replace(self.replay, path=self.replay.path and str(Path(self.replay.path).absolute()))
+        run_dir = self.run_dir and str(absolute(self.run_dir))
+        replay = replace(self.replay, path=self.replay.path and str(absolute(self.replay.path)))
         self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
         return replace(self, run_dir=run_dir, replay=replay, self_play=self_play)
 

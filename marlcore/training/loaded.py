@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ..checks import as_field
+from ..checks import absolute, as_field
 from ..envs.agent_view import AgentView
 from ..interfaces import Algorithm
 from ..spaces import ALONE, JOINT, MASK, Spaces, Values
@@ -130,7 +130,7 @@ class SavedRun:
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
         """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
-        path = Path(run_dir).absolute()
+        path = absolute(run_dir)
         if weights_only:
             return cls(path, *described_policies(path))
         check_trusted(path, trust)

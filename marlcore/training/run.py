@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..checks import absolute
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound
@@ -253,8 +254,8 @@ class _Plan:
         if callback is not None and not callable(callback):
             raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
         config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
-        resume = None if resume is None else Path(resume).absolute()
-        runs = Path(RUNS).absolute()
+        resume = None if resume is None else absolute(resume)
+        runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         make_env = factory(env_fn)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from ..checks import came
+from ..checks import absolute, came
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
@@ -96,7 +96,7 @@ class RunDirectory:
         Raises:
             ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
         """
-        root = Path(path).absolute()
+        root = absolute(path)
         read_config(root)
         read_progress(root)
         try:
@@ -229,7 +229,7 @@ class _Made:
 def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> Path:
     """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
     if path is not None:
-        root = Path(path).absolute()
+        root = absolute(path)
         if root.exists() and not root.is_dir():
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
         with suppress(FileExistsError):
@@ -237,7 +237,7 @@ def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> P
         return root
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in chain([""], (f"-{number}" for number in count(1))):
-        root = Path(runs, name + suffix).absolute()
+        root = absolute(Path(runs, name + suffix))
         try:
             made.make(root)
         except FileExistsError:

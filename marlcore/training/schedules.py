@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from ..checks import came
 from ..references import reference_to, resolve
 
 __all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Stages", "is_custom"]
@@ -211,7 +212,7 @@ def _parsed(label: str, text: str) -> Schedule:
     name, bracket, inside = text.strip().partition("(")
     kind = Schedule.kinds.get(name.strip().lower())
     if kind is None or not bracket or not inside.endswith(")"):
-        raise ValueError(f"{label}: expected {expected}, got {text!r}")
+        raise ValueError(f"{label}: expected {expected}, got {came(text)}")
     if kind is Custom:
         return Custom(resolve(label, inside[:-1].strip()))
     try:
@@ -220,8 +221,8 @@ def _parsed(label: str, text: str) -> Schedule:
         given = [ast.literal_eval(one) for one in call.args]
         named = {one.arg: _word(one.value) for one in call.keywords if one.arg}
         return kind(*given, **named)
-    except (SyntaxError, TypeError, AssertionError) as error:
-        raise ValueError(f"{label}: expected {expected}, got {text!r} ({error})") from None
+    except (SyntaxError, TypeError, AssertionError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{label}: expected {expected}, got {came(text)} ({error})") from None
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checks import absolute
 from .config import Config
 from .curves import draw_runs
 from .run import Algorithms, Result, train
@@ -34,7 +35,7 @@ def train_seeds(
     """
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
-    folder = Path(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds").absolute()
+    folder = absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
     config = config.with_absolute_paths()
     results = []
     for seed in seeds:

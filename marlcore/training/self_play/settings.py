@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from ...checks import check_whole
+from ...checks import absolute, check_whole
 from ...references import is_importable, reference_to
 
 __all__ = ["SelfPlayConfig", "absolute_anchors"]
@@ -75,7 +74,7 @@ class SelfPlayConfig:
 
 def absolute_anchors(anchors: Mapping[str, float]) -> dict[str, float]:
     """The shares of anchors, with the absolute paths of checkpoints."""
-    return {str(Path(name).absolute()) if name.endswith(".pt") else name: share for name, share in anchors.items()}
+    return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}
 
 
 def _check_number(name: str, value: Any, high: float = math.inf) -> None:

@@ -45,7 +45,12 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (plan.config.run_dir, plan.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(plan.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
-    assert (plan.resume, plan.runs) == (here / "earlier", here / "runs")
+    assert plan.resume == here / "earlier"
+
+
+def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
+    here = tmp_path / "here"
+    plan = _Plan.of(elsewhere, "dqn", mc.Config(mode="serial"), None, None)
     with RunDirectory.create(None, {}, plan.runs) as run:
         assert run.path.parent == here / "runs"
 
