@@ -51,8 +51,8 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o755)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, atomically: even after a crash, a reader sees all of it or the old content.
+def write_atomically(path: Path, *data: bytes | memoryview) -> None:
+    """Make `path` hold the parts of `data`, atomically: even after a crash, a reader sees all of it or the old content.
 
     Other users may read the file, as far as the umask lets them, and never write it.
 
@@ -63,9 +63,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:
-        with naming(path, f"{len(data):,} bytes were not written, {kept}"):
+        with naming(path, f"{sum(map(len, data)):,} bytes were not written, {kept}"):
             with open(aside, "xb", opener=opener) as file:
-                file.write(data)
+                file.writelines(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
@@ -78,8 +78,10 @@ def write_sealed(path: Path, data: bytes) -> None:
     start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
     end = b'"}\n'
     if data.startswith(_ZIP):  # the seal becomes its comment, whose length ends a zip
-        data = data[:-2] + (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
-    write_atomically(path, _sealed(data + start, end))
+        length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
+        _write_sealed(path, memoryview(data)[:-2], length + start, end)
+    else:
+        _write_sealed(path, data, start, end)
 
 
 def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None) -> None:
@@ -90,11 +92,13 @@ def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None
     sealed = {**members, "file": path.name, "sha256": ""}
     text = json.dumps(sealed, indent=indent, allow_nan=False, default=os.fspath).encode() + b"\n"
     at = text.rindex(b'""') + 1
-    write_atomically(path, _sealed(text[:at], text[at:]))
+    _write_sealed(path, text[:at], b"", text[at:])
 
 
-def _sealed(start: bytes, end: bytes) -> bytes:
-    return start + hashlib.sha256(start).hexdigest().encode() + end
+def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes) -> None:
+    digest = hashlib.sha256(data)
+    digest.update(start)
+    write_atomically(path, data, start, digest.hexdigest().encode(), end)
 
 
 def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
