@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -102,6 +103,11 @@ def _run(command: str, arguments: list[str]) -> int:
     from .errors import MarlcoreError, WorkerFailed
     from .notices import say_always
 
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries would end the process in it
+        sys.stderr.write("marlcore: expected a working directory that exists, got a deleted one\n")
+        return 2
     say_always()
     module, function, _, _ = COMMANDS[command]
     try:
@@ -113,7 +119,8 @@ def _run(command: str, arguments: list[str]) -> int:
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise
-        sys.stderr.write(f"marlcore: {error}\n")
+        few = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        sys.stderr.write(f"marlcore: {error}{'; raise `ulimit -n`' if few else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write("marlcore: stopped" + _how_to_resume(str(stop)) + "\n")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Set
 from difflib import get_close_matches
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
 __all__ = [
+    "absolute",
     "as_field",
     "came",
     "check_finite",
@@ -111,6 +114,14 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
         got = "nothing" if found is None else f"{type(found).__name__} of {array.dtype} {array.shape}"
         raise ValueError(f"state: expected {name} as {np.dtype(dtype)} {shape}, got {got}")
     return found
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path from the root. Raises ValueError: it is relative, and the working directory was deleted."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise ValueError(f"{os.fspath(path)!r}: expected a working directory that exists, got a deleted one") from None
 
 
 def came(value: Any) -> str:

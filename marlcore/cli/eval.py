@@ -23,7 +23,8 @@ WIDTH = 200  # of a table outside a terminal
 class EvalOptions:
     """Play whole episodes with a run's policies, greedily; print returns with confidence intervals.
 
-    The run may still go on: its checkpoints are read.
+    The run may still go on: its checkpoints are read. A run's directory is code, which this command executes; see
+    docs/security.md.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -40,6 +41,8 @@ class EvalOptions:
     """Explore as actors do with these weights."""
     env: str = ""
     """Another environment than the run's, as in marlcore train."""
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Execute the code of a run's directory that another user could have changed."""
     video: str = ""
     """A file for one more episode, filmed: .gif or .mp4."""
 
@@ -52,18 +55,20 @@ def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
     options = parse(EvalOptions, arguments, "eval")
     env_fn = options.env or None
+    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
     if options.video:
         check_format(options.video)
-        run = EvaluatedRun(options.run_dir, options.which, env_fn=env_fn)
-        write_video(options.video, *film(run, options.seed))
+        run = EvaluatedRun(run_dir, options.which, env_fn=env_fn, trust=options.trust)
+        write_video(video, *film(run, options.seed))
     outcome = evaluate(
-        options.run_dir,
+        run_dir,
         options.episodes,
         which=options.which,
         envs=options.envs,
         seed=options.seed,
         explore=options.explore,
         env_fn=env_fn,
+        trust=options.trust,
     )
     Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
     if options.video:

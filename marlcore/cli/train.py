@@ -24,7 +24,8 @@ __all__ = ["train"]
 class TrainOptions:
     """Train every agent of an environment at once, each with its own replay, weights and learner.
 
-    `marlcore train --resume RUN [--total-steps N]` continues an earlier run instead, from its last checkpoints.
+    `marlcore train --resume RUN [--total-steps N] [--trust]` continues an earlier run instead, from its last
+    checkpoints; it executes what the run's config.json names.
     """
 
     env: str = "treasure_hunt"
@@ -42,12 +43,17 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Continue a run from its last checkpoints, with its settings."""
+    """Continue a run from its last checkpoints, with its settings.
+
+    A run's directory is code: this command imports and calls what its config.json names. See docs/security.md.
+    """
 
     resume: str
     """The run's directory."""
     total_steps: int | None = None
     """A new number of steps for the whole run, earlier steps included."""
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Execute the code of a run's directory that another user could have changed."""
 
 
 def train(arguments: list[str]) -> int:
@@ -58,8 +64,8 @@ def train(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     resume = None
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
-        given = parse(ResumeOptions, arguments, "train", "--resume takes only --total-steps, got {}".format)
-        resume, (env, algorithm, config) = given.resume, described_run(given.resume)
+        given = parse(ResumeOptions, arguments, "train", "--resume takes only --total-steps and --trust, got {}".format)
+        resume, (env, algorithm, config) = given.resume, described_run(given.resume, trust=given.trust)
         if given.total_steps is not None:
             config = dataclasses.replace(config, total_steps=given.total_steps)
     else:

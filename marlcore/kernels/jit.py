@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,9 +138,11 @@ def _drop_stale(cache: Path) -> None:
         return
     for stale in (*cache.glob("*.nbi"), cache / WARM):
         stale.unlink(missing_ok=True)
-    aside = marker.with_name(f"{marker.name}.{os.getpid()}")
-    aside.write_text(digest)
-    aside.replace(marker)
+    fd, aside = tempfile.mkstemp(dir=cache, prefix=f"{marker.name}.")  # other users may write the directory
+    with os.fdopen(fd, "w") as file:
+        file.write(digest)
+        os.fchmod(fd, 0o644)
+    os.replace(aside, marker)
 
 
 @intrinsic

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .files import File
-from .header import Header
-from .new_file import Put, give_name, hold, lasting, open_nameless, write_header_and_body
+from .header import CHECKSUM, Header
+from .native import LINE
+from .new_file import Put, give_name, hold, lasting, open_nameless, write_checksum, write_header_and_body
 from .space import noticing_full
 from .survey import survey_names
 
@@ -24,7 +25,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
 
     The file has no name while it is written. Linking cannot replace an existing name, so the file gets a temporary name
     and is renamed. A process that dies between these steps leaves a complete temporary file, which the next call for
-    this directory removes.
+    this directory removes. A checksum follows the body; see `Segment.verify`.
 
     Raises:
         SharedMemoryFull: the file system has no room. ValueError: the target is not an ordinary file in a directory.
@@ -33,12 +34,14 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
     """
     if lasting(target).exists() and not target.is_file():
         raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
-    header = Header.build(secrets.randbits(64), description, body_bytes)
+    end = -(-body_bytes // LINE) * LINE
+    header = Header.build(secrets.randbits(64), {**description, CHECKSUM: end}, end + LINE)
     survey_names(target.parent, ASIDE, remove=True)
     aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
     with open_nameless(target, header.segment_bytes, aside) as file:
         with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate only on writes
             write_header_and_body(file.fd, header, fill)
+            write_checksum(file.fd, header)
             os.fsync(file.fd)
         hold(file, target)  # so that no other process removes it as left behind
         give_name(file, aside)

@@ -10,7 +10,9 @@ from pathlib import Path
 from ..errors import MarlcoreError
 from .native import ffi, lib
 
-__all__ = ["File", "is_descriptor", "same_file", "too_many_files"]
+__all__ = ["OWN_FILES", "File", "is_descriptor", "same_file", "too_many_files"]
+
+OWN_FILES = "/proc/self/fd"
 
 
 class File:
@@ -44,8 +46,12 @@ class File:
         _raise_os_error(code, path)
 
     def link(self) -> None:
-        """Gives the nameless file its name, which this process's last `close` removes. Raises OSError."""
-        _raise_os_error(lib.mc_file_link(self.raw), self.name)
+        """Gives the nameless file its name, which this process's last `close` removes.
+
+        Raises OSError; MarlcoreError: /proc, through which it is named, is not mounted.
+        """
+        code = lib.mc_file_link(self.raw)
+        _raise_os_error(code, self.name if os.path.isdir(OWN_FILES) else OWN_FILES)
 
     def keep_name(self) -> None:
         """From now on, `close` leaves the name in place."""
@@ -77,6 +83,8 @@ def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
     """Raises the error of a negative code; does nothing for 0."""
     if code in (-errno.EMFILE, -errno.ENFILE):
         raise too_many_files(path)
+    if code == -errno.ENOENT and os.fspath(path).startswith(OWN_FILES):
+        raise MarlcoreError(f"{OWN_FILES}: expected /proc mounted, since shared memory is named and locked through it")
     if code:
         raise OSError(-code, os.strerror(-code), os.fspath(path))
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import came
 from ..errors import SegmentCorrupt
 
-__all__ = ["Header"]
+__all__ = ["CHECKSUM", "Header"]
 
 MAGIC = b"marlcore"
 LAYOUT_VERSION = 3
@@ -21,6 +22,7 @@ _HEADER = struct.Struct("<8sIIQQQQ")
 _CHECKSUM_AT = 12
 _MAX_HEADER = 1 << 26
 _PAGE = 4096
+CHECKSUM = "checksum"  # the key of a description that tells where the checksum lies
 
 
 @dataclass(frozen=True)
@@ -69,4 +71,7 @@ class Header:
             description = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise SegmentCorrupt(f"{path}: the header's description cannot be read: {error}") from None
+        at = description.get(CHECKSUM, 0) if isinstance(description, dict) else None
+        if type(at) is not int or not 0 <= at <= size - header_bytes - 8 or at % 8:
+            raise SegmentCorrupt(f"{path}: expected the place of a checksum in the body, got {came(description)}")
         return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)

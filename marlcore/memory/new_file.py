@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,26 @@ from numpy.typing import NDArray
 
 from ..errors import MarlcoreError
 from .files import File
-from .header import Header
+from .header import CHECKSUM, Header
 from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 from .survey import PREFIX
 
-__all__ = ["Put", "give_name", "hold", "lasting", "open_nameless", "open_unlinked", "write_header_and_body"]
+__all__ = [
+    "SEALED",
+    "Put",
+    "give_name",
+    "hold",
+    "lasting",
+    "open_nameless",
+    "open_unlinked",
+    "write_checksum",
+    "write_header_and_body",
+]
+
+SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
+_BLOCK = 1 << 20
 
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
@@ -78,6 +92,17 @@ def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] |
     _put(fd, 0, 0, np.frombuffer(header.raw, np.uint8))
     if fill is not None:
         fill(partial(_put, fd, header.header_bytes))
+
+
+def write_checksum(fd: int, header: Header) -> None:
+    """Writes the checksum of a whole body behind it; see `Segment.verify`."""
+    begin, end = header.header_bytes, header.header_bytes + header.description[CHECKSUM]
+    block, crc = bytearray(_BLOCK), 0
+    while begin < end:
+        n = os.preadv(fd, [memoryview(block)[: end - begin]], begin)
+        crc = zlib.crc32(memoryview(block)[:n], crc)
+        begin += n
+    _put(fd, end, 0, np.array([crc | SEALED], np.uint64).view(np.uint8))
 
 
 def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:

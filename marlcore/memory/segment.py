@@ -14,6 +14,7 @@ import re
 import secrets
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SharedMemoryFull, StaleHandle
+from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
-from .files import File, is_descriptor, same_file
+from .files import OWN_FILES, File, is_descriptor, same_file
 from .fork import invalidate_after_fork
-from .header import Header
+from .header import CHECKSUM, Header
 from .mapping import Mapping
 from .native import is_locked, try_lock
-from .new_file import Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
+from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
 from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
@@ -60,11 +61,13 @@ class Segment:
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
         self.nonce = header.nonce
-        self.description = header.description
+        self.description = {key: value for key, value in header.description.items() if key != CHECKSUM}
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
         self._mapping = Mapping(file.fd, path, self.nbytes, writable)
-        self.body: NDArray[np.uint8] = self._mapping.bytes()[header.header_bytes :]
+        mapped, end = self._mapping.bytes()[header.header_bytes :], header.description.get(CHECKSUM)
+        self.body: NDArray[np.uint8] = mapped[:end]
+        self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)
         self._file = file
         self._closed: str | None = None
         invalidate_after_fork(self)
@@ -163,6 +166,18 @@ class Segment:
         if self._closed is not None:
             raise (StaleHandle if "fork" in self._closed else ClosedError)(f"{self.path}: {self._closed}")
 
+    def verify(self) -> None:
+        """Compares the body of a save with its checksum, unless a process took one of its locks to use it in place.
+
+        Raises SegmentCorrupt: they differ.
+        """
+        self.check_open()
+        if self._checksum is None:
+            return
+        crc = zlib.crc32(self.body.data)
+        if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
+            raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
+
     @property
     def closed(self) -> bool:
         return self._closed is not None
@@ -181,8 +196,10 @@ class Segment:
         file = beside
         if file is None:
             file = File()
-            file.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR)
+            file.open(f"{OWN_FILES}/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
+            if self._checksum is not None and self._checksum.flags.writeable:
+                self._checksum[0] = 0  # the holder may change the body
             return file
         file.close()
         return None
@@ -218,6 +235,7 @@ class Segment:
         self._closed = self._closed or why
         vars(self).pop("body", None)
         vars(self).pop("_mapping", None)
+        self._checksum = None
         self._file.close()
 
 

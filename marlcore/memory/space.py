@@ -7,6 +7,7 @@ import errno
 import functools
 import logging
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,11 +31,17 @@ def free_bytes(directory: Path) -> int:
 
 @contextlib.contextmanager
 def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
-    """Raises SharedMemoryFull if the file system reports that it is full."""
+    """Raises SharedMemoryFull if the file system reports that it is full, or a file would be too large."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+        if error.errno == errno.EFBIG:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            most = "the file system allows fewer"
+            if limit != resource.RLIM_INFINITY:
+                most = f"the limit of a file is {limit}; raise `ulimit -f`"
+            raise SharedMemoryFull(f"{directory}: {nbytes} bytes asked for in one file, {most}") from None
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
             raise full(directory, nbytes, free_bytes(directory)) from None
         raise
 

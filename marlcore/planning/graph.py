@@ -189,6 +189,7 @@ class Graph(Shared):
         """
         with cls.attach(Path(path).resolve()) as saved:
             segment = saved._segment
+            segment.verify()
             return cls(
                 Segment.create("graph", segment.description, len(segment.body), fill=lambda put: put(0, segment.body))
             )

@@ -101,10 +101,12 @@ class ReplayBuffer(TransitionLanes):
             into: an ordinary file for the replay, which must not exist yet.
 
         Raises:
-            SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a save of a replay, or it is damaged.
+            SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a save of a replay, or its checksum
+                differs; a save that was used in place since, and a replay made in a file, have none.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(Path(path).resolve(), spec) as saved:
+            saved._segment.verify()
             return cls(copy_segment(saved._segment, saved._lanes, saved._geometry, name, into))
 
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:

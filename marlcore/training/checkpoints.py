@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from .files import write_atomically
+from .files import read_sealed, write_sealed
 from .run_directory import checkpoint_path
 
-__all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint"]
+__all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint", "save_checkpoint"]
 
 
 class KeptCheckpoints:
@@ -44,15 +44,13 @@ class KeptCheckpoints:
             version, updates, step: of the weights.
             mean: return, over the policy's agents.
         """
-        data = io.BytesIO()
-        counts = {"version": version, "updates": updates, "step": step}
-        torch.save({"acting": dict(weights), **counts, "return": mean}, data)
+        state = {"acting": dict(weights), "version": version, "updates": updates, "step": step, "return": mean}
         if self._keep:
-            write_atomically(self._path(str(step)), data.getvalue())
+            save_checkpoint(self._path(str(step)), state)
             for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
                 self._path(str(old)).unlink(missing_ok=True)
         if mean > self.best:
-            write_atomically(self._path("best"), data.getvalue())
+            save_checkpoint(self._path("best"), state)
             self.best = mean
         self.last = step
 
@@ -67,12 +65,26 @@ def kept_steps(run_dir: Path, policy: str) -> list[int]:
     return sorted(int(step) for step in between if step.isdecimal())
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint; empty if there is none yet. Raises ValueError: the file is damaged."""
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, which `torch.load` can read too. Raises OSError: see `write_atomically`."""
+    data = io.BytesIO()
+    torch.save(dict(state), data)
+    write_sealed(path, data.getvalue())
+
+
+def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
+    """A checkpoint; empty if there is none yet. No code of the file runs.
+
+    Args:
+        own_name: refuse a file that was written under another name.
+
+    Raises: ValueError: the file is damaged, or a copy of another one.
+    """
     if not path.exists():
         return {}
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        data = io.BytesIO(read_sealed(path, own_name=own_name))
+        state: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ..checks import absolute
 from .schedules import Exponential, Schedule, Stages
 from .sections import (
     EPSILON,
@@ -19,7 +20,7 @@ from .sections import (
     SupervisionConfig,
     check_setting,
 )
-from .self_play.settings import SelfPlayConfig
+from .self_play.settings import SelfPlayConfig, absolute_anchors
 
 if TYPE_CHECKING:
     from ..replay import RateLimiter
@@ -164,6 +165,13 @@ class Config:
         """A form ready for JSON; schedules are text."""
         plain: dict[str, Any] = _plain(self)
         return plain
+
+    def with_absolute_paths(self) -> Config:
+        """The same settings wherever the working directory moves to; a run_dir of None stays None."""
+        run_dir = self.run_dir and str(absolute(self.run_dir))
+        replay = replace(self.replay, path=self.replay.path and str(absolute(self.replay.path)))
+        self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
+        return replace(self, run_dir=run_dir, replay=replay, self_play=self_play)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:

@@ -17,8 +17,10 @@ from ..references import reference_to
 from .config import Config
 from .policies import AssignedPolicy
 from .run_directory import read_config, read_progress
+from .self_play.settings import absolute_anchors
+from .trust import check_trusted
 
-__all__ = ["check_resumed", "describe", "described_run"]
+__all__ = ["check_resumed", "describe", "described_run", "hyperparameters", "remade"]
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
@@ -32,9 +34,9 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     return {
         "env": _name_of(env_fn),
         "algorithm": algos.name_of(first) if one else {name: algos.name_of(it) for name, it in algorithms.items()},
-        "hyperparameters": _hyperparameters(first)
+        "hyperparameters": hyperparameters(first)
         if one
-        else {name: _hyperparameters(it) for name, it in algorithms.items()},
+        else {name: hyperparameters(it) for name, it in algorithms.items()},
         **config.to_dict(),
         "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
     }
@@ -45,7 +47,8 @@ def _name_of(env_fn: Any) -> str:
     return getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by)
 
 
-def _hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
+def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's hyperparameters in a form for JSON, from which `remade` makes it again."""
     if dataclasses.is_dataclass(algorithm):
         given = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(algorithm) if one.init}
     else:
@@ -61,11 +64,17 @@ def _plain(value: Any) -> Any:
     return value if simple else {"repr": repr(value)}
 
 
-def described_run(run_dir: str | Path) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
+def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
     """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
 
-    Raises ValueError: config.json does not describe them, or an import fails.
+    Modules that config.json names are imported, and their functions called: its directory is code.
+
+    Args:
+        trust: also a run that another user could have changed.
+
+    Raises ValueError: config.json does not describe them, an import fails, or the run is not trusted.
     """
+    check_trusted(run_dir, trust)
     described = read_config(run_dir)
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
@@ -83,6 +92,11 @@ def described_run(run_dir: str | Path) -> tuple[str, Algorithm | dict[str, Algor
 
 def _made(policy: str, name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
     _check_named(f"algorithm of {policy}" if policy else "algorithm", name)
+    return remade(name, hyperparameters)
+
+
+def remade(name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of that name. Raises ValueError: a hyperparameter is none, or JSON could not hold it."""
     return algos.make(name, **{label: _given(label, value) for label, value in hyperparameters.items()})
 
 
@@ -118,6 +132,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
         section = before.get(part, default[part])  # an earlier version may lack a part
         had = section.get(label, default[part][label]) if isinstance(section, dict) else None
+        if label == "anchors" and isinstance(had, dict):
+            had = absolute_anchors(had)  # earlier versions noted paths as they were given
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = sum(read_progress(run_dir).get("steps", {}).values())

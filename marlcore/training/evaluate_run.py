@@ -30,11 +30,15 @@ def evaluate(
     explore: bool = False,
     policies: Mapping[str, LoadedPolicy] | None = None,
     env_fn: Callable[[], Any] | str | None = None,
+    trust: bool = False,
 ) -> Evaluation:
     """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
 
     In each copy of the environment the first episodes count, equally many in each, so that short episodes are not
-    favoured. A run's directory is unpickled, so evaluate only runs that you trust.
+    favoured.
+
+    A run's directory is code: its environment and algorithm are unpickled, which can execute anything. So a run that
+    another user could have changed is refused. See docs/security.md.
 
     Args:
         run_or_dir: a run that `start` made, or a run's directory; either may still go on.
@@ -46,15 +50,17 @@ def evaluate(
         explore: as actors do with these weights, instead of greedily.
         policies: by name of a policy or an agent, others to act instead.
         env_fn: makes environments; by default as the run does.
+        trust: also load a directory that another user could have changed.
 
     Raises:
-        ValueError, TypeError: bad input, or the run's environment function could not be pickled, in one line.
+        ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled, in
+            one line.
         EnvironmentFailed: the environment raised.
     """
     for label, value in {"episodes": episodes, "envs": envs}.items():
         check_whole(label, value)
     check_whole("seed", seed, 0)
-    run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn)
+    run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
         players = {
             agent: run.policy(agent).player(env.copies, child, explore)
@@ -80,9 +86,10 @@ class EvaluatedRun:
         which: str = "last",
         policies: Mapping[str, LoadedPolicy] | None = None,
         env_fn: Callable[[], Any] | str | None = None,
+        trust: bool = False,
     ) -> None:
         live = run_or_dir if isinstance(run_or_dir, Run) else None
-        self._saved = SavedRun(run_or_dir.run_dir if isinstance(run_or_dir, Run) else run_or_dir)
+        self._saved = run_or_dir.saved if isinstance(run_or_dir, Run) else SavedRun.of(run_or_dir, trust=trust)
         self._load = live.policy if live is not None and which == "last" else self._from_checkpoint
         self._which = which
         self._loaded: dict[str, LoadedPolicy] = {}

@@ -14,7 +14,7 @@ from ..transitions import Batch
 from .blueprint import PolicyPlan, run_seed
 from .config import Config
 from .drawing import Draws, make_draws, resumed_draws
-from .memories import attach_memory
+from .memories import OwnerOf, attach_memory
 from .worker import Worker
 
 __all__ = ["Feed", "QueueFeed", "ReplayFeed", "feed_of"]
@@ -111,7 +111,7 @@ class ReplayFeed:
     def save(self) -> dict[str, Any]:
         """The state of the draws; first saves the replay, since one newer than its checkpoint does no harm."""
         if self._plan.saved_replay is not None:
-            self._replay.save(self._plan.saved_replay)
+            self._replay.save(self._plan.saved_replay, OwnerOf(self._plan.name))
         drawing = {name: torch.from_numpy(array) for name, array in self._batches.state_dict().items()}
         return {"sampler": drawing, "replay": self._plan.transitions.nonce}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,9 +16,8 @@ from ..errors import TimedOut
 from ..processes import DONE, READY, UPDATES
 from ..weights import ParameterStore
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed, schedules_of
-from .checkpoints import load_checkpoint
+from .checkpoints import load_checkpoint, save_checkpoint
 from .feeds import Feed, feed_of
-from .files import write_atomically
 from .finite import FiniteCheck
 from .learner import Beginning, Learner, Publications, choose_device, crosses
 from .names import learner_names
@@ -197,10 +195,8 @@ def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]
 def _save(plan: PolicyPlan, model: PolicyModel, feed: Feed, league: League | None, state: Mapping[str, Any]) -> None:
     """Saves what the learner's batches come from, then the checkpoint."""
     fed = feed.save()
-    data = io.BytesIO()
     played = {} if league is None else {"self_play": league.state_dict()}
-    torch.save({**state, **model.saved(), **fed, **played, "torch": torch.get_rng_state()}, data)
-    write_atomically(plan.checkpoint, data.getvalue())
+    save_checkpoint(plan.checkpoint, {**state, **model.saved(), **fed, **played, "torch": torch.get_rng_state()})
     if league is not None:
         league.write()
 

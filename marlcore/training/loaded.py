@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import as_field
+from ..checks import absolute, as_field
 from ..envs.agent_view import AgentView
 from ..errors import TimedOut
 from ..interfaces import Algorithm
@@ -20,10 +21,12 @@ from ..weights import ParameterStore
 from .blueprint import Blueprint, build_model, schedules_of
 from .checkpoints import kept_steps, load_checkpoint
 from .config import Config
-from .files import write_atomically
+from .files import read_sealed, write_sealed
 from .policies import AssignedPolicy
+from .policies_file import described_policies, write_policies
 from .policy import ActingModel, Player, Policy, exploration_of
 from .run_directory import checkpoint_path
+from .trust import check_trusted
 
 __all__ = ["LoadedPolicy", "SavedRun", "load_policy", "published_policy", "save_policies"]
 
@@ -111,22 +114,31 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
     return as_field("obs", spaces.obs, values)[None]
 
 
+@dataclass(frozen=True)
 class SavedRun:
-    """What a run's directory says of its environment and policies.
+    """What a run's directory says of its environment and policies; `of` reads it.
 
     Attributes:
+        path: the directory, absolute.
         policies: the run's. config: its settings.
-
-    Raises: ValueError: there is no run, or another version wrote it.
+        pickled_env_fn: None if cloudpickle could not pickle it, or nothing was to be unpickled.
     """
 
-    def __init__(self, run_dir: str | Path) -> None:
-        self.path = Path(run_dir)
+    path: Path
+    policies: tuple[AssignedPolicy, ...]
+    config: Config
+    pickled_env_fn: bytes | None = None
+
+    @classmethod
+    def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
+        """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
+        path = absolute(run_dir)
+        if weights_only:
+            return cls(path, *described_policies(path))
+        check_trusted(path, trust)
         try:
-            saved = cloudpickle.loads((self.path / FILE).read_bytes())
-            self._env_fn: bytes | None = saved["env_fn"]
-            self.policies: tuple[AssignedPolicy, ...] = saved["policies"]
-            self.config: Config = saved["config"]
+            saved = cloudpickle.loads(read_sealed(path / FILE))
+            return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
@@ -136,11 +148,11 @@ class SavedRun:
     @property
     def env_fn(self) -> Callable[[], Any]:
         """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
-        if self._env_fn is None:
+        if self.pickled_env_fn is None:
             reason = "it could not be pickled"
         else:
             try:
-                found: Callable[[], Any] = cloudpickle.loads(self._env_fn)
+                found: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
                 return found
             except Exception as error:  # unpickling may raise anything
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -162,19 +174,30 @@ class SavedRun:
         return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
 
 
-def load_policy(run_dir: str | Path, name: str, which: str | int = "last") -> LoadedPolicy:
+def load_policy(
+    run_dir: str | Path,
+    name: str,
+    which: str | int = "last",
+    *,
+    trust: bool = False,
+    weights_only: bool = False,
+) -> LoadedPolicy:
     """A policy from a run's checkpoint.
 
-    It unpickles the run's environment function and algorithm, so load only runs that you trust.
+    A run's directory is code: its algorithm is unpickled, which can execute anything. So a run that another user could
+    have changed is refused. See docs/security.md.
 
     Args:
         run_dir: of the run, which may still go on.
         name: of the policy, or of one of its agents.
         which: "last"; "best", by the run's evaluations; or a step count of a kept checkpoint.
+        trust: also load a run that another user could have changed.
+        weights_only: unpickle and import nothing of the run, so that any run may be loaded; only for policies of
+            built-in algorithms. Schedules of exploration that are functions are left out.
 
-    Raises: ValueError: there is no such run, policy or checkpoint.
+    Raises: ValueError: there is no such run, policy or checkpoint, or the run is not trusted.
     """
-    return SavedRun(run_dir).policy(name, which)
+    return SavedRun.of(run_dir, trust=trust, weights_only=weights_only).policy(name, which)
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
@@ -200,7 +223,8 @@ def save_policies(
         pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
-    write_atomically(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_policies(run_dir, policies, config)
+    write_sealed(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def _named(name: str, policies: Any) -> Any:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..interfaces import QueueSource, ReplaySource
 from ..memory import PREFIX, SegmentHandle, survey_names
@@ -16,7 +21,7 @@ from .config import Config
 from .policies import AssignedPolicy
 from .run_directory import RunDirectory
 
-__all__ = ["attach_memory", "create_memory", "source_of"]
+__all__ = ["OwnerOf", "attach_memory", "create_memory", "source_of"]
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -28,6 +33,23 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
     return source
+
+
+@dataclass(frozen=True)
+class OwnerOf:
+    """What a saved replay says of its policy, beside its rows."""
+
+    policy: str
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"policy": np.frombuffer(self.policy.encode(), np.uint8)}
+
+    def check(self, replay: ReplayBuffer, path: Path) -> None:
+        """Raises ValueError: the loaded replay is of another policy; earlier versions do not say."""
+        owner = (replay.sampler_state or self.state_dict()).get("policy")
+        if owner is None or owner.tobytes() != self.policy.encode():
+            got = None if owner is None else owner.tobytes().decode(errors="replace")
+            raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
 
 
 def attach_memory(plan: PolicyPlan) -> ReplayBuffer | TrajectoryQueue:
@@ -66,6 +88,7 @@ def _replay(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config
     spec, limiter = policy.algorithm.transition(policy.spaces), config.limiter(policy.name, lanes)
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=f"replay.{index}", into=file))
+        OwnerOf(policy.name).check(replay, saved)
         if replay.limiter != limiter and replay.limiter != _of_0_1_0(limiter):
             raise ValueError(
                 f"resume: expected a configuration that gives {policy.name} the limiter of its saved replay, "

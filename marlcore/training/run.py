@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..checks import absolute
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound, TimedOut
@@ -22,12 +23,13 @@ from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
 from .learner import choose_device
-from .loaded import LoadedPolicy, load_policy, published_policy
+from .loaded import LoadedPolicy, SavedRun, published_policy
 from .memories import source_of
 from .monitor import Status
 from .on_policy import check_on_policy
 from .policies import AssignedPolicy, assign
 from .progress import final_returns
+from .run_directory import RUNS
 from .self_play.payoff import FILE as PAYOFF
 from .self_play.picture import draw_payoff
 from .self_play.start import check_self_play, policies_in_self_play
@@ -87,7 +89,8 @@ def train(
         progress: show a table of the run's progress, and notices of long waits, on standard error.
         resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir. The algorithm
             and the configuration must match it; `total_steps` counts from the run's beginning, and must exceed the
-            steps that the run has taken.
+            steps that the run has taken. Nothing of the directory is executed (`marlcore train --resume` does: it
+            imports what config.json names).
         callback: called with each `Metric` (time_s, step, agent, name, value) in this process, on a thread of its own.
             It delays nobody: metrics that it is too slow for are dropped, and counted in `Result.lost`. If it raises,
             the log says so, and it is not called again.
@@ -190,7 +193,13 @@ class Run:
         try:
             return published_policy(self._session.blueprint, name)
         except SegmentNotFound:  # the run has ended
-            return load_policy(self.run_dir, name)
+            return self.saved.policy(name)
+
+    @property
+    def saved(self) -> SavedRun:
+        """Its policies with the weights of its checkpoints; nothing is unpickled."""
+        assert self._session is not None
+        return SavedRun(self.run_dir, self._plan.policies, self._session.config)
 
     def _go(self, progress: bool) -> None:
         try:
@@ -230,7 +239,8 @@ class _Plan:
     env_fn: Callable[[], Any]
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    resume: str | Path | None
+    runs: Path
+    resume: Path | None
     callback: Callable[[Metric], object] | None
 
     @classmethod
@@ -247,7 +257,9 @@ class _Plan:
             raise TypeError(f"config: expected a Config or None, got {config!r}")
         if callback is not None and not callable(callback):
             raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
-        config = config or Config()
+        config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
+        resume = None if resume is None else absolute(resume)
+        runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         make_env = factory(env_fn)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:
@@ -277,10 +289,12 @@ class _Plan:
             check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
         _warn_of_short_run(config, policies)
         compile_before_a_run()
-        return cls(make_env, policies, config, resume, callback)
+        return cls(make_env, policies, config, runs, resume, callback)
 
     def session(self, interrupts: Interrupts, progress: bool) -> Session:
-        return Session(self.env_fn, self.policies, self.config, interrupts, progress, self.resume, self.callback)
+        return Session(
+            self.env_fn, self.policies, self.config, self.runs, interrupts, progress, self.resume, self.callback
+        )
 
     def result(self, session: Session) -> Result:
         """The outcome of an ended session, whose curves it draws."""

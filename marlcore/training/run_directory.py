@@ -12,18 +12,20 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from itertools import chain, count, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from ..checks import came
+from ..checks import absolute, came
 from ..errors import suppress_failed_calls
-from .files import write_atomically
-from .sinks.csv import CsvSink
+from .files import make_directory, opener, read_json, write_json
+from .sinks.csv import PROGRESS, CsvSink
 
 __all__ = [
+    "RUNS",
     "RunDirectory",
     "agent_order",
     "checkpoint_path",
@@ -59,7 +61,7 @@ class RunDirectory:
         self._made = _Made()
 
     @classmethod
-    def create(cls, path: str | Path | None, config: Mapping[str, Any]) -> RunDirectory:
+    def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
         """Make the directory and its parents, and write the configuration.
 
         As a context manager it removes all of these if an error ends the block before `keep`.
@@ -67,20 +69,22 @@ class RunDirectory:
         Args:
             path: a new or empty directory; None makes one in `runs`, named by date and time.
             config: anything that JSON holds; paths become strings.
+            runs: see `path`.
 
         Raises:
             ValueError: the directory is not empty or not writable, or the configuration holds NaN.
             TypeError: the configuration holds a value that JSON cannot.
         """
-        text, made = _as_json(config), _Made()
+        made = _Made()
+        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
             with ExitStack() as unless_whole:
                 unless_whole.callback(made.take_back)
-                root = _make_directory(path, made)
+                root = _make_directory(path, runs, made)
                 _lay_out(root, made)
                 run = cls(root, CsvSink(root / "metrics.csv", "x"))
                 unless_whole.callback(run.close)
-                write_atomically(root / "config.json", text)  # last: this file marks a run
+                write_json(root / "config.json", config, indent=2)  # last: this file marks a run
                 run._made = made
                 unless_whole.pop_all()
             return run
@@ -88,7 +92,7 @@ class RunDirectory:
             if error.errno is None:  # a signal handler's
                 raise
             raise ValueError(
-                f"run_dir: expected a place that can be written, got {str(path or RUNS)!r} ({error.strerror})"
+                f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
             ) from error
 
     @classmethod
@@ -98,7 +102,7 @@ class RunDirectory:
         Raises:
             ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
         """
-        root = Path(path).absolute()
+        root = absolute(path)
         read_config(root)
         read_progress(root)
         try:
@@ -114,11 +118,11 @@ class RunDirectory:
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration of the resumed run."""
-        write_atomically(self.path / "config.json", _as_json(config))
+        write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces the progress that `progress` returns."""
-        write_atomically(self.path / "checkpoints" / "run.json", json.dumps(progress).encode())
+        """Replaces the progress that `progress` returns; metrics.csv is verified up to here when it is read."""
+        write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -158,17 +162,17 @@ def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """A run's config.json. Raises ValueError: there is no run."""
+    """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
     try:
-        return _read_object(Path(run_dir) / "config.json")
+        return read_json(Path(run_dir) / "config.json", editable=True)
     except (OSError, ValueError) as error:
         raise _no_run(run_dir, error) from None
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
-    path = Path(run_dir) / "checkpoints" / "run.json"
-    saved = _read_object(path) if path.exists() else {}
+    path = Path(run_dir) / PROGRESS
+    saved = read_json(path) if path.exists() else {}
     time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
     if not (_is_number(time_s, float, int) and isinstance(steps, dict)
             and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
@@ -195,20 +199,12 @@ def setup_logging(path: str | Path) -> None:
 class _LogFile(logging.FileHandler):
     """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
 
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError: it holds something else; OSError: it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(found)}")
-    return found
 
 
 def _is_number(value: object, *kinds: type) -> bool:
@@ -218,10 +214,6 @@ def _is_number(value: object, *kinds: type) -> bool:
 
 def _no_run(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
-
-
-def _as_json(config: Mapping[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2, allow_nan=False, default=os.fspath) + "\n").encode()
 
 
 @dataclass
@@ -236,9 +228,9 @@ class _Made:
         missing = takewhile(lambda path: not path.exists(), directory.parents)
         for parent in reversed([*missing]):
             with suppress_failed_calls(errno.EEXIST):  # another run was quicker
-                parent.mkdir()
+                make_directory(parent)
                 self.directories.append(parent)
-        directory.mkdir(parents=True)
+        make_directory(directory)
         self.directories.append(directory)
 
     def take_back(self) -> None:
@@ -253,10 +245,10 @@ class _Made:
                 directory.rmdir()
 
 
-def _make_directory(path: str | Path | None, made: _Made) -> Path:
+def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> Path:
     """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
     if path is not None:
-        root = Path(path).absolute()
+        root = absolute(path)
         if root.exists() and not root.is_dir():
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
         with suppress_failed_calls(errno.EEXIST):
@@ -264,7 +256,7 @@ def _make_directory(path: str | Path | None, made: _Made) -> Path:
         return root
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in chain([""], (f"-{number}" for number in count(1))):
-        root = Path(RUNS, name + suffix).absolute()
+        root = absolute(Path(runs, name + suffix))
         try:
             made.make(root)
         except FileExistsError:
@@ -279,10 +271,10 @@ def _lay_out(root: Path, made: _Made) -> None:
     if any(root.iterdir()):
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
     checkpoints, logs = root / "checkpoints", root / "logs"
-    checkpoints.mkdir()  # if two runs race for the directory, one fails here
+    make_directory(checkpoints)  # if two runs race for the directory, one fails here
     made.contents += [checkpoints, logs, root / "metrics.csv", root / "config.json"]
     made.contents += [root / "tensorboard", root / "wandb"]  # which their sinks make
-    logs.mkdir()
+    make_directory(logs)
 
 
 def _file_name(name: str) -> str:

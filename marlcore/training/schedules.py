@@ -14,9 +14,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from ..checks import came
 from ..references import reference_to, resolve
 
-__all__ = ["Constant", "Custom", "Exponential", "Linear", "Piecewise", "Schedule", "Scheduled", "Stages"]
+__all__ = [
+    "Constant",
+    "Custom",
+    "Exponential",
+    "Linear",
+    "Piecewise",
+    "Schedule",
+    "Scheduled",
+    "Stages",
+    "is_custom",
+]
 
 Count = Literal["steps", "updates"]
 
@@ -198,6 +209,11 @@ class Custom(Schedule):
         return float(value)
 
 
+def is_custom(value: Any) -> bool:
+    """Whether a value for `Schedule.from_value` is text that names a function, which would be imported."""
+    return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.__name__.lower()
+
+
 def _shown(value: Any) -> str:
     return (reference_to(value) or repr(value)) if callable(value) else repr(value)
 
@@ -212,7 +228,7 @@ def _parsed(label: str, text: str) -> Schedule:
     name, bracket, inside = text.strip().partition("(")
     kind = Schedule.kinds.get(name.strip().lower())
     if kind is None or not bracket or not inside.endswith(")"):
-        raise ValueError(f"{label}: expected {expected}, got {text!r}")
+        raise ValueError(f"{label}: expected {expected}, got {came(text)}")
     if kind is Custom:
         return Custom(resolve(label, inside[:-1].strip()))
     try:
@@ -221,8 +237,8 @@ def _parsed(label: str, text: str) -> Schedule:
         given = [ast.literal_eval(one) for one in call.args]
         named = {one.arg: _word(one.value) for one in call.keywords if one.arg}
         return kind(*given, **named)
-    except (SyntaxError, TypeError, AssertionError) as error:
-        raise ValueError(f"{label}: expected {expected}, got {text!r} ({error})") from None
+    except (SyntaxError, TypeError, AssertionError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{label}: expected {expected}, got {came(text)} ({error})") from None
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
 

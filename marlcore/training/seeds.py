@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checks import absolute
 from .config import Config
 from .curves import draw_runs
 from .run import Algorithms, Result, train
-from .run_directory import read_config
+from .run_directory import RUNS, read_config
 from .sinks import read_metrics
 
 __all__ = ["train_seeds"]
@@ -34,7 +35,8 @@ def train_seeds(
     """
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
-    folder = Path(config.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
+    folder = absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
+    config = config.with_absolute_paths()
     results = []
     for seed in seeds:
         one = dataclasses.replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))

@@ -43,7 +43,8 @@ class Session:
     Args:
         env_fn: makes environments.
         policies: to train.
-        config: the settings.
+        config: the settings, with absolute paths.
+        runs: the parent of run directories without a given path, absolute.
         interrupts: stops the run where it notes a signal.
         show: show the run's progress.
         resume: the directory of a run to continue, or None.
@@ -62,6 +63,7 @@ class Session:
         env_fn: Callable[[], Any],
         policies: tuple[AssignedPolicy, ...],
         config: Config,
+        runs: Path,
         interrupts: Interrupts,
         show: bool = False,
         resume: str | Path | None = None,
@@ -71,7 +73,7 @@ class Session:
         self.described = describe(env_fn, policies, config)
         self._interrupts = interrupts
         with ExitStack() as stack:
-            self.run = self._directory(stack, policies, resume)
+            self.run = self._directory(stack, policies, runs, resume)
             self.sinks = open_sinks(self.run.csv, self.run.path, config.metrics, callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
@@ -98,10 +100,10 @@ class Session:
             self._stack = stack.pop_all()
 
     def _directory(
-        self, stack: ExitStack, policies: tuple[AssignedPolicy, ...], resume: str | Path | None
+        self, stack: ExitStack, policies: tuple[AssignedPolicy, ...], runs: Path, resume: str | Path | None
     ) -> RunDirectory:
         if resume is None:
-            return stack.enter_context(RunDirectory.create(self.config.run_dir, self.described))
+            return stack.enter_context(RunDirectory.create(self.config.run_dir, self.described, runs))
         check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
         _warn_of_what_begins_anew(run, policies, self.config)

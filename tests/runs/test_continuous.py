@@ -87,7 +87,7 @@ def test_actors_draw_uniformly_until_the_first_update_and_then_add_noise(tmp_pat
     assert len(by_version) > 10 and set().union(*by_version.values()) == {(0.0, 0.25)}
     metrics = read_metrics(result.run_dir / "metrics.csv")
     assert {metric.value for metric in metrics if metric.name == "noise"} == {0.25}
-    policy = SavedRun(result.run_dir).policy("agent_0")
+    policy = SavedRun.of(result.run_dir).policy("agent_0")
     assert policy._numbers == {"epsilon": 0.0, "noise": 0.25}
 
 
@@ -102,7 +102,7 @@ def test_the_configurations_schedules_replace_the_algorithms(tmp_path: Path) -> 
 
 @BOTH
 def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
-    policy = SavedRun(train(tmp_path, algorithm(), total_steps=200).run_dir).policies[0]
+    policy = SavedRun.of(train(tmp_path, algorithm(), total_steps=200).run_dir).policies[0]
     model = build_model(policy, CONFIG, 0)
     assert {name.split(".")[1] for name in model.acting.state_dict()} == {"torso", "output"}
     assert len(model.whole.state_dict()) > len(model.acting.state_dict())

@@ -40,7 +40,7 @@ def train(env_fn: Any, algorithm: Any, run_dir: Path, **changes: Any) -> mc.Resu
 
 
 def replay_of(result: mc.Result, policy: str) -> dict[int, Any]:
-    spaces = {one.name: one.spaces for one in SavedRun(result.run_dir).policies}
+    spaces = {one.name: one.spaces for one in SavedRun.of(result.run_dir).policies}
     return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces[policy])
 
 
@@ -91,7 +91,7 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
         assert (
             state["network"].keys()
-            == algorithm.make_model(SavedRun(result.run_dir).policies[0].spaces).state_dict().keys()
+            == algorithm.make_model(SavedRun.of(result.run_dir).policies[0].spaces).state_dict().keys()
         )
         assert (state["norm"] is None) == (agent != "agent_2")
         policy = mc.load_policy(result.run_dir, agent)

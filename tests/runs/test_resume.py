@@ -250,7 +250,7 @@ def test_what_cannot_be_made_again_is_refused_in_a_line(tmp_path: Path, changes:
 
 BAD = [
     (["--resume", "nowhere"], "resume: expected the directory of a run, got 'nowhere'"),
-    (["--resume", "nowhere", "--seed", "3"], "--resume takes only --total-steps, got --seed; see"),
+    (["--resume", "nowhere", "--seed", "3"], "--resume takes only --total-steps and --trust, got --seed; see"),
     (["--resume"], "resume"),
 ]
 

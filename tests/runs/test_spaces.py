@@ -119,7 +119,7 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
     result = mc.train(partial(case.make, records), algorithm, config, progress=False)
     told, compared, masks = read_records(records), 0, 0
-    for policy in SavedRun(result.run_dir).policies:
+    for policy in SavedRun.of(result.run_dir).policies:
         lanes = read_replay(result.run_dir / "checkpoints" / f"{policy.name}.replay", policy.spaces)
         assert result.updates[policy.name] > 0 or case.steps < STEPS
         for number, agent in enumerate(policy.agents):
@@ -127,7 +127,7 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
                 compared += check_rows(lanes[number * COPIES + copy], told[copy, agent])
         masks += policy.spaces.masked
     assert result.steps - compared <= 2 * len(told)
-    spaces = [policy.spaces for policy in SavedRun(result.run_dir).policies]
+    spaces = [policy.spaces for policy in SavedRun.of(result.run_dir).policies]
     return {
         "environment": case.name,
         "agents": len(told) // COPIES,

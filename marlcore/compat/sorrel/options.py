@@ -69,6 +69,8 @@ class Options:
         for name in ("timeout", "save_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected seconds above 0, got {getattr(self, name)!r}")
+        # Absolute, since an environment may change the working directory.
+        object.__setattr__(self, "output_dir", Path(self.output_dir or ".").absolute())
 
 
 def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[bool, Options]:

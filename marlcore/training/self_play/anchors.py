@@ -44,7 +44,8 @@ def _restore_anchor(path: Path, model: PolicyModel, policy: str) -> None:
     """Gives the model the weights of a checkpoint of a run."""
     if not path.exists():
         raise ValueError(f"self_play.anchors: expected a checkpoint, got {str(path)!r}, which does not exist")
-    restore_opponent(path, model, f"self_play.anchors: expected a checkpoint of {policy}'s network")
+    expected = f"self_play.anchors: expected a checkpoint of {policy}'s network"
+    restore_opponent(path, model, expected, own_name=False)  # users copy checkpoints under names of their own
 
 
 class ScriptedPlayer:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import write_json
 from .odds import name_of
 
 __all__ = ["FILE", "Payoff"]
@@ -96,7 +95,7 @@ class Payoff:
             {"step": step, "win_rates": {name_of(number, anchors): rate for number, rate in rates.items()}}
             for step, rates in self._history
         ]
-        write_atomically(path, (json.dumps({"opponents": opponents, "history": history}, indent=1) + "\n").encode())
+        write_json(path, {"opponents": opponents, "history": history}, indent=1)
 
 
 def _score(results: Iterable[int]) -> float:

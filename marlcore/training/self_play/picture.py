@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canvas import canvas, say_that_none_ended
+from ..files import read_json
 
 __all__ = ["draw_payoff"]
 
 
 def draw_payoff(table: Path, path: Path, title: str) -> None:
     """Draws a heat map of the table in payoff.json as a PNG: a row for each opponent, a column for each noted step."""
-    found = json.loads(table.read_text(encoding="utf-8"))
+    found = read_json(table)
     names, steps, rates = _grid(found["history"])
     with canvas(path, title, max(3.0, 1.5 + 0.3 * len(names))) as (figure, axes):
         if not names:

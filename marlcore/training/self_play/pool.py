@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 from ...weights import ParameterStore
-from ..checkpoints import load_checkpoint
-from ..files import write_atomically
+from ..checkpoints import load_checkpoint, save_checkpoint
 from ..policy import ActingModel, PolicyModel
 from ..run_directory import checkpoint_path
 
@@ -74,9 +72,8 @@ class Pool:
     def _save(self, number: int, numbers: dict[str, float]) -> None:
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
-        data = io.BytesIO()
-        torch.save({"acting": acting, **counts, "numbers": dict(numbers)}, data)
-        write_atomically(opponent_path(self._run_dir, self._policy, number), data.getvalue())
+        path = opponent_path(self._run_dir, self._policy, number)
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": dict(numbers)})
 
     def close(self) -> None:
         """Releases the store for a successor."""
@@ -125,9 +122,9 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
     return store
 
 
-def restore_opponent(path: Path, model: PolicyModel, expected: str) -> dict[str, Any]:
+def restore_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
     """Gives the model the weights of a checkpoint; returns all of it. Raises ValueError: it is of another network."""
-    state = load_checkpoint(path)
+    state = load_checkpoint(path, own_name=own_name)
     try:
         model.restore(state)
         return state

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...checks import check_whole
+from ...checks import absolute, check_whole
 from ...references import is_importable, reference_to
 
-__all__ = ["SelfPlayConfig"]
+__all__ = ["SelfPlayConfig", "absolute_anchors"]
 
 DRAWS = ("uniform", "recent", "pfsp")
 BOTH = "both"
@@ -70,6 +70,11 @@ class SelfPlayConfig:
     def names(self) -> tuple[str, ...]:
         """The anchors' names: "anchor:" and the last part of what was given."""
         return tuple(f"anchor:{_last_part(given)}" for given in self.anchors)
+
+
+def absolute_anchors(anchors: Mapping[str, float]) -> dict[str, float]:
+    """The shares of anchors, with the absolute paths of checkpoints."""
+    return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}
 
 
 def _check_number(name: str, value: Any, high: float = math.inf) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import os
+import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...checks import came
 from ...errors import ClosedError
 from ...memory import try_lock
 from ...processes import Metric
-from ..files import naming
+from ..files import naming, opener, read_json
 
-__all__ = ["CsvSink", "read_metrics"]
+__all__ = ["PROGRESS", "CsvSink", "read_metrics"]
+
+PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
@@ -34,7 +37,8 @@ class CsvSink:
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
         self._path = path
-        self._file = open(path, mode, encoding="utf-8", newline="")  # noqa: SIM115 (`close`)
+        self._raw = _Summed(path, mode, opener=opener)
+        self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
         try:
             if not try_lock(self._file.fileno(), 0, exclusive=True):
                 raise ValueError(
@@ -46,7 +50,7 @@ class CsvSink:
                 self._file.flush()
             else:
                 _cut_off_half_a_line(path)
-                self._file.seek(0, os.SEEK_END)
+                self._raw.take(path.read_bytes())
         except BaseException:
             self._file.close()
             raise
@@ -70,6 +74,13 @@ class CsvSink:
         with self._naming():
             self._file.flush()
 
+    def sync(self) -> list[int]:
+        """Puts everything recorded so far on disk; returns its bytes and their CRC-32. Raises OSError."""
+        self.flush()
+        with self._naming():
+            os.fsync(self._raw.fileno())
+        return [self._raw.size, self._raw.crc]
+
     def close(self) -> None:
         """Flushes and closes the file; closing twice is fine. Raises OSError: see `flush`; the file is closed."""
         with self._naming():
@@ -79,15 +90,32 @@ class CsvSink:
         return naming(self._path, "its whole lines are kept")
 
 
+class _Summed(io.FileIO):
+    """A file with the number of its bytes and their CRC-32."""
+
+    size, crc = 0, 0
+
+    def take(self, content: bytes) -> None:
+        """Continues after the content, which the file has."""
+        self.size, self.crc = len(content), zlib.crc32(content)
+        self.seek(self.size)
+
+    def write(self, data: Any, /) -> int:
+        count = super().write(data)
+        self.size, self.crc = self.size + count, zlib.crc32(memoryview(data)[:count], self.crc)
+        return count
+
+
 def read_metrics(path: str | Path) -> list[Metric]:
     """Read a metrics.csv, in the order written.
 
-    A last line without a newline, left by a killed run, is dropped: its number may be cut short.
+    A last line without a newline, left by a killed run, is dropped: its number may be cut short. In a run's directory
+    the file is verified as far as the run's last saved progress reaches.
 
     Raises:
-        ValueError: the file is not a metrics.csv, or one of its lines is not a metric.
+        ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
-    text = Path(path).read_bytes().decode("utf-8", errors="replace")
+    text = _verified(Path(path)).decode("utf-8", errors="replace")
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
     header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
     if header != expected:
@@ -102,6 +130,16 @@ def read_metrics(path: str | Path) -> list[Metric]:
         raise ValueError(
             f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
         ) from None
+
+
+def _verified(path: Path) -> bytes:
+    """Raises ValueError: the file's beginning is not what the run has saved."""
+    progress = path.parent / PROGRESS
+    size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
+    data = path.read_bytes()  # after the progress: a live run appends
+    if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
+        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
+    return data
 
 
 def _cut_off_half_a_line(path: Path) -> None:

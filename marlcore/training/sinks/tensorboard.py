@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ...processes import Metric
+from ..files import make_directory, opener
 
 __all__ = ["TensorBoardSink"]
 
@@ -25,9 +27,11 @@ class TensorBoardSink:
         self._event, self._summary = Event, Summary
         self._began: float | None = None
         directory = run_dir / "tensorboard"
-        directory.mkdir(exist_ok=True)
+        with suppress(FileExistsError):
+            make_directory(directory)
         before = len(list(directory.iterdir()))  # event files before a resume
-        file = open(directory / f"events.out.tfevents.{int(time.time())}.{before}", "xb")  # noqa: SIM115 (`close`)
+        path = directory / f"events.out.tfevents.{int(time.time())}.{before}"
+        file = open(path, "xb", opener=opener)  # noqa: SIM115 (`close`)
         self._records = RecordWriter(file)
         header = Event(wall_time=time.time(), file_version="brain.Event:2")
         self._records.write(header.SerializeToString())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import secrets
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from ...checks import came
 from ...processes import Metric
+from ..files import make_directory, read_json, read_sealed, write_sealed
 
 __all__ = ["WandbSink", "check_wandb"]
+
+_ID_BYTES = 8
 
 
 def check_wandb(mode: str | None) -> None:
@@ -43,7 +48,8 @@ class WandbSink:
         import wandb
 
         folder = run_dir / "wandb"
-        folder.mkdir(exist_ok=True)
+        with suppress(FileExistsError):
+            make_directory(folder)
         self._run = wandb.init(
             project=project,
             name=run_dir.name,
@@ -52,7 +58,7 @@ class WandbSink:
             resume="allow",
             dir=run_dir,
             mode=mode,
-            config=json.loads((run_dir / "config.json").read_text(encoding="utf-8")),
+            config=read_json(run_dir / "config.json", editable=True),
             reinit="create_new",  # the program may have a W&B run of its own
             settings=wandb.Settings(silent=True, console="off"),  # the terminal belongs to the run's table
         )
@@ -71,7 +77,10 @@ class WandbSink:
 
 
 def _run_id(path: Path) -> str:
-    """The id of the W&B run, drawn once for a run's directory."""
+    """The id of the W&B run, drawn once for a run's directory. Raises ValueError: its file is damaged."""
     if not path.exists():
-        path.write_text(secrets.token_hex(8), encoding="ascii")
-    return path.read_text(encoding="ascii")
+        write_sealed(path, secrets.token_hex(_ID_BYTES).encode())
+    run_id = read_sealed(path)[: 2 * _ID_BYTES].decode(errors="replace")
+    if not re.fullmatch(f"[0-9a-f]{{{2 * _ID_BYTES}}}", run_id):
+        raise ValueError(f"{str(path)!r}: expected {2 * _ID_BYTES} hexadecimal digits, got {came(run_id)}")
+    return run_id

@@ -17,6 +17,7 @@ from refusals import refused
 
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
+from marlcore.training.files import read_json
 from marlcore.training.policy import PolicyModel
 from marlcore.training.self_play.league import League
 from marlcore.training.self_play.odds import name_of, odds_of, pool_odds
@@ -96,7 +97,7 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     other = Payoff(10)
     other.load_state_dict(payoff.state_dict())
     other.write(tmp_path / "again.json", ["anchor:weak"])
-    assert (tmp_path / "again.json").read_text() == path.read_text()
+    assert read_json(tmp_path / "again.json") == read_json(path)
     draw_payoff(path, tmp_path / "payoff.png", "a run")
     Payoff(10).write(path, [])
     draw_payoff(path, tmp_path / "empty.png", "a run")

@@ -19,13 +19,15 @@ from marlcore.errors import ClosedError
 from marlcore.processes.telemetry import Metric
 from marlcore.training import read_metrics
 from marlcore.training.files import write_atomically
-from marlcore.training.run_directory import RunDirectory
+from marlcore.training.run_directory import RunDirectory, read_config
 
 
 def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
     with RunDirectory.create(tmp_path / "a" / "b", {"seed": 3, "run_dir": tmp_path}) as run:
         assert run.path == tmp_path / "a" / "b"
-    assert json.loads((run.path / "config.json").read_text()) == {"seed": 3, "run_dir": str(tmp_path)}
+    written = json.loads((run.path / "config.json").read_text())
+    assert written.pop("sha256") and written == {"seed": 3, "run_dir": str(tmp_path), "file": "config.json"}
+    assert read_config(run.path) == {"seed": 3, "run_dir": str(tmp_path)}
     names = sorted(entry.name for entry in run.path.iterdir())
     assert names == ["checkpoints", "config.json", "logs", "metrics.csv"]
 
@@ -342,3 +344,30 @@ warnings.warn("careful")
     assert "too quiet" not in log.read_text()
     full = subprocess.run([sys.executable, "-c", program, "/dev/full"], check=True, capture_output=True)
     assert full.stderr == b"", "the parent tells of a full disk, in one line"
+
+
+def test_no_planted_link_is_written_through_and_no_other_user_may_write(tmp_path):
+    """The umask lets everybody write, and another user has put links where earlier versions wrote."""
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    before = os.umask(0)
+    try:
+        with RunDirectory.create(tmp_path / "a" / "run", {}) as run:
+            (run.path / "checkpoints" / ".run.json.new").symlink_to(other)
+            (run.path / "checkpoints" / "run.json").symlink_to(other)
+            run.save_progress({})
+            run.keep()
+    finally:
+        os.umask(before)
+    assert other.read_text() == "theirs" and not (run.path / "checkpoints" / "run.json").is_symlink()
+    own = [path for path in (tmp_path / "a").rglob("*") if not path.is_symlink()]
+    assert {path.name: f"{path.stat().st_mode & 0o7777:o}" for path in own if path.is_file()} == dict.fromkeys(
+        ["config.json", "metrics.csv", "run.json"], "644"
+    )
+    assert {path.stat().st_mode & 0o777 for path in own if path.is_dir()} == {0o755}
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    (tmp_path / ".config.json.0123.new").write_text("half")
+    write_atomically(tmp_path / "config.json", b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -1,0 +1,201 @@
+"""Every file that a run writes and reads back is verified: damage is refused by name, or changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from hunt import HUNT
+
+import marlcore as mc
+from marlcore.processes import Metric
+from marlcore.spaces import Spaces
+from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, files, read_metrics
+from marlcore.training.checkpoints import load_checkpoint, save_checkpoint
+from marlcore.training.files import read_json, write_json
+from marlcore.training.loaded import SavedRun, save_policies
+from marlcore.training.memories import OwnerOf
+from marlcore.training.policies import AssignedPolicy
+from marlcore.training.policies_file import described_policies
+from marlcore.training.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
+from marlcore.training.sinks.wandb import _run_id
+
+SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
+NEVER_READ = ("logs", "tensorboard", "curves.png", "payoff.png")
+
+
+def plain(value: Any) -> Any:
+    """Tensors as lists, so that states compare."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return {name: plain(part) for name, part in value.items()} if isinstance(value, dict) else repr(value)
+
+
+def replay_of(path: Path) -> bytes:
+    path.chmod(0o600)
+    with mc.ReplayBuffer.load(path) as replay:
+        return replay._segment.body.tobytes()
+
+
+def policies_of(path: Path) -> Any:
+    run = SavedRun.of(path.parents[1])
+    return run.policies, run.config, run.env_fn is None
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "config.json": lambda path: read_config(path.parent),
+    "checkpoints/run.json": lambda path: {**read_progress(path.parents[1]), "metrics": None},
+    "checkpoints/run.pickle": policies_of,
+    "checkpoints/policies.json": lambda path: described_policies(path.parents[1]),
+    "checkpoints/*.replay": replay_of,
+    "checkpoints/*.pt": lambda path: plain(load_checkpoint(path)),
+    "metrics.csv": lambda path: list(map(repr, read_metrics(path))),
+    "payoff.json": read_json,
+    "wandb/run-id": _run_id,
+}
+
+
+def files_of(run: Path) -> list[tuple[Path, Callable[[Path], Any]]]:
+    """The files of a run with what reads them; each file is either there or never read."""
+    known = {path: read for pattern, read in READERS.items() for path in run.glob(pattern)}
+    for path in run.rglob("*"):
+        assert path.is_dir() or path in known or path.relative_to(run).parts[0] in NEVER_READ, path
+    return sorted(known.items())
+
+
+def make_run(path: Path) -> Path:
+    with RunDirectory.create(path, {"seed": 1, "learner": {"lr": 0.001}}) as run:
+        for step in range(20):
+            run.csv.record(Metric(step / 7, step, "agent_0", "loss", 1 / (step + 1)))
+        run.save_progress({"time_s": 1.5, "steps": {"actor-0": 1234}})
+        run.keep()
+    policies = tuple(AssignedPolicy(name, (name,), SPACES, mc.DQN()) for name in ("agent_0", "agent_1"))
+    save_policies(path, gymnasium.spaces.Discrete(2).sample, policies, mc.Config())
+    for i, policy in enumerate(policies):
+        for which in ("last", "best", "opponent-3"):
+            save_checkpoint(checkpoint_path(path, policy.name, which), {"acting": torch.arange(50) * i, "updates": 7})
+        with mc.ReplayBuffer.create(mc.DQN().transition(SPACES), 16) as replay:
+            replay.save(run.replay_path(policy.name), OwnerOf(policy.name))
+    write_json(path / "payoff.json", {"opponents": {}, "history": [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]})
+    (path / "wandb").mkdir()
+    _run_id(path / "wandb" / "run-id")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("tiny") / "run")
+
+
+def outcome(path: Path, read: Callable[[Path], Any], caplog: pytest.LogCaptureFixture) -> Any:
+    """The content, or the name of the file in one line of an error or a warning."""
+    caplog.clear()
+    files._warn_once.cache_clear()
+    try:
+        content = read(path)
+    except (ValueError, mc.MarlcoreError) as error:
+        assert str(path) in str(error) or path.name in str(error)
+        assert "\n" not in str(error)
+        return "told"
+    told = [record.getMessage() for record in caplog.records if "changed or damaged" in record.getMessage()]
+    assert path.name == "config.json" or not told  # only this one may be edited
+    return "told" if told and str(path) in told[0] else content
+
+
+def flip(run: Path, count: int, caplog: pytest.LogCaptureFixture) -> Iterator[tuple[Path, Any, Any]]:
+    """Flips bits of the files in turn; yields file, content and outcome of each."""
+    caplog.set_level(logging.WARNING)
+    chance = random.Random(0)
+    readers = files_of(run)
+    contents = {path: read(path) for path, read in readers}
+    for i in range(count):
+        path, read = readers[i % len(readers)]
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        yield path, contents[path], outcome(path, read, caplog)
+        path.write_bytes(whole)
+        assert read(path) == contents[path]
+
+
+def test_no_flipped_bit_changes_what_is_loaded(tiny, caplog):
+    told = 0
+    for path, content, came in flip(tiny, 65, caplog):
+        assert came in ("told", content), path
+        told += came == "told"
+    assert told > 50
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn", "shared_fork_server")
+def test_no_flip_of_a_thousand_in_a_real_run_changes_what_is_loaded(tmp_path, caplog):
+    config = mc.Config(
+        total_steps=600,
+        mode="serial",
+        run_dir=str(tmp_path / "run"),
+        replay=ReplayConfig(capacity=2000, save=True),
+        learner=mc.LearnerConfig(warmup=100, batch_size=16, device="cpu"),
+        evaluation=EvaluationConfig(interval=200, episodes=1),
+        self_play=SelfPlayConfig(),
+    )
+    mc.train(HUNT, "dqn", config, progress=False)
+    told = 0
+    for path, content, came in flip(tmp_path / "run", 1000, caplog):
+        assert came in ("told", content), path
+        told += came == "told"
+    assert told > 500
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_file_cut_short_is_refused(tiny, tmp_path, caplog, left):
+    run = Path(shutil.copytree(tiny, tmp_path / "run"))
+    for path, read in files_of(run):
+        content, whole = read(path), path.read_bytes()
+        os.truncate(path, int(len(whole) * left))
+        assert outcome(path, read, caplog) in ("told", content), path
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(("this", "other"), [("agent_0", "agent_1"), ("agent_0", "agent_0.best")])
+def test_a_checkpoint_in_place_of_another_is_refused(tiny, tmp_path, this, other):
+    path = shutil.copy(tiny / "checkpoints" / f"{other}.pt", tmp_path / f"{this}.pt")
+    with pytest.raises(ValueError, match=rf"{path}' \(.*: expected {this}.pt, got a copy of {other}.pt\)$"):
+        load_checkpoint(Path(path))
+    assert load_checkpoint(Path(path), own_name=False)["updates"] == 7  # as an anchor
+
+
+def test_a_replay_in_place_of_another_policys_is_refused(tiny):
+    path = tiny / "checkpoints" / "agent_1.replay"
+    with mc.ReplayBuffer.load(path) as replay, pytest.raises(ValueError, match=f"replay of agent_0, got '{path}'"):
+        OwnerOf("agent_0").check(replay, path)
+
+
+def test_a_sealed_checkpoint_is_an_ordinary_file_of_torch(tiny):
+    path = tiny / "checkpoints" / "agent_1.pt"
+    for how in ({}, {"weights_only": False}, {"mmap": True}):
+        assert torch.load(path, **how)["acting"].tolist() == list(range(50))
+
+
+def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
+    files._warn_once.cache_clear()
+    path = Path(shutil.copy(tiny / "config.json", tmp_path))
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
+    assert read_config(tmp_path) == {"seed": 2, "learner": {"lr": 0.001}}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is taken as it is"
+    ]
+
+
+def test_a_file_of_an_earlier_version_is_read_and_said(tmp_path, caplog):
+    torch.save({"updates": 3}, tmp_path / "a.pt")
+    assert load_checkpoint(tmp_path / "a.pt") == {"updates": 3}
+    assert "a.pt' has no checksum" in caplog.records[0].getMessage()

@@ -1,0 +1,89 @@
+"""What machines and attackers bring about is told in one line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import marlcore as mc
+from marlcore.__main__ import main
+from marlcore.memory import Segment
+from marlcore.memory.space import SHM_DIR
+from marlcore.training import Config, Schedule, read_settings
+from marlcore.training.files import read_json
+from marlcore.training.run_directory import RunDirectory
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000, "[" * 1_000 + "]" * 1_000, "{a: " * 1_000])
+def test_settings_of_many_brackets_are_refused(tmp_path, text):
+    (tmp_path / "settings.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config: expected a YAML file, got '.*settings.yaml' \(maximum recursion"):
+        read_settings(tmp_path / "settings.yaml")
+
+
+def test_json_of_many_brackets_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config.json': expected a JSON object, got invalid JSON \(maximum recursion"):
+        read_json(tmp_path / "config.json", editable=True)
+
+
+def test_a_schedule_of_many_brackets_is_refused():
+    for text in ("linear(" + "-" * 90_000 + "1)", "linear(" + "[" * 90_000):
+        with pytest.raises(ValueError, match=r"^epsilon: expected a number or one of .*, got 'linear\(") as caught:
+            Schedule.from_value("epsilon", text)
+        assert len(str(caught.value)) < 500
+
+
+@pytest.fixture
+def deleted(tmp_path, monkeypatch):
+    """The working directory has been deleted."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    os.rmdir(tmp_path / "gone")
+
+
+def test_a_deleted_working_directory_is_named(deleted, tmp_path, capsys):
+    assert main(["gc"]) == 2
+    assert capsys.readouterr().err == "marlcore: expected a working directory that exists, got a deleted one\n"
+    for call in (lambda: mc.load_policy("run", "a"), Config(run_dir="run").with_absolute_paths):
+        with pytest.raises(ValueError, match="'run': expected a working directory that exists, got a deleted one"):
+            call()
+    RunDirectory.create(tmp_path / "run", {}).close()  # which needs none
+
+
+def test_a_limit_of_file_sizes_is_named_instead_of_docker():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(mc.SharedMemoryFull) as caught:
+            Segment.create("test", {}, 1 << 21)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    asked = (1 << 21) + 4096
+    expected = f"{SHM_DIR}: {asked} bytes asked for in one file, the limit of a file is 1048576; raise `ulimit -f`"
+    assert str(caught.value) == expected
+
+
+def test_a_missing_proc_is_named():
+    mount = "mount -t tmpfs none /proc"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount over /proc")
+    program = "from marlcore.memory import Segment; Segment.create('test', {}, 100)"
+    command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, program]
+    said = subprocess.run(command, capture_output=True, check=False, text=True).stderr
+    last = said.strip().rpartition("\n")[2]
+    expected = "/proc/self/fd: expected /proc mounted, since shared memory is named and locked through it"
+    assert last == f"marlcore.errors.MarlcoreError: {expected}"
+
+
+def test_too_few_descriptors_are_named_with_the_remedy(tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise OSError(24, "Too many open files", "a.py")
+
+    monkeypatch.setattr("marlcore.cli.gc.main", fail)
+    assert main(["gc"]) == 2
+    assert capsys.readouterr().err == "marlcore: [Errno 24] Too many open files: 'a.py'; raise `ulimit -n`\n"

@@ -1,0 +1,80 @@
+"""An environment that changes the working directory moves no path of a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hunt import HUNT
+
+import marlcore as mc
+from marlcore.envs import factory
+from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
+from marlcore.training.run import _Plan
+from marlcore.training.run_directory import RunDirectory
+
+
+def moving(folder):
+    """Makes an environment, and moves the process."""
+    os.chdir(folder)
+    return factory(HUNT)()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A function that makes environments and moves to another folder than `here`, where the process is."""
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return partial(moving, tmp_path / "elsewhere")
+
+
+def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_path):
+    here = tmp_path / "here"
+    (here / "replays").mkdir()
+    config = mc.Config(
+        run_dir="run",
+        mode="serial",
+        replay=ReplayConfig(path="replays"),
+        self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
+    )
+    plan = _Plan.of(elsewhere, "dqn", config, "earlier", None)
+    assert Path.cwd() == tmp_path / "elsewhere"
+    assert (plan.config.run_dir, plan.config.replay.path) == (str(here / "run"), str(here / "replays"))
+    assert list(plan.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
+    assert plan.resume == here / "earlier"
+
+
+def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
+    here = tmp_path / "here"
+    plan = _Plan.of(elsewhere, "dqn", mc.Config(mode="serial"), None, None)
+    with RunDirectory.create(None, {}, plan.runs) as run:
+        assert run.path.parent == here / "runs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.usefixtures("undrawn", "shared_fork_server")
+def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode):
+    here = tmp_path / "here"
+    (here / "replays").mkdir()
+    config = mc.Config(
+        total_steps=400,
+        mode=mode,
+        run_dir="run",
+        replay=ReplayConfig(capacity=600, save=True, path="replays"),
+        learner=mc.LearnerConfig(warmup=50, batch_size=8, device="cpu"),
+    )
+    first = mc.train(elsewhere, "dqn", config, progress=False)
+    assert first.run_dir == here / "run" and read_metrics(first.run_dir / "metrics.csv")
+    monkeypatch.chdir(here)
+    assert mc.evaluate("run", 2).episodes == 2
+    monkeypatch.chdir(here)
+    assert mc.train(elsewhere, "dqn", replace(config, total_steps=800), progress=False, resume="run").steps >= 800
+    monkeypatch.chdir(here)
+    many = train_seeds(elsewhere, "dqn", replace(config, run_dir="seeds", total_steps=100), (0, 1), progress=False)
+    assert [result.run_dir for result in many] == [here / "seeds" / "seed-0", here / "seeds" / "seed-1"]
+    assert not any((tmp_path / "elsewhere").iterdir())
