@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
@@ -38,6 +38,9 @@ class EvalOptions:
     """The same seed plays the same episodes."""
     explore: tyro.conf.FlagCreatePairsOff[bool] = False
     """Explore as actors do with these weights."""
+    policies: dict[str, str] = field(default_factory=dict)
+    """What acts instead of a policy or an agent: module:name of a function of an observation, or of a class or an
+    object with a method act(obs); or the directory of another run."""
     env: str = ""
     """Another environment than the run's, as in marlcore train."""
     video: str = ""
@@ -54,7 +57,7 @@ def main(arguments: list[str]) -> int:
     env_fn = options.env or None
     if options.video:
         check_format(options.video)
-        run = EvaluatedRun(options.run_dir, options.which, env_fn=env_fn)
+        run = EvaluatedRun(options.run_dir, options.which, options.policies, env_fn)
         write_video(options.video, *film(run, options.seed))
     outcome = evaluate(
         options.run_dir,
@@ -63,6 +66,7 @@ def main(arguments: list[str]) -> int:
         envs=options.envs,
         seed=options.seed,
         explore=options.explore,
+        policies=options.policies,
         env_fn=env_fn,
     )
     Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
