@@ -17,6 +17,7 @@ from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound
 from ..interfaces import Algorithm, QueueSource, ReplaySource
+from ..notices import say
 from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
@@ -245,18 +246,24 @@ class _Plan:
             raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
         config = config or Config()
         make_env = factory(env_fn)
+        if config.replay.stack is None:
+            replay = dataclasses.replace(config.replay, stack=getattr(make_env, "stack", 1))
+            config = dataclasses.replace(config, replay=replay)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:
             if config.self_play.pool:
                 config = dataclasses.replace(config, policies=policies_in_self_play(config, env.agents))
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
             if env.copies > 1:  # a vector environment has its own number of copies
                 config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, envs=env.copies))
         joint = [agent for one in policies if getattr(one.algorithm, "wants_joint", False) for agent in one.agents]
         if joint:
             make_env = _with_joint_observations(make_env, tuple(joint))
             with closing(vectorize(make_env, 1)) as env:
-                policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
+                policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+        for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
+            if texts:
+                say(f"observations: left out {', '.join(texts)}, since no network takes text; a wrapper may encode it")
         for name in config.learners:
             if all(name != policy.name for policy in policies):
                 raise ValueError(

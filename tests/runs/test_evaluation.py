@@ -174,6 +174,18 @@ def test_other_policies_act_instead(run_dir: Path) -> None:
         mc.evaluate(run_dir, 5, policies={"red": right})
 
 
+class Stacked(Corridor):
+    stack = 3
+
+
+def test_an_environments_own_stack_is_the_default(tmp_path: Path) -> None:
+    config = replace(SMALL, total_steps=60, evaluation=mc.EvaluationConfig())
+    for name, chosen in {"default": None, "chosen": 2}.items():
+        one = replace(config, run_dir=str(tmp_path / name), replay=ReplayConfig(capacity=2_000, stack=chosen))
+        run_dir = mc.train(Stacked, DQN, one, progress=False).run_dir
+        assert load_policy(run_dir, AGENT).spaces.stack == (chosen or Stacked.stack)
+
+
 def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
     path = trained(tmp_path / "run")
     best = load_checkpoint(checkpoint_path(path, AGENT, "best"))
