@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -50,7 +51,8 @@ class Result:
         run_dir: the directory of its metrics, checkpoints and curves.
         steps: taken by all agents together.
         updates: by policy, the updates of its learner.
-        returns: by agent, the mean episode return over the last tenth of the run; no entry without an episode.
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none did, of the
+            last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
         lost_metrics: metrics overwritten before they were written to metrics.csv.
         lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
         restarts: by worker, its restarts after it died, failed or hung.
@@ -295,7 +297,11 @@ class _Plan:
         draw(metrics, run_dir / "curves.png", title)
         if (run_dir / PAYOFF).exists():
             draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
-        returns = final_returns(metrics, self.config.total_steps)
+        returns = final_returns(
+            metrics, self.config.total_steps, [agent for policy in self.policies for agent in policy.agents]
+        )
+        if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
+            log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
         return Result(
             run_dir, status.steps, status.updates, returns, session.telemetry.lost, session.sinks.lost, status.restarts
         )

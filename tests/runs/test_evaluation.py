@@ -326,6 +326,7 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     )
     result = mc.train(Endless, DQN, config, progress=False)
     assert result.steps == 1_200 and result.restarts[EVALUATOR] == 0
+    assert np.isnan(result.returns[AGENT]), "no episode ended, and the agent is not missing"
     assert load_checkpoint(checkpoint_path(result.run_dir, AGENT))["step"] == 1_200
 
 
