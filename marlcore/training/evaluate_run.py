@@ -29,7 +29,7 @@ class Bot(Protocol):
     def act(self, obs: Any) -> Any: ...
 
 
-Replacement: TypeAlias = LoadedPolicy | Bot | Callable[[Any], Any] | str
+Replacement: TypeAlias = LoadedPolicy | Bot | type[Bot] | Callable[[Any], Any] | str
 
 
 def evaluate(
