@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,8 +54,8 @@ class Spaces:
     """What an agent observes and does.
 
     Attributes:
-        observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested; without
-            the action mask.
+        observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, in which a
+            Text is left out; without the action mask.
         action: a Box, Discrete, MultiBinary or MultiDiscrete. Rows hold actions of a Discrete or MultiDiscrete
             counted from 0, whatever the space's start.
         masked: each observation comes with a mask of the allowed actions, bool [actions]: the n of a Discrete, or the
@@ -85,6 +84,11 @@ class Spaces:
     def parts(self) -> tuple[Part, ...]:
         """The arrays of an observation, without the mask."""
         return parts_of("observation space", self.observation)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The names of the texts beside an observation's other parts, which are left out: no network takes them."""
+        return tuple(_texts(self.observation, ()))
 
     @cached_property
     def obs(self) -> Field | dict[str, Field]:
@@ -154,10 +158,29 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
     return parts
 
 
+def _texts(space: Any, keys: tuple[Any, ...]) -> list[str]:
+    if _is_text(space):
+        return [_name(keys)]
+    return [name for key, one in _inside(space) for name in _texts(one, (*keys, key))]
+
+
+def _is_text(space: Any) -> bool:
+    """Whether it is a Text, or another space of strings, such as MiniGrid's missions."""
+    return isinstance(space, gym.Space) and getattr(space.dtype, "kind", "") == "U"
+
+
+def _inside(space: Any) -> list[tuple[Any, Any]]:
+    """The spaces in a Dict or Tuple, with their keys."""
+    if isinstance(space, gym.Dict):
+        return [*space.spaces.items()]
+    return [*enumerate(space.spaces)] if isinstance(space, gym.Tuple) else []
+
+
 def _parts(label: str, space: Any, keys: tuple[Any, ...]) -> list[Part]:
     if isinstance(space, (gym.Dict, gym.Tuple)):
-        inside = space.spaces.items() if isinstance(space.spaces, Mapping) else enumerate(space.spaces)
-        return [part for key, one in inside for part in _parts(f"{label}[{key!r}]", one, (*keys, key))]
+        return [part for key, one in _inside(space) for part in _parts(f"{label}[{key!r}]", one, (*keys, key))]
+    if _is_text(space) and keys:
+        return []
     if not isinstance(space, (gym.Box, gym.Discrete, gym.MultiBinary, gym.MultiDiscrete)):
         expected = "a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple of these"
         raise ValueError(f"{label}: expected {expected}, got {space!r}")

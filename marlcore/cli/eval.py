@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
@@ -39,6 +39,9 @@ class EvalOptions:
     """The same seed plays the same episodes."""
     explore: tyro.conf.FlagCreatePairsOff[bool] = False
     """Explore as actors do with these weights."""
+    policies: dict[str, str] = field(default_factory=dict)
+    """What acts instead of a policy or an agent: module:name of a function of an observation, or of a class or an
+    object with a method act(obs); or the directory of another run."""
     env: str = ""
     """Another environment than the run's, as in marlcore train."""
     trust: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -58,7 +61,7 @@ def main(arguments: list[str]) -> int:
     run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
     if options.video:
         check_format(options.video)
-        run = EvaluatedRun(run_dir, options.which, env_fn=env_fn, trust=options.trust)
+        run = EvaluatedRun(run_dir, options.which, options.policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
     outcome = evaluate(
         run_dir,
@@ -67,6 +70,7 @@ def main(arguments: list[str]) -> int:
         envs=options.envs,
         seed=options.seed,
         explore=options.explore,
+        policies=options.policies,
         env_fn=env_fn,
         trust=options.trust,
     )

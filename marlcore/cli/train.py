@@ -13,7 +13,7 @@ import tyro
 
 from .. import algos
 from ..checks import did_you_mean
-from ..training import Config, Result, Settings, described_run, read_metrics, read_settings, summary, train_seeds
+from ..training import Config, Result, Settings, described_run, read_settings, summary, train_seeds
 from ..training import train as run
 from .options import parse
 
@@ -75,9 +75,8 @@ def train(arguments: list[str]) -> int:
             _print_seeds(options.seeds, train_seeds(env, algorithm, config, options.seeds))
             return 0
     result = run(env, algorithm, config, resume=resume)
-    metrics = read_metrics(result.run_dir / "metrics.csv")
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
-    sys.stdout.write(summary(metrics, config.total_steps))
+    sys.stdout.write(summary(result.returns))
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
     return 0
 
@@ -85,7 +84,7 @@ def train(arguments: list[str]) -> int:
 def _print_seeds(seeds: tuple[int, ...], results: list[Result]) -> None:
     for seed, result in zip(seeds, results, strict=True):
         returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-        sys.stdout.write(f"seed {seed}: mean return over the last tenth of the run: {returns or '-'}\n")
+        sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
     sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
 
 

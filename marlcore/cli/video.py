@@ -46,9 +46,7 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
     with closing(vectorize(lambda: raw, 1)) as env:
-        play(
-            env, {agent: run.policy(agent).player(1, seed) for agent in env.agents}, 1, seed, lambda: not camera.failed
-        )
+        play(env, {agent: run.player(agent, 1, seed) for agent in env.agents}, 1, seed, lambda: not camera.failed)
     if camera.failed is not None:
         raise camera.failed
     metadata = getattr(raw, "metadata", None) or {}

@@ -131,6 +131,11 @@ class NamedEnvironment:
         """The environment as its package makes it; `adapt` makes it an Environment."""
         return _made(self.name, self.options, self.wrappers)
 
+    @property
+    def stack(self) -> int:
+        """Observations in a network's input, unless the settings say otherwise: 4 for Atari (Mnih et al. 2015)."""
+        return 4 if _atari_game(self.name) else 1
+
     def vectorized(self, copies: int) -> Any:
         """The vector environment that a Gymnasium id brings along; None if it brings none."""
         kind, _, id = self.name.partition(":")

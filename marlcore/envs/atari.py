@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.wrappers import AtariPreprocessing
 
-from .gymnasium import make_gymnasium
+from .gymnasium import make_gymnasium, not_installed
 
 __all__ = ["make_atari"]
 
@@ -17,7 +17,8 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
     Each action is repeated for 4 frames, of which the last two are merged; in each frame the game repeats the previous
     frame's action with probability 0.25. As in Mnih et al. 2015, an episode begins with up to 30 frames without an
-    action; it ends with the game, not with a life. Rewards are the game's points. The replay stacks frames.
+    action; it ends with the game, not with a life. Rewards are the game's points. Replays and queues stack four
+    frames of an environment by name, unless `replay.stack` says otherwise.
 
     Args:
         game: such as Pong, for the environment ALE/Pong-v5 of ale-py.
@@ -33,4 +34,4 @@ def make_atari(game: str, /, **options: Any) -> Any:
         )
     except DependencyNotInstalled as error:
         env.close()
-        raise ImportError(f"environment: 'atari:{game}': {error}") from None
+        raise not_installed(f"atari:{game}", str(error)) from None

@@ -20,7 +20,10 @@ PACKAGES = {
     "highway": "highway-env",
 }
 
-__all__ = ["AGENT", "GymnasiumEnvironment", "is_registered", "make_gymnasium", "make_gymnasium_vector"]
+# Word of a message about a missing package: the extra of marlcore that installs it.
+EXTRAS = {"ale-py": "atari", "opencv": "atari", "box2d": "box2d", "mujoco": "mujoco"}
+
+__all__ = ["AGENT", "GymnasiumEnvironment", "is_registered", "make_gymnasium", "make_gymnasium_vector", "not_installed"]
 
 AGENT = "agent_0"
 
@@ -79,11 +82,19 @@ def make_gymnasium(id: str, /, **options: Any) -> Any:
     _import_what_registers(id)
     try:
         return gymnasium.make(id, **options)
-    except gymnasium.error.DependencyNotInstalled as error:  # the id is right; the message names the missing package
-        raise ImportError(f"environment: 'gymnasium:{id}': {error}") from None
+    except gymnasium.error.DependencyNotInstalled as error:  # the id is right
+        raise not_installed(f"gymnasium:{id}", str(error)) from None
     except gymnasium.error.Error as error:
         expected = "gymnasium:<id> such as gymnasium:CartPole-v1, or gymnasium:<package that registers it>:<id>"
         raise ValueError(f"environment: expected {expected}, got 'gymnasium:{id}' ({error})") from None
+
+
+def not_installed(name: str, reason: str) -> ImportError:
+    """The error of an environment whose package is missing: it names the extra to install, or gives the reason."""
+    extra = next((extra for word, extra in EXTRAS.items() if word in reason.lower()), None)
+    if extra is not None:
+        reason = f"a package that it needs is not installed; try: pip install 'marlcore[{extra}]'"
+    return ImportError(f"environment: {name!r}: {' '.join(reason.split())}")
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
@@ -120,4 +131,5 @@ def _import_what_registers(id: str) -> None:
     if module.isidentifier() and importlib.util.find_spec(module) is not None:
         importlib.import_module(module)
     elif package:
-        raise ImportError(f"environment: 'gymnasium:{id}' comes with {package}; try: pip install {package}")
+        install = f"'marlcore[{EXTRAS[package]}]'" if package in EXTRAS else package
+        raise ImportError(f"environment: 'gymnasium:{id}' comes with {package}; try: pip install {install}")

@@ -36,20 +36,33 @@ class KeptCheckpoints:
         self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))
         self.last = max(kept_steps(run_dir, policy), default=0)
 
-    def add(self, weights: Mapping[str, torch.Tensor], version: int, updates: int, step: int, mean: float) -> None:
-        """Saves weights among the last ones, and as the best if their mean return exceeds all earlier ones.
+    def best_weights(self) -> dict[str, torch.Tensor] | None:
+        """Those of the acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
+        return load_checkpoint(self._path("best")).get("acting")
+
+    def add(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        version: int,
+        updates: int,
+        step: int,
+        mean: float,
+        best: float | None = None,
+    ) -> None:
+        """Saves weights among the last ones, and as the best if their mean return exceeds the best one's.
 
         Args:
             weights: of the acting part.
             version, updates, step: of the weights.
             mean: return, over the policy's agents.
+            best: return of the best weights in the same games; None for what they had when they were saved.
         """
         state = {"acting": dict(weights), "version": version, "updates": updates, "step": step, "return": mean}
         if self._keep:
             save_checkpoint(self._path(str(step)), state)
             for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
                 self._path(str(old)).unlink(missing_ok=True)
-        if mean > self.best:
+        if mean > (self.best if best is None else best):
             save_checkpoint(self._path("best"), state)
             self.best = mean
         self.last = step

@@ -111,11 +111,11 @@ class Config:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
         replay, learner = self.replay, self.learner_of(policy)
         lanes = self.lanes * agents * replay.parts
-        need = replay.stack + learner.n_step
+        need = replay.frames + learner.n_step
         if replay.capacity // lanes < need:
             raise ValueError(
                 f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
-                f"{replay.stack} + {learner.n_step} rows; rows of a lane are capacity / "
+                f"{replay.frames} + {learner.n_step} rows; rows of a lane are capacity / "
                 f"(processes x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
             )
         rows = replay.capacity // lanes * lanes

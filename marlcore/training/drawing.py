@@ -19,7 +19,7 @@ def make_draws(replay: ReplayBuffer, plan: PolicyPlan, config: Config, source: R
     """The sampler of a policy's replay, by the settings and what the algorithm asked for."""
     settings, shares = config.learner_of(plan.name), config.replay.mixture
     options: dict[str, Any] = {
-        "stack": config.replay.stack,
+        "stack": config.replay.frames,
         "n_step": source.n_step,
         "gamma": settings.gamma,
         "seed": seed,

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from ..interfaces import Outcome, Turn, VectorEnvironment
+from .choosers import Chooser
 from .evaluation import Evaluation
-from .policy import Player
 
-__all__ = ["Episodes", "play"]
+__all__ = ["Episodes", "counted", "play"]
 
 
 def play(
     env: VectorEnvironment,
-    players: Mapping[str, Player],
+    players: Mapping[str, Chooser],
     episodes: int,
     seed: int,
     may_go_on: Callable[[], bool] = lambda: True,
@@ -57,13 +57,14 @@ class Episodes:
         episodes: how many count, over all copies.
     """
 
-    def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
+    def __init__(self, env: VectorEnvironment, players: Mapping[str, Chooser], episodes: int) -> None:
         self._env = env
         self._players = players
-        self._left = np.full(env.copies, episodes // env.copies)  # episodes of each copy that still count
-        self._left[: episodes % env.copies] += 1
+        self._left = counted(episodes, env.copies)  # episodes of each copy that still count
         self._place = np.cumsum(self._left) - self._left  # of each copy's present episode in the results
         self._ended = env.ended.copy()
+        self._digests = {agent: [0] * env.copies for agent in env.agents}  # of each copy's present episode so far
+        self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
         self._infos: dict[str, dict[str, list[float]]] = {agent: {} for agent in env.agents}
@@ -85,7 +86,10 @@ class Episodes:
             self._env.act(turn, self._choose(turn))
 
     def _choose(self, turn: Turn) -> NDArray[Any]:
-        return self._players[turn.agent].choose(turn.obs, self._at(turn.copies), turn.begins).action
+        action = self._players[turn.agent].choose(turn.obs, self._at(turn.copies), turn.begins)
+        obs = [*turn.obs.values()] if isinstance(turn.obs, dict) else [turn.obs]
+        self._digest(turn.agent, turn.copies, *obs, action)
+        return action
 
     def _at(self, copies: NDArray[np.int64]) -> Any:
         return slice(None) if len(copies) == self._env.copies else copies
@@ -96,14 +100,25 @@ class Episodes:
         at = self._place[outcome.copies[counts]]
         self._returns[outcome.agent][at] += outcome.reward[counts]
         self._lengths[outcome.agent][at] += 1
+        self._digest(outcome.agent, outcome.copies, outcome.reward)
         infos = self._infos[outcome.agent]
         for copy, numbers in outcome.infos:
             if self._left[copy]:
                 for name, value in numbers.items():
                     infos.setdefault(name, []).append(float(value))
 
+    def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
+        """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
+        digests = self._digests[agent]
+        for i, copy in enumerate(copies.tolist()):
+            digests[copy] = hash((digests[copy], *(rows[i].tobytes() for rows in columns)))
+
     def _note_ends(self) -> None:
         ended = (self._env.ended > self._ended) & (self._left > 0)
+        for copy in np.flatnonzero(ended).tolist():
+            self._games.add(tuple(digests[copy] for digests in self._digests.values()))
+            for digests in self._digests.values():
+                digests[copy] = 0
         self._left[ended] -= 1
         self._place[ended] += 1
         self._ended[:] = self._env.ended
@@ -114,4 +129,11 @@ class Episodes:
             agent: {name: sum(values) / len(values) for name, values in found.items()}
             for agent, found in self._infos.items()
         }
-        return Evaluation(self._returns, self._lengths, infos)
+        return Evaluation(self._returns, self._lengths, infos, len(self._games))
+
+
+def counted(episodes: int, copies: int) -> NDArray[np.int64]:
+    """How many episodes count in each copy, int64 [copies]; in the results, those of a copy follow one another."""
+    counts = np.full(copies, episodes // copies)
+    counts[: episodes % copies] += 1
+    return counts

@@ -32,11 +32,14 @@ class Evaluation:
         returns: by agent, float64 [episodes]; 0 where the agent never acted.
         lengths: by agent, int64 [episodes], its actions.
         infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
+        distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
+            episodes: all are copies of one game, so that nothing is known of the spread of returns.
     """
 
     returns: Mapping[str, NDArray[np.float64]]
     lengths: Mapping[str, NDArray[np.int64]]
     infos: Mapping[str, Mapping[str, float]]
+    distinct: int
 
     @property
     def episodes(self) -> int:
@@ -50,32 +53,35 @@ class Evaluation:
 
     @property
     def std(self) -> dict[str, float]:
-        """By agent: the sample standard deviation of the return; NaN after one episode."""
-        return {agent: _std(returns) for agent, returns in self.returns.items()}
+        """By agent: the sample standard deviation of the return; NaN after one game and its copies."""
+        if self.distinct == 1:
+            return dict.fromkeys(self.returns, math.nan)
+        return {agent: float(returns.std(ddof=1)) for agent, returns in self.returns.items()}
 
     @property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """By agent: the 95 % confidence interval of the mean return (Student's t); NaN after one episode."""
-        found = {}
-        for agent, returns in self.returns.items():
-            mean = float(returns.mean())
-            half = t_975(len(returns) - 1) * _std(returns) / math.sqrt(len(returns))
-            found[agent] = mean - half, mean + half
-        return found
+        """By agent: the mean return's 95 % confidence interval (Student's t); NaN after one game and its copies."""
+        scale = t_975(self.episodes - 1) / math.sqrt(self.episodes)
+        halves = {agent: scale * std for agent, std in self.std.items()}
+        return {agent: (mean - halves[agent], mean + halves[agent]) for agent, mean in self.mean.items()}
 
     def __rich__(self) -> FittedTable:
         names = list(dict.fromkeys(name for numbers in self.infos.values() for name in numbers))
         headline = [f"{self.episodes} episode{'s' if self.episodes > 1 else ''}"]
+        if self.distinct == 1 < self.episodes:
+            headline.append("all are copies of one game: neither the environment nor the policies vary it")
+        elif self.distinct < self.episodes:
+            headline.append(f"{self.distinct} of them distinct, the others are copies")
         titles = [*TITLES, *(f"info/{name}" for name in names)]
         return FittedTable(headline, "agent", titles, {agent: self._cells(agent, names) for agent in self.returns})
 
     def _cells(self, agent: str, infos: list[str]) -> list[str]:
         returns, (low, high) = self.returns[agent], self.interval[agent]
-        single = len(returns) == 1
+        single = self.distinct == 1
         return [
             f"{returns.mean():,.2f}",
             "-" if single else f"{low:,.2f} to {high:,.2f}",
-            "-" if single else f"{_std(returns):,.2f}",
+            "-" if single else f"{self.std[agent]:,.2f}",
             f"{returns.min():,.2f}",
             f"{returns.max():,.2f}",
             f"{self.lengths[agent].mean():,.1f}",
@@ -86,10 +92,6 @@ class Evaluation:
         text = io.StringIO()
         Console(file=text, width=WIDTH, color_system=None).print(self)
         return text.getvalue().rstrip("\n")
-
-
-def _std(returns: NDArray[np.float64]) -> float:
-    return float(returns.std(ddof=1)) if len(returns) > 1 else math.nan
 
 
 def t_975(freedom: int) -> float:

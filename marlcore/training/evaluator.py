@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from ..errors import TimedOut
 from ..interfaces import Algorithm, VectorEnvironment
 from ..spaces import Spaces
 from .checkpoints import KeptCheckpoints
+from .choosers import PolicyPlayer
 from .config import EvaluationConfig
 from .episodes import play
-from .evaluation import Evaluation
 from .policy import ActingModel, Player, Policy, Subscriber
 
-__all__ = ["Candidate", "Evaluator"]
+__all__ = ["Candidate", "CommonGames", "Evaluator", "Games", "Report"]
 
 Report = Callable[[str, str, float, int], None]
 
@@ -44,31 +44,42 @@ class Candidate:
     subscriber: Subscriber
     kept: KeptCheckpoints
 
-    def player(self, copies: int, pad: Literal["repeat", "zero"], seed: int) -> Player:
-        """The policy with its present weights, greedy."""
-        policy = Policy(self.algorithm, self.model, np.random.default_rng(seed), self.device)
-        return Player(policy, self.spaces, copies, pad)
+    def player(
+        self, copies: int, pad: Literal["repeat", "zero"], seed: int, model: ActingModel | None = None
+    ) -> PolicyPlayer:
+        """The policy with its present weights, or those of another model; greedy."""
+        policy = Policy(self.algorithm, model or self.model, np.random.default_rng(seed), self.device)
+        return PolicyPlayer(Player(policy, self.spaces, copies, pad))
 
     @property
     def step(self) -> int:
         """The run's step count when the weights were published."""
         return int(self.subscriber.extras["step"])
 
-    def keep(self, mean: float) -> None:
-        """Saves the weights, whose mean return over the policy's agents is `mean`."""
+    def keep(self, mean: float, best: float | None = None) -> None:
+        """Saves the weights, whose mean return over the policy's agents is `mean`; see `KeptCheckpoints.add`."""
         weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-        self.kept.add(weights, self.subscriber.version, int(self.subscriber.extras["updates"]), self.step, mean)
+        self.kept.add(weights, self.subscriber.version, int(self.subscriber.extras["updates"]), self.step, mean, best)
 
 
-class Evaluator:
-    """Evaluates a run's policies every `interval` steps.
+class Games(Protocol):
+    """How the newest weights are evaluated."""
+
+    def play(self, now: int, may_go_on: Callable[[], bool]) -> bool:
+        """Plays the episodes of an evaluation at a step count, reports them, and keeps the weights.
+
+        Returns: whether it did; it did not if it may not go on, and then it reported nothing.
+        """
+
+
+class CommonGames:
+    """Games in which each agent acts by its own policy.
 
     Args:
-        env: the copies in which it plays.
+        env: the copies in which they are played.
         candidates: the run's policies.
         config: the settings.
         pad: the padding of stacks; the same as in training.
-        steps: the run's step count.
         seed: an independent seed for each step count.
         report: called with (agent, name, value, step).
     """
@@ -79,7 +90,6 @@ class Evaluator:
         candidates: Sequence[Candidate],
         config: EvaluationConfig,
         pad: Literal["repeat", "zero"],
-        steps: Callable[[], int],
         seed: Callable[[int], int],
         report: Report,
     ) -> None:
@@ -87,9 +97,47 @@ class Evaluator:
         self._candidates = candidates
         self._config = config
         self._pad = pad
-        self._steps = steps
         self._seed = seed
         self._report = report
+
+    def play(self, now: int, may_go_on: Callable[[], bool]) -> bool:
+        """See `Games`."""
+        seed = self._seed(now)
+        players = {
+            agent: one.player(self._env.copies, self._pad, seed + index)
+            for index, one in enumerate(self._candidates)
+            for agent in one.agents
+        }
+        outcome = play(self._env, players, self._config.episodes, seed, may_go_on)
+        if outcome is None:
+            return False
+        mean, std = outcome.mean, outcome.std
+        for one in self._candidates:
+            one.keep(sum(mean[agent] for agent in one.agents) / len(one.agents))
+            for agent in one.agents:
+                self._report(agent, "eval_return", mean[agent], one.step)
+                self._report(agent, "eval_length", float(outcome.lengths[agent].mean()), one.step)
+                self._report(agent, "eval_distinct", float(outcome.distinct), one.step)
+                if outcome.distinct > 1:
+                    self._report(agent, "eval_return_std", std[agent], one.step)
+        return True
+
+
+class Evaluator:
+    """Evaluates a run's policies every `interval` steps.
+
+    Args:
+        candidates: the run's policies.
+        games: that are played.
+        interval: in steps.
+        steps: the run's step count.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], games: Games, interval: int, steps: Callable[[], int]) -> None:
+        self._candidates = candidates
+        self._games = games
+        self._interval = interval
+        self._steps = steps
         self._due = self._after(max((one.kept.last for one in candidates), default=0))
         self._evaluated: list[int] = []  # versions
 
@@ -116,34 +164,13 @@ class Evaluator:
         versions = [one.subscriber.version for one in self._candidates]
         if not all(versions):
             return False
-        outcome = self._play(now, may_go_on) if versions != self._evaluated else None
-        if outcome is not None:
-            self._take(outcome)
+        played = versions != self._evaluated and self._games.play(now, may_go_on)
+        if played:
             self._evaluated = versions
         if versions == self._evaluated:
             self._due = self._after(now)
-        return outcome is not None
+        return played
 
     def _after(self, step: int) -> int:
         """The first multiple of the interval after a step."""
-        return (step // self._config.interval + 1) * self._config.interval
-
-    def _play(self, now: int, may_go_on: Callable[[], bool]) -> Evaluation | None:
-        seed = self._seed(now)
-        players = {
-            agent: one.player(self._env.copies, self._pad, seed + index)
-            for index, one in enumerate(self._candidates)
-            for agent in one.agents
-        }
-        return play(self._env, players, self._config.episodes, seed, may_go_on)
-
-    def _take(self, outcome: Evaluation) -> None:
-        """Saves the weights, and reports the outcome."""
-        mean, std = outcome.mean, outcome.std
-        for one in self._candidates:
-            one.keep(sum(mean[agent] for agent in one.agents) / len(one.agents))
-            for agent in one.agents:
-                self._report(agent, "eval_return", mean[agent], one.step)
-                self._report(agent, "eval_length", float(outcome.lengths[agent].mean()), one.step)
-                if self._config.episodes > 1:
-                    self._report(agent, "eval_return_std", std[agent], one.step)
+        return (step // self._interval + 1) * self._interval

@@ -14,9 +14,10 @@ from ..weights import ParameterStore
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
 from .checkpoints import KeptCheckpoints
 from .config import Config
-from .evaluator import Candidate, Evaluator
+from .evaluator import Candidate, CommonGames, Evaluator, Games
 from .learner import choose_device
 from .names import EVALUATOR, is_learner
+from .self_play.join import join_games
 from .worker import WAIT_S, Worker
 
 __all__ = ["EvaluatorWorker", "run_evaluator"]
@@ -38,15 +39,13 @@ class EvaluatorWorker(Worker):
         config = blueprint.config
         self._env = self.hold(vectorize(blueprint.env_fn, config.evaluation.copies))
         candidates = [self._candidate(i, plan, config) for i, plan in enumerate(blueprint.policies)]
-        return Evaluator(
-            self._env,
-            candidates,
-            config.evaluation,
-            config.replay.pad,
-            lambda: self.control.steps,
-            partial(run_seed, config, "evaluation", 0),
-            self.report,
-        )
+        seed = partial(run_seed, config, "evaluation", 0)
+        games: Games
+        if blueprint.self_play is None:
+            games = CommonGames(self._env, candidates, config.evaluation, config.replay.pad, seed, self.report)
+        else:
+            games = join_games(blueprint, self, self._env, candidates[0], seed)
+        return Evaluator(candidates, games, config.evaluation.interval, lambda: self.control.steps)
 
     def _candidate(self, index: int, plan: PolicyPlan, config: Config) -> Candidate:
         device = choose_device(config.actor.device)

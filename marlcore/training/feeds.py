@@ -134,7 +134,7 @@ class QueueFeed:
             queue.reader(
                 source.batch_size,
                 length=source.length,
-                stack=config.replay.stack,
+                stack=config.replay.frames,
                 gamma=config.learner_of(policy).gamma,
                 pad=config.replay.pad,
             )

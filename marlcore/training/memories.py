@@ -74,7 +74,7 @@ def create_memory(
 def _queue(policy: AssignedPolicy, source: QueueSource, index: int, config: Config) -> TrajectoryQueue:
     spec, lanes = policy.algorithm.transition(policy.spaces), len(policy.agents) * config.lanes
     rows = lane_rows_for(
-        source.batch_size, lanes, config.actor.envs, source.length, config.replay.stack, spec.state_every
+        source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
     )
     rows = -(-rows // spec.state_every) * spec.state_every
     unread = source.ahead * source.batch_size * (source.length or 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
@@ -179,25 +180,29 @@ class Progress:
         return FittedTable(self._header(), "agent", list(_TITLES.values()), rows, _MIN_WIDTH, crop=True)
 
 
-def final_returns(metrics: list[Metric], total_steps: int) -> dict[str, float]:
+def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
     """By agent: the mean `episode_return` over the last tenth of the run.
 
-    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier. Agents without an
-    episode in that time are absent.
+    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier. Of an agent without
+    an episode that ended in that time, the last tenth of its episodes counts, at least one; NaN without any.
     """
     end = min(total_steps, max((metric.step for metric in metrics), default=0))
-    returns: dict[str, list[float]] = {}
+    ended: dict[str, list[Metric]] = {agent: [] for agent in sorted(agents, key=agent_order)}
     for metric in metrics:
-        if metric.name == "episode_return" and 10 * metric.step >= 9 * end:
-            returns.setdefault(metric.agent, []).append(metric.value)
-    return {agent: _mean(returns[agent]) for agent in sorted(returns, key=agent_order)}
+        if metric.name == "episode_return" and metric.agent in ended:
+            ended[metric.agent].append(metric)
+    returns = {}
+    for agent, episodes in ended.items():
+        last = [one for one in episodes if 10 * one.step >= 9 * end] or episodes[-max(1, len(episodes) // 10) :]
+        returns[agent] = _mean([one.value for one in last]) if last else math.nan
+    return returns
 
 
-def summary(metrics: list[Metric], total_steps: int) -> str:
-    """`final_returns` in words, one line per agent; "" if no episode ended."""
+def summary(returns: Mapping[str, float]) -> str:
+    """`final_returns` in words, one line per agent."""
     return "\n".join(
-        f"{agent or 'all'}: mean return {mean:,.2f} over the last tenth of the run"
-        for agent, mean in final_returns(metrics, total_steps).items()
+        f"{agent or 'all'}: {'no episode ended' if math.isnan(mean) else f'mean return {mean:,.2f} at the end'}"
+        for agent, mean in returns.items()
     )
 
 

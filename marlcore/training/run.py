@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -18,7 +19,7 @@ from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound, TimedOut
 from ..interfaces import Algorithm, QueueSource, ReplaySource
-from ..notices import shown_with
+from ..notices import say, shown_with
 from ..processes import Interrupts, Metric, check_picklable
 from .config import Config
 from .curves import draw
@@ -52,7 +53,8 @@ class Result:
         run_dir: the directory of its metrics, checkpoints and curves.
         steps: taken by all agents together.
         updates: by policy, the updates of its learner.
-        returns: by agent, the mean episode return over the last tenth of the run; no entry without an episode.
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none did, of the
+            last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
         lost_metrics: metrics overwritten before they were written to metrics.csv.
         lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
         restarts: by worker, its restarts after it died, failed or hung.
@@ -261,18 +263,24 @@ class _Plan:
         resume = None if resume is None else absolute(resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         make_env = factory(env_fn)
+        if config.replay.stack is None:
+            replay = dataclasses.replace(config.replay, stack=getattr(make_env, "stack", 1))
+            config = dataclasses.replace(config, replay=replay)
         choose_device(config.actor.device)
         with closing(vectorize(make_env, 1)) as env:
             if config.self_play.pool:
                 config = dataclasses.replace(config, policies=policies_in_self_play(config, env.agents))
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
             if env.copies > 1:  # a vector environment has its own number of copies
                 config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, envs=env.copies))
         joint = [agent for one in policies if getattr(one.algorithm, "wants_joint", False) for agent in one.agents]
         if joint:
             make_env = _with_joint_observations(make_env, tuple(joint))
             with closing(vectorize(make_env, 1)) as env:
-                policies = assign(env.spaces, config.policies, algorithm, config.replay.stack)
+                policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+        for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
+            if texts:
+                say(f"observations: left out {', '.join(texts)}, since no network takes text; a wrapper may encode it")
         for name in config.learners:
             if all(name != policy.name for policy in policies):
                 raise ValueError(
@@ -306,7 +314,11 @@ class _Plan:
         draw(metrics, run_dir / "curves.png", title)
         if (run_dir / PAYOFF).exists():
             draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
-        returns = final_returns(metrics, self.config.total_steps)
+        returns = final_returns(
+            metrics, self.config.total_steps, [agent for policy in self.policies for agent in policy.agents]
+        )
+        if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
+            log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
         return Result(
             run_dir, status.steps, status.updates, returns, session.telemetry.lost, session.sinks.lost, status.restarts
         )

@@ -143,8 +143,8 @@ class ReplayConfig:
 
     capacity: int = 100_000
     """Rows of a policy's replay, over all its agents and environment copies."""
-    stack: int = 1
-    """Frames in an observation."""
+    stack: int | None = None
+    """Observations in a network's input; None: 4 for atari:<game>, otherwise 1."""
     pad: Literal["repeat", "zero"] = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
@@ -169,7 +169,8 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         check_setting(self, "capacity", 1)
-        check_setting(self, "stack", 1)
+        if self.stack is not None:
+            check_setting(self, "stack", 1)
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected repeat or zero, got {self.pad!r}")
         check_setting(self, "alpha", 0.0, whole=False)
@@ -179,6 +180,11 @@ class ReplayConfig:
         _check_shares("mixture", self.mixture)
         if self.path is not None and not os.path.isdir(self.path):
             raise ValueError(f"path: expected an existing directory, got {self.path!r}")
+
+    @property
+    def frames(self) -> int:
+        """Observations in a network's input: `stack`, and 1 while nothing has decided it."""
+        return self.stack or 1
 
     @property
     def parts(self) -> int:

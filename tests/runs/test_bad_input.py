@@ -109,10 +109,10 @@ def no_number(count: int) -> Any:
     return "half"
 
 
-TEXT = gym.Dict({"a": gym.Box(0, 1), "b": gym.Text(3)})
+NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
 BEFORE = {
     "an observation space": (
-        lambda: {"env_fn": partial(space_of, TEXT)},
+        lambda: {"env_fn": partial(space_of, NESTED)},
         "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple",
     ),
     "an action space": (

@@ -235,5 +235,5 @@ def test_learners_in_a_file_take_the_rest_from_learner() -> None:
 def test_a_policy_for_other_spaces_is_refused(tmp_path: Path) -> None:
     first = mc.train(HUNT, "dqn", small(tmp_path / "a", total_steps=200), progress=False).run_dir
     other = mc.train("gymnasium:CartPole-v1", "dqn", small(tmp_path / "b", total_steps=200), progress=False).run_dir
-    with pytest.raises(ValueError, match=r"policies: expected a policy for Spaces\(.*\) for agent_1, got one for"):
+    with pytest.raises(ValueError, match=r"^policies\['agent_1'\]: expected a policy for Spaces\(.*\), got one for"):
         mc.evaluate(first, episodes=1, policies={"agent_1": mc.load_policy(other, "agent_0")})

@@ -305,26 +305,6 @@ def test_the_package_that_registers_an_environment_is_imported(package: str, for
     assert mc.NamedEnvironment(form.format(package))().action_space == Discrete(2)
 
 
-def test_a_known_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    expected = "environment: 'gymnasium:ALE/Pong-v5' comes with ale-py; try: pip install ale-py"
-    with pytest.raises(ImportError) as caught:
-        mc.NamedEnvironment("gymnasium:ALE/Pong-v5")()
-    assert str(caught.value) == expected
-
-
-def test_a_missing_dependency_is_named_in_one_line() -> None:
-    def needs_more(**options: Any) -> None:
-        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, try: pip install gymnasium[box2d]")
-
-    gymnasium.register("NeedsMore-v0", needs_more)
-    try:
-        with pytest.raises(ImportError, match=r"^environment: 'gymnasium:NeedsMore-v0': Box2D is not installed"):
-            mc.NamedEnvironment("gymnasium:NeedsMore-v0")()
-    finally:
-        del gymnasium.registry["NeedsMore-v0"]
-
-
 def test_a_function_of_a_module_is_an_environments_name() -> None:
     assert mc.NamedEnvironment("test_doors:Corridor")().action_space == Discrete(2)
     with pytest.raises(ValueError, match=r"^environment: expected something that can be imported, got 'nowhere:make'"):

@@ -143,13 +143,45 @@ class Right:
         return Action(np.ones(len(obs), np.int64))
 
 
+class Walker:
+    def act(self, obs: Any) -> int:
+        return 1
+
+
+def rightwards(obs: np.ndarray) -> int:
+    assert obs.shape == (1,)
+    return 1
+
+
+class Locked(Walker):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def outside(obs: np.ndarray) -> int:
+    return 2
+
+
 def test_other_policies_act_instead(run_dir: Path) -> None:
     spaces = load_policy(run_dir, AGENT).spaces
     right = LoadedPolicy(Right(), ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
-    outcome = mc.evaluate(run_dir, 5, policies={AGENT: right})
-    assert outcome.returns[AGENT].tolist() == outcome.lengths[AGENT].tolist()
+    for player in (right, Walker(), Walker, rightwards, "test_evaluation:Walker", "test_evaluation:rightwards"):
+        outcome = mc.evaluate(run_dir, 5, policies={AGENT: player})
+        assert outcome.returns[AGENT].tolist() == outcome.lengths[AGENT].tolist()
+    again = mc.evaluate(run_dir, 5, policies={AGENT: str(run_dir)})
+    assert again.returns[AGENT].tolist() == mc.evaluate(run_dir, 5).returns[AGENT].tolist()
     with pytest.raises(ValueError, match=r"^policies: expected names among \['agent_0'\], got 'red'$"):
         mc.evaluate(run_dir, 5, policies={"red": right})
+
+
+class Stacked(Corridor):
+    stack = 3
+
+
+def test_an_environments_own_stack_is_the_default(tmp_path: Path) -> None:
+    config = replace(SMALL, total_steps=60, evaluation=mc.EvaluationConfig(), run_dir=str(tmp_path / "run"))
+    run_dir = mc.train(Stacked, DQN, config, progress=False).run_dir
+    assert load_policy(run_dir, AGENT).spaces.stack == Stacked.stack
 
 
 def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
@@ -179,7 +211,12 @@ def test_an_environment_function_that_was_not_saved_must_be_given(tmp_path: Path
         ([None, 0], {}, "episodes: expected an integer of at least 1, got 0"),
         ([None], {"envs": 0}, "envs: expected an integer of at least 1, got 0"),
         ([None], {"which": "17"}, "which: expected a checkpoint at "),
-        ([None], {"policies": {AGENT: 3}}, "policies: expected a policy that load_policy returned for agent_0, got 3"),
+        ([None], {"policies": {AGENT: 3}}, "policies['agent_0']: expected a function of an observation, or a class or"),
+        ([None], {"policies": {AGENT: Corridor}}, "policies['agent_0']: expected a class with a method act(obs)"),
+        ([None], {"policies": {AGENT: Locked()}}, "policies['agent_0']: expected an object that can be copied"),
+        ([None], {"policies": {AGENT: "/no/run"}}, "policies['agent_0']: expected module:name or the directory of a"),
+        ([None], {"policies": {AGENT: "test_evaluation:no"}}, "policies['agent_0']: expected something that can be"),
+        ([None], {"policies": {AGENT: outside}}, "action of policies['agent_0']: expected one of Discrete(2), got 2"),
         ([None], {"env_fn": "treasure_hunt"}, "env_fn: expected the agents ['agent_0'], got 'agent_1'"),
     ],
 )
@@ -201,7 +238,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
 
 
 def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path: Path, command: Any) -> None:
-    status, said, complaints = command(run_dir, "--episodes", "6", "--which", "best", "--video", tmp_path / "one.gif")
+    status, said, complaints = command(run_dir, "--episodes", "6", "--which", "best", "--video", tmp_path / "one.gif",
+                                       "--policies", AGENT, "test_evaluation:rightwards")  # fmt: skip
     assert status == 0, complaints
     assert "6 episodes" in said and AGENT in said and " to " in said
     with Image.open(tmp_path / "one.gif") as video:
@@ -286,6 +324,7 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     )
     result = mc.train(Endless, DQN, config, progress=False)
     assert result.steps == 1_200 and result.restarts[EVALUATOR] == 0
+    assert np.isnan(result.returns[AGENT]), "no episode ended, and the agent is not missing"
     assert load_checkpoint(checkpoint_path(result.run_dir, AGENT))["step"] == 1_200
 
 

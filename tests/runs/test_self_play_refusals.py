@@ -14,6 +14,7 @@ from crowd import Crowd
 from refusals import refused
 
 import marlcore as mc
+from marlcore.training import read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -62,7 +63,8 @@ BEFORE: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "an anchor that is no function": (
         partial(Crowd, 2), anchored("test_self_play_refusals:not_callable"),
-        "anchor:not_callable: expected a function of an observation or a class, got 5",
+        "anchor:not_callable: expected a function of an observation, or a class or object with a method act(obs), "
+        "got 5",
     ),
     "a class without act": (
         partial(Crowd, 2), anchored("crowd:Crowd"),
@@ -79,6 +81,10 @@ BEFORE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a mixture without a part for an anchor": (
         partial(Arena, Path()), {"replay": mc.ReplayConfig(mixture={"pool": 1.0}), **anchored("arena:weak")},
         "self_play: tag: expected one of ['pool'], as replay.mixture has them, got 'anchor:weak'",
+    ),
+    "evaluations too short for all opponents": (
+        partial(Arena, Path()), {"evaluation": mc.EvaluationConfig(100, episodes=3), **anchored("arena:weak")},
+        "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3",
     ),
     "lanes too short for parts": (
         partial(Crowd, 2), {"replay": mc.ReplayConfig(capacity=23, mixture={"pool": 0.5, "anchor": 0.5})},
@@ -132,10 +138,15 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     assert torch.load(saved, weights_only=True)["acting"]["model.mark"].shape == (2,)
 
 
-def test_a_run_is_resumed_with_its_anchors_and_its_parts(tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path) -> None:
     replay = mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5})
-    config = replace(CONFIG, mode="serial", run_dir=str(tmp_path / "run"), replay=replay, **anchored("arena:weak"))
+    evaluation = mc.EvaluationConfig(interval=200, episodes=4)
+    config = replace(
+        CONFIG, mode="serial", run_dir=str(tmp_path / "run"), replay=replay, evaluation=evaluation,
+        **anchored("arena:weak"),
+    )  # fmt: skip
     mc.train(partial(Arena, tmp_path), Marking(), config, progress=False)
+    assert {"eval_return/anchor:weak", "eval_return/pool"} < evaluated(tmp_path / "run").keys()
     more = replace(config, total_steps=800)
     had = "as the run had it, got"
     for changes, expected in (
@@ -145,3 +156,10 @@ def test_a_run_is_resumed_with_its_anchors_and_its_parts(tmp_path: Path) -> None
         with refused(ValueError, f"resume: expected {expected}"):
             mc.train(partial(Arena, tmp_path), Marking(), replace(more, **changes), resume=tmp_path / "run")
     assert mc.train(partial(Arena, tmp_path), Marking(), more, resume=tmp_path / "run", progress=False).steps >= 800
+    newest = evaluated(tmp_path / "run")
+    assert newest["eval_return"] == 1.0 and newest["eval_return_of_best"] <= 1.0
+
+
+def evaluated(run_dir: Path) -> dict[str, float]:
+    """The newest value of each of the policy's metrics."""
+    return {one.name: one.value for one in read_metrics(run_dir / "metrics.csv") if one.agent == "main"}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...checks import as_field, came, check_finite
 from ...references import resolve
-from ...spaces import MASK, Spaces, Values
 from ..blueprint import PolicyPlan, build_model
+from ..choosers import Chooser, PolicyPlayer, ScriptedPlayer
 from ..config import Config
 from ..learner import choose_device
 from ..policies import AssignedPolicy
 from ..policy import Player, Policy, PolicyModel
-from .players import Chooser, PolicyPlayer
 from .pool import restore_opponent
 
-__all__ = ["ScriptedPlayer", "make_anchors"]
+__all__ = ["make_anchors"]
 
 
 def make_anchors(
@@ -46,55 +41,3 @@ def _restore_anchor(path: Path, model: PolicyModel, policy: str) -> None:
         raise ValueError(f"self_play.anchors: expected a checkpoint, got {str(path)!r}, which does not exist")
     expected = f"self_play.anchors: expected a checkpoint of {policy}'s network"
     restore_opponent(path, model, expected, own_name=False)  # users copy checkpoints under names of their own
-
-
-class ScriptedPlayer:
-    """An anchor that is a function of an observation, or a class with a method `act`, of which each copy has an object.
-
-    It gets the observation as `Spaces.obs` says, with the mask if there is one, and returns an action of the space.
-
-    Args:
-        name: of the anchor, for errors.
-        script: the function or class.
-    """
-
-    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:
-        """Raises TypeError: it is neither."""
-        self._name = name
-        self._spaces = spaces
-        if isinstance(script, type):
-            if not hasattr(script, "act"):
-                raise TypeError(f"{name}: expected a class with a method act(obs), got {script!r}")
-            self._acts: list[Callable[[Any], Any]] = [script().act for _ in range(copies)]
-        elif callable(script):
-            self._acts = [script] * copies
-        else:
-            raise TypeError(f"{name}: expected a function of an observation or a class, got {came(script)}")
-
-    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> NDArray[Any]:
-        """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
-        return np.stack([self._action(copy, _row(obs, i)) for i, copy in enumerate(at.tolist())])
-
-    def told(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        """Scripts have no memory of rewards."""
-
-    def _action(self, copy: int, obs: Any) -> NDArray[Any]:
-        spaces = self._spaces
-        action = as_field(f"action of {self._name}", spaces.action_field, self._acts[copy](obs))
-        if action.dtype.kind == "f":
-            check_finite(f"action of {self._name}", action)
-        if not spaces.action.contains(action):
-            raise ValueError(f"action of {self._name}: expected one of {spaces.action}, got {action.tolist()}")
-        of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action
-        if spaces.masked and not self._allowed(of_row, obs[MASK]):
-            raise ValueError(f"action of {self._name}: expected one that {MASK} allows, got {action.tolist()}")
-        return of_row
-
-    def _allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> bool:
-        """Whether the mask of an observation allows each component of a row's action."""
-        sizes = np.atleast_1d(getattr(self._spaces.action, "nvec", self._spaces.choices)).ravel()
-        return bool(mask[np.cumsum(sizes) - sizes + action.ravel()].all())
-
-
-def _row(obs: Values, i: int) -> Any:
-    return {name: rows[i] for name, rows in obs.items()} if isinstance(obs, dict) else obs[i]

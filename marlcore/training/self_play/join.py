@@ -1,4 +1,4 @@
-"""How a policy's learner keeps its opponents, and how an actor seats them."""
+"""How a policy's learner keeps its opponents, how an actor seats them, and how the evaluator meets them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ...processes import Metric, Reporter, Telemetry
 from ...weights import ParameterStore
 from ..actor import Acting, Seat
 from ..blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from ..choosers import Chooser
+from ..evaluator import Candidate
 from ..learner import choose_device
 from ..policy import ActingModel, PublishedPolicy
 from ..routes import Routes
@@ -21,11 +23,12 @@ from ..worker import Worker
 from .anchors import make_anchors
 from .league import League
 from .matches import Matches
+from .opponent_games import OpponentGames
 from .players import FrozenPlayers
-from .pool import Pool
+from .pool import Pool, held_by
 from .seat import SharedSeat
 
-__all__ = ["join_league", "join_matches"]
+__all__ = ["join_games", "join_league", "join_matches"]
 
 
 def join_league(
@@ -60,16 +63,10 @@ def join_matches(
         policy: which learns, and acts in all seats.
     """
     assert blueprint.self_play is not None
-    (plan,), config = blueprint.policies, blueprint.config
+    config = blueprint.config
     generator = np.random.default_rng(run_seed(config, "opponents", index, worker.control.steps))
-    anchors = make_anchors(plan, config, index, env.copies, generator)
-    device = choose_device(config.actor.device)
-    model = build_model(plan, config, 0).acting.to(device)
-    subscriber = worker.hold(ParameterStore.attach(blueprint.self_play.pool)).subscriber(model)
-    frozen = FrozenPlayers(
-        plan.algorithm, plan.spaces, subscriber, model, device, env.copies, config.replay.pad, generator,
-        config.self_play.explore,
-    )  # fmt: skip
+    pool = worker.hold(ParameterStore.attach(blueprint.self_play.pool))
+    anchors, frozen = _opponents(blueprint, pool, index, env.copies, generator)
     matches = Matches(
         config.self_play, env.agents, env.ended, lambda: policy.published, frozen, anchors,
         Routes(config.replay.mixture).part_of, generator,
@@ -79,6 +76,34 @@ def join_matches(
     for seat in seats.values():
         seat.parts = matches.parts
     return {agent: SharedSeat(agent, seat, matches, report) for agent, seat in seats.items()}
+
+
+def join_games(
+    blueprint: Blueprint, worker: Worker, env: VectorEnvironment, candidate: Candidate, seed: Callable[[int], int]
+) -> OpponentGames:
+    """The games in which the evaluator measures the policy; see `OpponentGames`."""
+    assert blueprint.self_play is not None
+    generator = np.random.default_rng()  # seeded before each evaluation
+    pool = worker.hold(ParameterStore.attach(blueprint.self_play.pool))
+    anchors, frozen = _opponents(blueprint, pool, 0, env.copies, generator)
+    return OpponentGames(
+        env, candidate, blueprint.config, anchors, frozen, partial(held_by, pool), generator, seed,
+        blueprint.policies[0].name, worker.report,
+    )  # fmt: skip
+
+
+def _opponents(
+    blueprint: Blueprint, pool: ParameterStore, index: int, copies: int, generator: np.random.Generator
+) -> tuple[list[Chooser], FrozenPlayers]:
+    """The anchors and the pool's members as players in `copies` copies."""
+    (plan,), config = blueprint.policies, blueprint.config
+    device = choose_device(config.actor.device)
+    model = build_model(plan, config, 0).acting.to(device)
+    frozen = FrozenPlayers(
+        plan.algorithm, plan.spaces, pool.subscriber(model), model, device, copies, config.replay.pad, generator,
+        config.self_play.explore,
+    )  # fmt: skip
+    return make_anchors(plan, config, index, copies, generator), frozen
 
 
 def _report(reporter: Reporter, steps: Callable[[], int]) -> Callable[[int, str, int], None]:

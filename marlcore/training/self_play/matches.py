@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import Outcome, Turn
+from ..choosers import Chooser, choose_by_number, rows_at, tell_by_number
 from .odds import LATEST, name_of
-from .players import Chooser, FrozenPlayers
+from .players import FrozenPlayers
 from .settings import BOTH, SelfPlayConfig
 
 __all__ = ["Matches"]
@@ -97,22 +98,11 @@ class Matches:
     def choose(self, turn: Turn) -> NDArray[Any]:
         """The actions [k, ...] of the opponents in the copies of a turn: one call for each distinct opponent."""
         opponents = self._opponents[turn.copies]
-        actions: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
-        for number in np.unique(opponents).tolist():
-            at = np.flatnonzero(opponents == number)
-            part = part_of_turn(turn, at)
-            actions.append((at, self._player(number).choose(part.obs, part.copies, part.begins)))
-        chosen = np.zeros((len(opponents), *actions[0][1].shape[1:]), actions[0][1].dtype)
-        for at, rows in actions:
-            chosen[at] = rows
-        return chosen
+        return choose_by_number(opponents, self._player, turn.obs, turn.copies, turn.begins)
 
     def told(self, outcome: Outcome) -> None:
         """Tells the opponents their rewards."""
-        opponents = self._opponents[outcome.copies]
-        for number in np.unique(opponents).tolist():
-            at = opponents == number
-            self._player(number).told(outcome.reward[at], outcome.copies[at])
+        tell_by_number(self._opponents[outcome.copies], self._player, outcome.reward, outcome.copies)
 
     def _player(self, number: int) -> Chooser:
         return self._frozen[number] if number > LATEST else self._anchors[-number - 1]
@@ -120,5 +110,4 @@ class Matches:
 
 def part_of_turn(turn: Turn, which: NDArray[Any]) -> Turn:
     """The part of a turn in some of its copies: bool [k], or their places."""
-    obs = {name: rows[which] for name, rows in turn.obs.items()} if isinstance(turn.obs, dict) else turn.obs[which]
-    return turn._replace(copies=turn.copies[which], obs=obs, begins=turn.begins[which])
+    return turn._replace(copies=turn.copies[which], obs=rows_at(turn.obs, which), begins=turn.begins[which])

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...interfaces import Algorithm
-from ...spaces import Spaces, Values
+from ...spaces import Spaces
 from ...weights import Subscriber
+from ..choosers import Chooser, PolicyPlayer
 from ..policy import ActingModel, Player, Policy, exploration_of
 
-__all__ = ["Chooser", "FrozenPlayers", "PolicyPlayer"]
-
-
-class Chooser(Protocol):
-    """An opponent in several copies of the environment."""
-
-    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> NDArray[Any]:
-        """The actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
-
-    def told(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        """Takes in the rewards [k] of the last actions in the copies `at`."""
-
-
-class PolicyPlayer:
-    """A policy as an opponent."""
-
-    def __init__(self, player: Player) -> None:
-        self._player = player
-
-    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> NDArray[Any]:
-        return self._player.choose(obs, at, begins).action
-
-    def told(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        self._player.told(reward, at)
+__all__ = ["FrozenPlayers"]
 
 
 class FrozenPlayers:

@@ -14,7 +14,7 @@ from ..checkpoints import load_checkpoint, save_checkpoint
 from ..policy import ActingModel, PolicyModel
 from ..run_directory import checkpoint_path
 
-__all__ = ["Pool", "opponent_path", "pool_store", "restore_opponent", "saved_opponents"]
+__all__ = ["Pool", "held_by", "opponent_path", "pool_store", "restore_opponent", "saved_opponents"]
 
 FIRST = 1  # its checkpoint stays, as the yardstick of progress
 
@@ -49,7 +49,7 @@ class Pool:
     @property
     def held(self) -> range:
         """The numbers of the opponents, oldest first."""
-        return _held(self._store)
+        return held_by(self._store)
 
     def admit(self, numbers: dict[str, float]) -> int:
         """Adds a copy of the acting model, which replaces the oldest if the pool is full; returns its number.
@@ -133,7 +133,8 @@ def restore_opponent(path: Path, model: PolicyModel, expected: str, *, own_name:
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
 
 
-def _held(store: ParameterStore) -> range:
+def held_by(store: ParameterStore) -> range:
+    """The numbers of the opponents in a pool, oldest first."""
     newest = store.version
     return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
 

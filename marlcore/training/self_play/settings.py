@@ -37,7 +37,8 @@ class SelfPlayConfig:
     """Share of episodes against the latest policy itself, which learns from both sides."""
     anchors: dict[str, float] = field(default_factory=dict)
     """Shares of episodes against opponents that stay the same: module:name of a function of an observation that returns
-    an action, or of a class whose objects have a method act(obs), one for each copy; or a checkpoint, FILE.pt."""
+    an action, or of a class whose objects have a method act(obs), one for each copy; or a checkpoint, FILE.pt. Anchors
+    also play in evaluations, whatever their share."""
     side: str = BOTH
     """The agent that the learning policy plays; both: it takes the sides in turn, episode by episode."""
     explore: bool = False

@@ -17,6 +17,7 @@ from ..policies import AssignedPolicy, policy_names
 from ..routes import Routes
 from .anchors import make_anchors
 from .odds import LATEST, name_of
+from .opponent_games import fewest_games
 from .pool import pool_store
 from .settings import BOTH, SelfPlayConfig
 
@@ -40,6 +41,12 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
+    games = fewest_games(settings)
+    if config.evaluation.interval and config.evaluation.episodes < games:
+        raise ValueError(
+            f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
+            f"got {config.evaluation.episodes}"
+        )
     make_anchors(policy, config, 0, 1, np.random.default_rng(0))
     routes = Routes(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):

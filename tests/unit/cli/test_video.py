@@ -12,15 +12,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces as gym
 from PIL import Image
 
 from marlcore.cli.video import check_format, film, write_video
-from marlcore.interfaces import Action
 from marlcore.spaces import Spaces
-from marlcore.training.loaded import LoadedPolicy
-from marlcore.training.policy import ActingModel
+from marlcore.training.choosers import ScriptedPlayer
 
 
 class Counter(gymnasium.Env):
@@ -46,15 +43,10 @@ class Counter(gymnasium.Env):
         return self._shows(self.at)
 
 
-class Still:
-    def act(self, model: Any, obs: torch.Tensor, **_: Any) -> Action:
-        return Action(np.zeros(len(obs), np.int64))
-
-
 def run_of(env_fn: Callable[[], Any]) -> Any:
     spaces = Spaces(Counter.observation_space, Counter.action_space)
-    policy = LoadedPolicy(Still(), ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
-    return SimpleNamespace(env_fn=env_fn, policy=lambda agent: policy)
+    player = ScriptedPlayer("still", lambda obs: 0, spaces, 1)
+    return SimpleNamespace(env_fn=env_fn, player=lambda agent, copies, seed: player)
 
 
 def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ class Room:
             del self.observation_spaces["b"]
         self.action_spaces: Any = {"a": gym.Discrete(3), "b": gym.Box(-1, 1, (2,), np.float32)}
         self.agent: str | None = None
-        self.rng = np.random.default_rng(next(self.numbers) if wrong == "seed of another" else 0)
+        self.rng = np.random.default_rng(0)
         self.turn = 0
 
     def reset(self, seed: int | None = None) -> None:
-        if seed is not None and self.wrong not in ("seed", "seed of another"):
+        if seed is not None and self.wrong != "seed":
             self.rng = np.random.default_rng(seed)
         if self.wrong != "reset" or self.turn == 0:
             self.turn = 0
@@ -134,8 +134,6 @@ LINES = {
     "after the end": r"step: expected an error for an action of a, whose episode has ended, got none",
     "stranger": r"agent: expected one of \('a', 'b'\), got 'z'",
     "reset": r"reset: expected an episode that begins, got the end of a's",
-    "seed": r"reset: expected the same environment, reset with the same seed, to repeat event 0, a: array\(.*, got a",
-    "seed of another": r"reset: expected the same environment, reset with the same seed, to repeat event 0",
 }
 
 
@@ -161,10 +159,20 @@ class Rigid(Room):
         super().reset(seed if seed is None else seed + self.made)
 
 
-def test_another_environment_with_the_same_seed_must_repeat() -> None:
+def test_another_environment_with_the_same_seed_should_repeat() -> None:
     check_env(Rigid(), steps=100)
-    with pytest.raises(EnvironmentFailed, match=r"^reset: expected another environment, reset with the same seed"):
+    with pytest.warns(UserWarning, match=r"^reset: expected another environment, reset with the same seed"):
         check_env(Rigid, steps=100)
+
+
+def test_a_reset_that_does_not_repeat_is_a_warning_with_its_cost() -> None:
+    """Some games alternate who begins, whatever the seed; they can be trained on."""
+    says = (
+        r"^reset: expected the same environment, .* to repeat event 0, a: array\(.*, got array.*; training works, but"
+    )
+    with pytest.warns(UserWarning, match=says) as warned:
+        check_env(lambda: Room("seed"), steps=100)
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
 
 
 def test_what_a_check_made_is_closed_whatever_it_finds() -> None:

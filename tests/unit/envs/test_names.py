@@ -157,8 +157,59 @@ def test_a_missing_emulator_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     for id in [id for id in gymnasium.registry if id.startswith("ALE/")]:
         monkeypatch.delitem(gymnasium.registry, id)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="comes with ale-py; try: pip install ale-py"):
+    with pytest.raises(ImportError, match=r"comes with ale-py; try: pip install 'marlcore\[atari\]'$"):
         make("atari:Pong")
+
+
+EXTRA = "a package that it needs is not installed; try: pip install 'marlcore[{}]'"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("gymnasium:LunarLander-v3", "Box2D is not installed, run `pip install swig`", EXTRA.format("box2d")),
+        ("gymnasium:HalfCheetah-v5", "MuJoCo is not installed, run `pip install mujoco`", EXTRA.format("mujoco")),
+        ("gymnasium:ALE/Pong-v5", "opencv-python package not installed", EXTRA.format("atari")),
+        ("gymnasium:CartPole-v1", "pygame is not installed,\nrun `pip install pygame`",
+         "pygame is not installed, run `pip install pygame`"),
+    ],
+)  # fmt: skip
+def test_a_missing_package_names_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, reason: str, says: str
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled(reason)
+
+    monkeypatch.setattr(gymnasium, "make", missing)
+    with pytest.raises(ImportError) as caught:
+        make(name)
+    assert str(caught.value) == f"environment: {name!r}: {says}"
+
+
+def test_texts_are_left_out_of_observations() -> None:
+    """MiniGrid tells its mission in words."""
+    space = gym.Dict({"image": BOX, "mission": Mission(dtype=str), "more": gym.Tuple([gym.Text(3), DISCRETE])})
+    env = vectorize(lambda: Talking(space, DISCRETE), 2)
+    spaces = env.spaces["agent_0"]
+    assert list(spaces.obs) == ["image", "more__1"] and spaces.texts == ("mission", "more__0")
+    env.reset(0)
+    _, [turn] = env.observe()
+    assert {name: len(rows) for name, rows in turn.obs.items()} == {"image": 2, "more__1": 2}
+
+
+class Mission(gym.Space[str]):
+    """A space of strings that is no Text."""
+
+
+class Talking(Lone):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return {"image": np.zeros(2, np.float32), "mission": "go", "more": ("on", 1)}, {}
+
+
+def test_atari_games_are_stacked_by_default() -> None:
+    stacks = {name: NamedEnvironment(name).stack for name in ("atari:Pong", "gymnasium:ALE/Pong-v5", "recall")}
+    assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
 
 
 # What `vectorize` makes

@@ -1,4 +1,4 @@
-"""Anchors: what a scripted opponent may return."""
+"""What a scripted opponent sees, and what it may return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces as gym
 from refusals import refused
 
 from marlcore.spaces import Spaces
-from marlcore.training.self_play.anchors import ScriptedPlayer
+from marlcore.training.choosers import ScriptedPlayer
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,33 @@ def test_an_anchor_keeps_to_the_mask(space: gym.Space[Any], mask: list[bool], go
     assert spaces.shifted(player.choose(obs, at, begins)).tolist() == [good]
     with refused(ValueError, f"action of anchor:mover: expected one that action_mask allows, got {bad}"):
         player.choose(obs, at, begins)
+
+
+class Counter:
+    """Returns how often it acted since its last reset, on top of a number."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first, self.acted = first, 0
+
+    def reset(self) -> None:
+        self.acted = 0
+
+    def act(self, obs: Any) -> int:
+        assert obs.shape == (1,), "a critic's part is not shown"
+        self.acted += 1
+        return self.first + self.acted
+
+
+@pytest.mark.parametrize(("script", "first"), [(Counter, 0), (Counter(10), 10)])
+def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
+    spaces = Spaces(gym.Dict({"observation": gym.Box(-1, 1, (1,)), "joint_observation": gym.Box(-1, 1, (2,))}),
+                    gym.Discrete(20))  # fmt: skip
+    player = ScriptedPlayer("bot", script, spaces, 3)
+
+    def choose(copies: list[int], begins: list[bool]) -> list[int]:
+        rows = {name: np.zeros((len(copies), *field.shape), np.float32) for name, field in spaces.obs.items()}
+        return (player.choose(rows, np.array(copies), np.array(begins)) - first).tolist()
+
+    assert choose([0, 1, 2], [True] * 3) == [1, 1, 1]
+    assert choose([0, 2], [False, False]) == [2, 2]
+    assert choose([0, 1, 2], [False, False, True]) == [3, 2, 1]

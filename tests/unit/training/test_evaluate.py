@@ -15,10 +15,11 @@ from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
 from marlcore.training.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
+from marlcore.training.choosers import PolicyPlayer
 from marlcore.training.config import EvaluationConfig
 from marlcore.training.episodes import Episodes, play
 from marlcore.training.evaluation import Evaluation, t_975
-from marlcore.training.evaluator import Candidate, Evaluator
+from marlcore.training.evaluator import Candidate, CommonGames, Evaluator
 from marlcore.training.policy import ActingModel, Player, Policy
 from marlcore.training.run_directory import checkpoint_path
 
@@ -88,9 +89,9 @@ def model(action: int = 0) -> ActingModel:
     return ActingModel(made, None)
 
 
-def players(env: Walks, action: int = 0) -> dict[str, Player]:
+def players(env: Walks, action: int = 0) -> dict[str, PolicyPlayer]:
     policy = Policy(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
-    return {agent: Player(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+    return {agent: PolicyPlayer(Player(policy, SPACES, env.copies, "repeat")) for agent in env.agents}
 
 
 @pytest.mark.parametrize(("episodes", "counted"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])])
@@ -155,7 +156,7 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile:
 
 
 def evaluation(*returns: float) -> Evaluation:
-    return Evaluation({"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}})
+    return Evaluation({"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}}, len(returns))
 
 
 def test_an_evaluation_says_mean_and_interval() -> None:
@@ -170,6 +171,23 @@ def test_one_episode_has_no_interval() -> None:
     outcome = evaluation(2.0)
     assert all(math.isnan(bound) for bound in outcome.interval["a"]) and math.isnan(outcome.std["a"])
     assert "1 episode" in str(outcome) and "nan" not in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "episodes", "distinct", "says"),
+    [
+        ((2,), 5, 1, "5 episodes  all are copies of one game"),
+        ((2, 5), 6, 2, "6 episodes  2 of them distinct, the others are copies"),
+        ((2, 5), 2, 2, "2 episodes\n"),
+    ],
+)
+def test_games_that_are_copies_are_counted_once(
+    lengths: tuple[int, ...], episodes: int, distinct: int, says: str
+) -> None:
+    """An interval of zero width would say that the mean is known exactly."""
+    outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
+    assert outcome is not None and outcome.distinct == distinct and says in str(outcome)
+    assert math.isnan(outcome.interval["walker"][0]) == math.isnan(outcome.std["walker"]) == (distinct == 1)
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
@@ -278,10 +296,10 @@ class Scene:
         kept = KeptCheckpoints(run_dir, "both", keep=2)
         candidate = Candidate(self.env.agents, SPACES, Constant(), network, torch.device("cpu"), self.published, kept)
         config = EvaluationConfig(interval=interval, episodes=4, envs=2)
-        self.evaluator = Evaluator(
-            self.env, [candidate], config, "repeat", lambda: self.now, lambda step: 1000 + step,
-            lambda *report: self.reports.append(report),
-        )  # fmt: skip
+        games = CommonGames(
+            self.env, [candidate], config, "repeat", lambda step: 1000 + step, lambda *one: self.reports.append(one)
+        )
+        self.evaluator = Evaluator([candidate], games, interval, lambda: self.now)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""
@@ -298,9 +316,11 @@ def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir: Path) -> None:
     assert scene.reports == [
         ("walker", "eval_return", 4.0, 90),
         ("walker", "eval_length", 2.5, 90),
+        ("walker", "eval_distinct", 2.0, 90),
         ("walker", "eval_return_std", pytest.approx(std), 90),
         ("guest", "eval_return", 10.0, 90),
         ("guest", "eval_length", 1.0, 90),
+        ("guest", "eval_distinct", 2.0, 90),
         ("guest", "eval_return_std", 0.0, 90),
     ]
     best = load_checkpoint(checkpoint_path(run_dir, "both", "best"))

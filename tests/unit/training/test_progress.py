@@ -185,7 +185,8 @@ def test_numbers_that_are_not_finite_are_shown(clock):
         shown.update(metric("episode_return", -math.inf))
         shown.tick(1, 2, math.nan)
     assert "return (last 100) nan, loss nan" in text(out)
-    assert math.isnan(final_returns([metric("episode_return", v) for v in (math.inf, -math.inf)], 1)["agent_0"])
+    returns = [metric("episode_return", v) for v in (math.inf, -math.inf)]
+    assert math.isnan(final_returns(returns, 1, ["agent_0"])["agent_0"])
 
 
 def test_piped_output_stays_in_its_pipe(capsys):
@@ -205,14 +206,20 @@ def test_an_error_in_the_run_passes_through():
 def test_final_returns_are_means_over_the_last_tenth_of_the_run():
     metrics = [metric("episode_return", float(step), step=step) for step in range(0, 1001, 10)]
     metrics += [metric("episode_return", 5.0, agent="early", step=10), metric("loss", 9.0, step=1000)]
-    assert final_returns(metrics, 1000) == {"agent_0": 950.0}
-    assert final_returns(metrics, 10**6) == {"agent_0": 950.0}  # stopped before its end
-    assert final_returns([], 1000) == {}
+    assert final_returns(metrics, 1000, ["agent_0"]) == {"agent_0": 950.0}
+    assert final_returns(metrics, 10**6, ["agent_0"]) == {"agent_0": 950.0}  # stopped before its end
+
+
+def test_an_agent_without_a_late_episode_has_the_return_of_its_last_ones():
+    """No agent that acted is missing."""
+    metrics = [metric("episode_return", float(i), agent="early", step=i) for i in range(25)]
+    metrics += [metric("episode_return", 7.0, agent="once", step=1), metric("loss", 9.0, step=1000)]
+    returns = final_returns(metrics, 1000, ["never", "once", "early"])
+    assert returns["early"] == 23.5 and returns["once"] == 7.0 and math.isnan(returns["never"])
+    assert list(returns) == ["once", "early", "never"]
 
 
 def test_the_summary_has_a_line_per_agent():
-    metrics = [metric("episode_return", -1.5, "b", 10), metric("episode_return", 2000.0, "a", 10)]
-    assert summary(metrics, 10).splitlines() == [
-        "a: mean return 2,000.00 over the last tenth of the run",
-        "b: mean return -1.50 over the last tenth of the run",
-    ]
+    assert summary({"a": 2000.0, "b": math.nan}).splitlines() == [
+        "a: mean return 2,000.00 at the end", "b: no episode ended"
+    ]  # fmt: skip

@@ -21,12 +21,12 @@ from windows import made_windows
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.training.choosers import PolicyPlayer
 from marlcore.training.learner import Learner
 from marlcore.training.loaded import LoadedPolicy
 from marlcore.training.normalizer import Normalizer
 from marlcore.training.policy import ActingModel, Player, Policy
 from marlcore.training.self_play.matches import Matches
-from marlcore.training.self_play.players import PolicyPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -1,0 +1,143 @@
+"""What chooses an agent's actions in several copies of the environment: a policy, a script, or one of several."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import as_field, came, check_finite
+from ..spaces import ALONE, JOINT, MASK, Spaces, Values
+from .policy import Player
+
+__all__ = ["Chooser", "PolicyPlayer", "ScriptedPlayer", "choose_by_number", "rows_at", "tell_by_number"]
+
+ChooserOf = Callable[[int], "Chooser"]
+
+
+class Chooser(Protocol):
+    """An agent's actions in several copies of the environment."""
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        """The actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
+
+    def told(self, reward: NDArray[Any], at: Any) -> None:
+        """Takes in the rewards [k] of the last actions in the copies `at`."""
+
+
+class PolicyPlayer:
+    """A policy that chooses."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        return self._player.choose(obs, at, begins).action
+
+    def told(self, reward: NDArray[Any], at: Any) -> None:
+        self._player.told(reward, at)
+
+
+class ScriptedPlayer:
+    """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
+
+    Each copy of the environment has an object of the class, or a copy of the object. A method `reset()`, if there is
+    one, is called where an episode begins. A script gets the observation as `Spaces.obs` says, with the mask if there
+    is one, and returns an action of the space.
+
+    Args:
+        name: of the script, for errors.
+        script: the function, class or object.
+    """
+
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:
+        """Raises TypeError: it is none of these."""
+        self._name = name
+        self._spaces = spaces
+        self._resets: list[Callable[[], Any]] = []
+        if not hasattr(script, "act"):
+            if isinstance(script, type):
+                raise TypeError(f"{name}: expected a class with a method act(obs), got {came(script)}")
+            if not callable(script):
+                expected = "a function of an observation, or a class or object with a method act(obs)"
+                raise TypeError(f"{name}: expected {expected}, got {came(script)}")
+            self._acts: list[Callable[[Any], Any]] = [script] * copies
+            return
+        players = [script() if isinstance(script, type) else self._copied(script) for _ in range(copies)]
+        self._acts = [player.act for player in players]
+        if callable(getattr(script, "reset", None)):
+            self._resets = [player.reset for player in players]
+
+    def _copied(self, script: Any) -> Any:
+        try:
+            return copy.deepcopy(script)
+        except Exception as error:  # an object may raise anything
+            expected = "an object that can be copied for each copy of the environment, or its class"
+            raise TypeError(f"{self._name}: expected {expected}, got {came(script)} ({came(error)})") from None
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
+        copies = np.arange(len(self._acts))[at].tolist()
+        if self._resets:
+            for i in np.flatnonzero(begins).tolist():
+                self._resets[copies[i]]()
+        return np.stack([self._action(number, rows_at(obs, i)) for i, number in enumerate(copies)])
+
+    def told(self, reward: NDArray[Any], at: Any) -> None:
+        """Scripts have no memory of rewards."""
+
+    def _action(self, number: int, obs: Any) -> NDArray[Any]:
+        spaces = self._spaces
+        label = f"action of {self._name}"
+        action = as_field(label, spaces.action_field, self._acts[number](_own(obs)))
+        if action.dtype.kind == "f":
+            check_finite(label, action)
+        if not spaces.action.contains(action):
+            raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
+        of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action
+        if spaces.masked and not self._allowed(of_row, obs[MASK]):
+            raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
+        return of_row
+
+    def _allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> bool:
+        """Whether the mask of an observation allows each component of a row's action."""
+        sizes = np.atleast_1d(getattr(self._spaces.action, "nvec", self._spaces.choices)).ravel()
+        return bool(mask[np.cumsum(sizes) - sizes + action.ravel()].all())
+
+
+def _own(obs: Any) -> Any:
+    """An observation without the part that is for critics alone."""
+    if not isinstance(obs, Mapping) or JOINT not in obs:
+        return obs
+    own = {name: value for name, value in obs.items() if name != JOINT}
+    return own[ALONE] if own.keys() == {ALONE} else own
+
+
+def choose_by_number(
+    numbers: NDArray[np.int64], chooser_of: ChooserOf, obs: Values, copies: NDArray[np.int64], begins: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """The actions [k, ...] where chooser numbers[i] acts in copies[i]: one call for each distinct number."""
+    places = {number: np.flatnonzero(numbers == number) for number in np.unique(numbers).tolist()}
+    parts = [(at, chooser_of(number).choose(rows_at(obs, at), copies[at], begins[at])) for number, at in places.items()]
+    first = parts[0][1]
+    chosen = np.zeros((len(numbers), *first.shape[1:]), first.dtype)
+    for at, rows in parts:
+        chosen[at] = rows
+    return chosen
+
+
+def tell_by_number(
+    numbers: NDArray[np.int64], chooser_of: ChooserOf, reward: NDArray[Any], copies: NDArray[np.int64]
+) -> None:
+    """Tells the choosers of `choose_by_number` their rewards [k]."""
+    for number in np.unique(numbers).tolist():
+        at = numbers == number
+        chooser_of(number).told(reward[at], copies[at])
+
+
+def rows_at(obs: Values, which: Any) -> Any:
+    """The rows of an observation that an index selects."""
+    return {name: rows[which] for name, rows in obs.items()} if isinstance(obs, dict) else obs[which]

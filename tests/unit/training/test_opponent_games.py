@@ -1,0 +1,157 @@
+"""In self-play, evaluations play against the pool and the anchors, and keep the weights that do best against them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
+
+import marlcore as mc
+from marlcore.envs import vectorize
+from marlcore.training.checkpoints import KeptCheckpoints, load_checkpoint
+from marlcore.training.choosers import ScriptedPlayer
+from marlcore.training.evaluator import Candidate
+from marlcore.training.policy import ActingModel
+from marlcore.training.run_directory import checkpoint_path
+from marlcore.training.self_play.opponent_games import OpponentGames, paired, spread
+from marlcore.training.self_play.players import FrozenPlayers
+
+SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
+CPU = torch.device("cpu")
+
+
+class Store:
+    """A pool, and a policy's publications: each version's weight is `marks[version]`."""
+
+    def __init__(self, model: ActingModel, marks: dict[int, float]) -> None:
+        self._model, self.marks = model, marks
+        self.version, self.extras = 0, {"step": 0.0, "updates": 0.0}
+
+    def pull_version(self, version: int) -> bool:
+        if version in self.marks:
+            self._model.model.mark.data.fill_(self.marks[version])
+        return version in self.marks
+
+    def publish(self, mark: float, step: int) -> None:
+        self.version += 1
+        self.extras = {"step": float(step), "updates": 0.0}
+        self._model.model.mark.data.fill_(mark)
+
+
+class Scene:
+    """Evaluations of a policy whose weight the test sets; the higher weight wins a game."""
+
+    def __init__(self, folder: Path, episodes: int = 8, anchors: tuple[Any, ...] = (weak,), side: str = "both") -> None:
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        self.folder = folder
+        self.env = vectorize(partial(Arena, folder), 3)
+        model, frozen = (ActingModel(Marking().make_model(SPACES), None) for _ in range(2))
+        self.published, self.pool = Store(model, {}), Store(frozen, {1: 0.0, 2: 10.0, 3: 20.0})
+        settings = mc.SelfPlayConfig(pool=4, anchors=dict.fromkeys(anchors, 0.1), side=side)
+        config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
+        rng = np.random.default_rng()
+        self.candidate = Candidate(
+            SIDES, SPACES, Marking(), model, CPU, self.published, KeptCheckpoints(folder, "main", keep=2)
+        )
+        scripts = [ScriptedPlayer("weak", one, SPACES, 3) for one in anchors]
+        players = FrozenPlayers(Marking(), SPACES, self.pool, frozen, CPU, 3, "repeat", rng, explore=False)
+        self.metrics: dict[tuple[str, str], float] = {}
+        self.games = OpponentGames(
+            self.env, self.candidate, config, scripts, players, lambda: range(1, 4), rng, lambda step: step, "main",
+            lambda agent, name, value, step: self.metrics.__setitem__((agent, name), value),
+        )  # fmt: skip
+
+    def at(self, step: int, mark: float, may_go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Evaluates the weight `mark`."""
+        for path in self.folder.glob("*.jsonl"):
+            path.unlink()
+        self.metrics.clear()
+        self.published.publish(mark, step)
+        return self.games.play(step, may_go_on)
+
+    @property
+    def played(self) -> Counter[tuple[float, float]]:
+        """How often each weight met each, on the left and on the right."""
+        return Counter((acted["left"][0], acted["right"][0]) for acted in episodes_of(self.folder).values())
+
+    @property
+    def best(self) -> int:
+        """The step of the best weights."""
+        return int(load_checkpoint(checkpoint_path(self.folder, "main", "best"))["step"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    made: list[Scene] = []
+
+    def make(**options: Any) -> Scene:
+        made.append(Scene(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.env.close()
+
+
+def test_each_opponent_is_met_on_both_sides_in_equal_shares() -> None:
+    games = paired(12, 2, [7, 3], range(2))
+    assert games.opponents.tolist() == [-1, -1, -2, -2, 7, 7, -1, -1, -2, -2, 3, 3]
+    assert games.sides.tolist() == [0, 1] * 6 and games.groups.tolist() == [0, 0, 1, 1, 2, 2] * 2
+    assert paired(3, 1, [], [1]).opponents.tolist() == [-1, -1, -1]
+    assert paired(4, 0, [5, 4, 2], [1]).opponents.tolist() == [5, 4, 2, 5]
+    assert [spread(range(3, 11), most) for most in (1, 2, 3)] == [[10], [10, 3], [10, 7, 3]]
+    assert spread(range(3, 5), 9) == [4, 3] and spread(range(0), 2) == []
+
+
+def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Callable[..., Scene]) -> None:
+    """A policy that plays itself has the return 0, whatever it learned."""
+    one = scene()
+    assert one.at(5, mark=15.0)
+    met = {(15.0, ANCHOR): 2, (ANCHOR, 15.0): 2, **{pair: 1 for m in (0.0, 20.0) for pair in ((15.0, m), (m, 15.0))}}
+    assert all(one.played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in one.played
+    assert one.metrics[("main", "eval_return/anchor:weak")] == 1.0
+    assert one.metrics[("main", "eval_return/pool")] == 0.0  # it beats the oldest, and loses to the newest
+    assert one.metrics[("main", "eval_return")] == 0.5 == one.metrics[("left", "eval_return")]
+    assert one.metrics[("main", "eval_distinct")] == 8.0 and ("main", "eval_return_of_best") not in one.metrics
+    assert one.best == 5
+
+
+def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Callable[..., Scene]) -> None:
+    """Against a pool that became stronger, a better policy has a lower return than the best once had."""
+    one = scene()
+    assert one.at(1, mark=50.0) and one.metrics[("main", "eval_return")] == 1.0
+    one.pool.marks.update({1: 60.0, 2: 70.0, 3: 80.0})
+    one.games._frozen.keep([])
+    assert one.at(2, mark=75.0) and one.metrics[("main", "eval_return")] == 0.5
+    assert one.metrics[("main", "eval_return_of_best")] == 0.0 and one.best == 2
+    assert one.at(3, mark=65.0) and one.best == 2
+    again = Scene(one.folder)  # of a resumed run
+    again.pool.marks = one.pool.marks
+    assert again.at(4, mark=75.0) and again.metrics[("main", "eval_return_of_best")] == 0.5 and again.best == 2
+    assert again.at(5, mark=90.0) and again.best == 5
+    again.env.close()
+
+
+def test_opponents_that_left_the_pool_are_not_waited_for(scene: Callable[..., Scene]) -> None:
+    one = scene(anchors=(), episodes=4, side="right")
+    one.pool.marks = {1: 3.0}
+    assert one.at(1, mark=5.0) and one.played.keys() == {(3.0, 5.0)}
+    assert one.metrics[("main", "eval_return")] == 1.0 == one.metrics[("right", "eval_return")]
+    assert ("left", "eval_return") not in one.metrics
+    one.pool.marks = {}
+    one.games._frozen.keep([])
+    assert not one.at(2, mark=6.0) and not one.metrics, "it stays due"
+
+
+def test_an_evaluation_that_is_cut_off_reports_nothing(scene: Callable[..., Scene]) -> None:
+    one = scene()
+    one.at(1, mark=1.0)
+    rounds = iter([True] * 20)  # enough for the games of the newest weights, not for those of the best
+    assert not one.at(2, mark=2.0, may_go_on=lambda: next(rounds, False)) and not one.metrics and one.best == 1
