@@ -140,8 +140,10 @@ def linear(tensors: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
 
 def is_known(part: nn.Module) -> bool:
     """Whether its class has operations, which stand for its `forward`, and it hides no method of its class."""
-    kind = type(part)
-    return _FORWARDS.get(kind) is kind.forward and not any(hasattr(kind, name) for name in vars(part))
+    kind, own = type(part), vars(part)
+    if _FORWARDS.get(kind) is not kind.forward or any(hasattr(kind, name) for name in own):
+        return False
+    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
 
 
 def _parts(part: nn.Module) -> Iterator[nn.Module]:

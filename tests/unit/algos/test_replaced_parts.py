@@ -44,7 +44,6 @@ CASES = {
     "dqn of images": (mc.DQN(hidden=(8,), learning_rate=0.1), MIXED),
     "iqn": (mc.IQN(hidden=(8, 8), n_cos=4, learning_rate=0.1), box_spaces()),
     "ppo": (mc.PPO(**OF_PPO), box_spaces()),
-    "ppo, relu": (mc.PPO(**OF_PPO, activation="relu"), box_spaces()),
     "derived ppo": (Replaced(**OF_PPO), box_spaces()),
     "mappo": (mc.MAPPO(**OF_PPO), SHARED),
     "td3": (mc.TD3(hidden=(8, 8), learning_rate=0.1), continuous_spaces()),
@@ -184,11 +183,20 @@ class DoubleLinear(nn.Linear):
         return 2 * super().forward(x)
 
 
+def plain_tensors(layer):
+    for name, tensor in list(layer.named_parameters()):
+        delattr(layer, name)
+        setattr(layer, name, 2 * tensor.detach())
+
+
 def another_class(layer):
     layer.__class__ = DoubleLinear
 
 
-@pytest.mark.parametrize("change", [twice_the_output, doubled_forward, doubled_weights, another_class])
+CHANGES = [twice_the_output, doubled_forward, doubled_weights, plain_tensors, another_class]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy], ids=["itself", "a copy"])
 def test_a_change_of_a_layer_counts_at_the_next_call(change, copied):
     model, obs = mc.DQN(hidden=(8, 8), dueling=False).make_model(box_spaces()), torch.randn(4, 3)
