@@ -188,7 +188,7 @@ def agent_order(agent: str) -> tuple[int, str]:
 def setup_logging(path: str | Path) -> None:
     """Send this process's log records of level INFO and above, and its warnings, to a file."""
     logging.basicConfig(
-        handlers=[_LogFile(path, encoding="utf-8")],
+        handlers=[_LogFile(path)],
         level=logging.INFO,
         format="%(asctime)s %(processName)s %(levelname)s %(message)s",
         force=True,  # the environment's imports may have installed other handlers
@@ -200,7 +200,7 @@ class _LogFile(logging.FileHandler):
     """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import VectorEnvironment
-from ...processes import NAME_BYTES
 from ...spaces import Values
 from ..choosers import Chooser, choose_by_number, tell_by_number
 from ..config import Config
@@ -177,7 +176,7 @@ class OpponentGames:
             values["eval_return_of_best"] = best
         values |= {f"eval_return/{name}": value for name, value in returns.items()}
         for name, value in values.items():
-            self._report(self._policy, name.encode()[:NAME_BYTES].decode(errors="ignore"), value, step)
+            self._report(self._policy, name, value, step)
         by_game = self._returns(outcome, pairings)
         for side, agent in enumerate(self._env.agents):
             games = pairings.sides == side
