@@ -151,9 +151,9 @@ def test_the_last_returns_of_each_agent_are_shown():
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, caplog, named):
+def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, named):
     """Its directory is not there at first, then it is, and only then what it has in shared memory."""
-    path, looks = tmp_path / "run", []
+    path, looks, said = tmp_path / "run", [], []
     with ExitStack() as stack:
 
         def meanwhile(seconds):
@@ -164,10 +164,11 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, caplo
                 stack.enter_context(live(path))
 
         monkeypatch.setattr(top_module.time, "sleep", meanwhile)
-        with caplog.at_level("INFO", "marlcore"), closing(_find(str(path) if named else "", once=False)) as run:
+        monkeypatch.setattr(top_module, "say", said.append)
+        with closing(_find(str(path) if named else "", once=False)) as run:
             assert run.about["run_dir"] == str(path)
     assert len(looks) == 3
-    assert caplog.messages == [f"waiting for {path if named else 'a run'} to start"]
+    assert said == [f"waiting for {path if named else 'a run'} to start"]
 
 
 @pytest.mark.parametrize("once", [True, False])
