@@ -129,7 +129,7 @@ def _marlcore(obs: NDArray[Any], write: Callable[..., None]) -> Open:
         with TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue, queue.reader(STEPS) as reader:
 
             def read() -> Fields:
-                batch = reader.read(timeout=60.0)
+                batch = reader.read(timeout=600.0)
                 return batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs
 
             with _reading(obs, scale, write, queue, read) as work:

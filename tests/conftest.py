@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 from lent import Lent
 
+from marlcore.memory import interrupt_waits_with
 from marlcore.memory.native import try_lock
 from marlcore.processes import PRELOAD, ForkServer
 
@@ -46,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     if hasattr(config, "workerinput"):
         _mount_own_shared_memory()
 
@@ -318,14 +320,19 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alarm():
-    """alarm(handler) has it called in 0.2 seconds."""
-    before = signal.getsignal(signal.SIGALRM)
+    """alarm(handler) has a signal call it, a moment after the next wait of this process began to sleep."""
+    before, previous = signal.getsignal(signal.SIGALRM), interrupt_waits_with(None)
 
-    def after(handler):
+    def at_the_next_wait(handler):
+        def about_to_sleep():
+            interrupt_waits_with(None)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+
         signal.signal(signal.SIGALRM, lambda *_: handler())
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        interrupt_waits_with(about_to_sleep)
 
-    yield after
+    yield at_the_next_wait
+    assert interrupt_waits_with(previous) is None, "nothing waited"
     signal.signal(signal.SIGALRM, before)
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from rich.live import Live
 
 from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
+from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
-from ..training import EVALUATOR, FittedTable, is_learner, policy_of
+from ..training import EVALUATOR, FittedTable, agent_order, has_ended, is_learner, policy_of
 from .options import parse
 
 __all__ = ["main"]
@@ -29,6 +31,7 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "state": "",
     "steps_per_s": ",.0f",
     "updates_per_s": ",.0f",
+    "return": ",.2f",
     "restarts": "d",
     "replay_ratio": ".3g",
     "policy_lag_p50": ".3g",
@@ -41,13 +44,16 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "pid": "d",
 }
 WIDTH = 200  # of a table outside a terminal
+RETURNS = 100  # episodes in an agent's mean return
+POLL_S = 0.2  # between looks for a run that is about to start
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 
 @dataclass(frozen=True)
 class TopOptions:
-    """Show a live run: each process's rates and restarts, and each policy's updates and samples.
+    """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
+    It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
     The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
     batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start.
 
@@ -57,7 +63,7 @@ class TopOptions:
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
     """Directory of the run; may be omitted if only one run is live."""
     once: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show one table and exit."""
+    """Show one table of a run that is live, and exit."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print lines of JSON instead of tables."""
     interval: float = 1.0
@@ -67,13 +73,13 @@ class TopOptions:
 def main(arguments: list[str]) -> int:
     """Runs `marlcore top` with these arguments until the run ends; 0.
 
-    Raises: ValueError: an option is out of range, or not exactly one matching run is live.
+    Raises: ValueError: an option is out of range, the run has ended, or more than one is live.
     """
     options = parse(TopOptions, arguments, "top")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not 0.05 <= options.interval < float("inf"):
         raise ValueError(f"interval: expected seconds of at least 0.05, got {options.interval!r}")
-    with closing(_find(options.run_dir)) as run, contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run:
         if options.json:
             _watch(run, options, _print_json)
         elif options.once or not sys.stdout.isatty():
@@ -82,6 +88,8 @@ def main(arguments: list[str]) -> int:
         else:
             with Live(auto_refresh=False) as live:
                 _watch(run, options, lambda figures: live.update(_draw(figures, crop=True), refresh=True))
+        if not run.alive:
+            say(f"{run.about['run_dir']} has ended")
     return 0
 
 
@@ -95,6 +103,7 @@ class Run:
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
+        self._returns: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RETURNS))
         self._before = self._count()
 
     def close(self) -> None:
@@ -107,9 +116,11 @@ class Run:
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the run, of each worker and of each policy; rates are since the last call."""
+        """The figures of the run, of each worker, policy and agent; rates are since the last call."""
         for metric in self._telemetry.tail():
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
+            if metric.name == "episode_return":
+                self._returns[metric.agent].append(metric.value)
         before, now = self._before, self._count()
         self._before = now
         seconds = max(now.time - before.time, 1e-9)
@@ -123,6 +134,10 @@ class Run:
             "steps_per_s": (steps - sum(before.steps.values())) / seconds,
             "workers": workers,
             "policies": policies,
+            "returns": {
+                agent: sum(self._returns[agent]) / len(self._returns[agent])
+                for agent in sorted(self._returns, key=agent_order)
+            },
         }
 
     def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
@@ -174,8 +189,32 @@ class _Count:
     updates: dict[str, int] = field(default_factory=dict)
 
 
-def _find(run_dir: str) -> Run:
-    """The run of that directory, or the only live one. Raises ValueError: there is none, or more than one."""
+def _find(run_dir: str, once: bool) -> Run:
+    """The run of that directory, or the only live one; unless `once`, waits until there is one.
+
+    Raises: ValueError: the run has ended, there is none, or more than one.
+    """
+    notified = False
+    while not (found := _live(run_dir)):
+        if run_dir and has_ended(run_dir):
+            raise ValueError(
+                f"run_dir: expected a run that is live or about to start, got {run_dir!r}, which has ended"
+            )
+        if once:
+            raise ValueError("run_dir: expected one live run, got none")
+        if not notified:
+            say(f"waiting for {run_dir or 'a run'} to start")
+            notified = True
+        time.sleep(POLL_S)
+    if len(found) > 1:
+        for run in found:
+            run.close()
+        raise ValueError(f"run_dir: expected one live run, got {', '.join(run.about['run_dir'] for run in found)}")
+    return found[0]
+
+
+def _live(run_dir: str) -> list[Run]:
+    """The live runs, of that directory if it is given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     found: list[Run] = []
     for path in sorted(SHM_DIR.glob("marlcore-control-*")):
@@ -187,12 +226,7 @@ def _find(run_dir: str) -> Run:
             found.append(run)
         else:
             run.close()
-    if len(found) != 1:
-        names = ", ".join(run.about["run_dir"] for run in found) or "none"
-        for run in found:
-            run.close()
-        raise ValueError(f"run_dir: expected one live run, got {names}")
-    return found[0]
+    return found
 
 
 def _watch(run: Run, options: TopOptions, show: Callable[[dict[str, Any]], object]) -> None:
@@ -209,7 +243,7 @@ def _print_json(figures: dict[str, Any]) -> None:
 
 
 def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
-    """A line for the run, and a row for each worker, and for each policy that shares its learner."""
+    """A line for the run; a row for each worker, each policy that shares its learner, each agent of others."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",
@@ -217,12 +251,14 @@ def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
     ]
     alone = {policy_of(worker) for worker in figures["workers"]}
     shared = {name: row for name, row in figures["policies"].items() if name not in alone}
+    returns = {agent: {"return": value} for agent, value in figures["returns"].items()}
+    known = {name: row | returns.pop(policy_of(name), {}) for name, row in (figures["workers"] | shared).items()}
     titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
     rows = {
         name: [
             format(row[column], form) if column in row and (column, row[column]) != ("pid", 0) else ""
             for column, form in COLUMNS.items()
         ]
-        for name, row in (figures["workers"] | shared).items()
+        for name, row in (known | returns).items()
     }
     return FittedTable(headline, "worker", titles, rows, crop=crop, optional=["pid"])

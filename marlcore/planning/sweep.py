@@ -84,8 +84,10 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
-    futures: list[Future[None]] = [pool.submit(step, chunk) for chunk in chunks]
+    futures: list[Future[None]] = []
     try:
+        for chunk in chunks:
+            futures.append(pool.submit(step, chunk))
         wait(futures)
     finally:
         for future in futures:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .run import Run as Run
     from .run import start as start
     from .run import train as train
+    from .run_directory import agent_order as agent_order
+    from .run_directory import has_ended as has_ended
     from .schedules import Constant as Constant
     from .schedules import Custom as Custom
     from .schedules import Exponential as Exponential
@@ -77,9 +79,11 @@ _HOME = {
     "Sink": "sinks",
     "Status": "monitor",
     "SupervisionConfig": "config",
+    "agent_order": "run_directory",
     "compile_before_a_run": "warmup",
     "described_run": "describe",
     "evaluate": "evaluate_run",
+    "has_ended": "run_directory",
     "is_learner": "names",
     "load_policy": "loaded",
     "play": "episodes",

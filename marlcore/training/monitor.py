@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
+from time import monotonic
 
 from ..processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
 from .progress import Progress
@@ -14,7 +14,9 @@ from .sinks import Sink
 __all__ = ["STOPPING", "Monitor", "Status"]
 
 NOTE_S = 5.0  # between saves of the run's progress
-RATE_ROWS = 200  # rows of env_steps_per_s in a run
+RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
+RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
+TICK_S = 0.25  # between ticks of a serial run
 RETURNS = 100  # episodes in an agent's mean return
 STOPPING = "stopping: writing checkpoints ..."
 
@@ -63,31 +65,46 @@ class Monitor:
         self._table = table
         self._total = total_steps
         self._began = began
-        self._rate_every = max(total_steps // RATE_ROWS, 1)
-        self._rate_from = (time.monotonic() - began, control.steps)
+        now = monotonic() - began
+        self._counted = deque([(now, control.steps)], maxlen=RATES + 1)  # (seconds, steps)
         self._rate = 0.0
+        self._ticked = now
         self._noted = -NOTE_S
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, deque[float]] = {}
-        self.status = self._look(time.monotonic() - began)
+        self.status = self._look(now)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last tick was `TICK_S` ago."""
+        return monotonic() - self._began - self._ticked >= TICK_S
 
     def tick(self) -> None:
+        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress."""
         for metric in self._telemetry.tail():
             self._record(metric)
-        steps, now = self._control.steps, time.monotonic() - self._began
+        steps, now = self._control.steps, monotonic() - self._began
+        self._ticked = now
         if steps:
             self._run.keep()
-        since, before = self._rate_from
-        if before // self._rate_every != steps // self._rate_every:
-            self._rate = (steps - before) / max(now - since, 1e-9)
-            self._rate_from = (now, steps)
-            self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
+        if now - self._counted[-1][0] >= RATE_S:
+            self._measure(now, steps)
             self._sinks.flush()
         if now - self._noted > NOTE_S:
             self._note(now)
         if self._table is not None:
             self._table.tick(steps, self._total, self._rate)
         self.status = self._look(now)
+
+    def _measure(self, now: float, steps: int) -> None:
+        """Records the rate since `RATES` measurements ago, or since the first step."""
+        if steps == self._counted[0][1] and len(self._counted) == 1:
+            self._counted.clear()  # workers are starting
+        else:
+            since, before = self._counted[0]
+            self._rate = (steps - before) / max(now - since, 1e-9)
+            self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
+        self._counted.append((now, steps))
 
     def _look(self, now: float) -> Status:
         return Status(
@@ -107,9 +124,12 @@ class Monitor:
             self._table.say(text)
 
     def finish(self) -> None:
-        """Makes the last tick, and saves the progress."""
+        """Makes the last tick, and saves the progress; a run shorter than `RATE_S` has a rate, too."""
+        now, steps = monotonic() - self._began, self._control.steps
+        if steps != self._counted[-1][1]:
+            self._measure(now, steps)
         self.tick()
-        self._note(time.monotonic() - self._began)
+        self._note(now)
 
     def _note(self, now: float) -> None:
         """Saves the progress, from which the run can be resumed."""

@@ -92,6 +92,7 @@ class Progress:
         self._step, self._total, self._rate = 0, 0, 0.0
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._drawn = monotonic()
+        self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
@@ -113,13 +114,14 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()  # draws the last state
-        else:
+        elif self._news:
             self._draw()
 
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
         if metric.name not in _TITLES:
             return
+        self._news = True
         agent = self._agents.setdefault(metric.agent, _Agent())
         if metric.name == "episode_return":
             agent.returns.append(metric.value)
@@ -128,6 +130,7 @@ class Progress:
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
         """Set the progress in environment steps, and draw if it is time; call it often."""
+        self._news = self._news or (step, total_steps) != (self._step, self._total)
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
         if monotonic() - self._drawn >= self._period:
@@ -138,7 +141,7 @@ class Progress:
         self._print(f"marlcore: {text}")
 
     def _draw(self) -> None:
-        self._drawn = monotonic()
+        self._drawn, self._news = monotonic(), False
         if self._live is not None:
             self._live.refresh()
         else:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from ..checks import absolute, came
 from ..errors import suppress_failed_calls
+from ..memory import is_locked
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
@@ -29,6 +30,7 @@ __all__ = [
     "RunDirectory",
     "agent_order",
     "checkpoint_path",
+    "has_ended",
     "read_config",
     "read_progress",
     "setup_logging",
@@ -178,6 +180,15 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
             and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
     return saved
+
+
+def has_ended(path: str | Path) -> bool:
+    """Whether it is the directory of a run that no process continues; one that is being made is none."""
+    try:
+        with open(Path(path) / "metrics.csv", "rb") as file:  # its lock is held while the run lives
+            return (Path(path) / "config.json").exists() and not is_locked(file.fileno(), 0)
+    except OSError:
+        return False
 
 
 def agent_order(agent: str) -> tuple[int, str]:

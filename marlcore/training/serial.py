@@ -41,8 +41,13 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         for worker in (*learners, *actors, *evaluators):
             worker.counters.store(READY, 1)
 
+        def unstopped() -> bool:
+            if monitor.due:  # a round or an evaluation may take long
+                monitor.tick()
+            return interrupts.signum is None
+
         def may_go_on() -> bool:
-            return interrupts.signum is None and not all(actor.done for actor in actors)
+            return unstopped() and not all(actor.done for actor in actors)
 
         try:
             _take_turns(learners, actors, evaluators, may_go_on, monitor)
@@ -61,7 +66,7 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             _guarded(learner, learner.finish)
         for evaluator in evaluators:
             if interrupts.signum is None:
-                _guarded(evaluator, partial(evaluator.finish, lambda: interrupts.signum is None))
+                _guarded(evaluator, partial(evaluator.finish, unstopped))
 
 
 def _take_turns(

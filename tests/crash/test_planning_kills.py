@@ -169,28 +169,23 @@ PROGRAM = """
 
     print("begins", flush=True)
     build_graph(Slow(2, 40, 40), workers=3)
+    print("was not interrupted", flush=True)
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("seconds", [0.02, 0.2, 2.0])
-def test_a_signal_ends_everything_within_2_seconds(program: Any, signum: int, seconds: float) -> None:
+def test_a_signal_ends_everything(program: Any, signum: int, seconds: float) -> None:
     building = program(PROGRAM)
     assert building.line() == "begins"
     time.sleep(seconds)
     pidfds = [os.pidfd_open(pid) for pid in children(building.pid)]
-    began = time.monotonic()
     os.kill(building.pid, signum)
-    while building.running or not all(_ended(pidfd) for pidfd in pidfds):
-        assert time.monotonic() - began < 2.0
-        time.sleep(0.01)
+    assert building.line() == ""
     for pidfd in pidfds:
+        select.select([pidfd], [], [])
         os.close(pidfd)
-
-
-def _ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
 @pytest.mark.long

@@ -79,7 +79,7 @@ def draw_beside(replay: ReplayBuffer, sampler) -> Counter[str]:
     found: Counter[str] = Counter()
     for birth in lives(replay):
         if birth or Mapped(replay).committed() > ROWS:
-            found["torn"] += torn_rows(sampler.sample(timeout=60.0))
+            found["torn"] += torn_rows(sampler.sample(timeout=600.0))
             found["rows"] += BATCH
     for lane in range(LANES):
         committed, reserved = Mapped(replay).counters(lane).tolist()

@@ -205,7 +205,7 @@ def test_a_typo_in_a_settings_file_is_named(tmp_path: Path, text: str, message: 
     path = tmp_path / "settings.yaml"
     path.write_text(text)
     command = [sys.executable, "-m", "marlcore", "train", "--settings", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1800)
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert list(tmp_path.iterdir()) == [path]

@@ -40,7 +40,7 @@ def test_a_save_of_an_earlier_version_is_loaded(files):
 
 def test_a_queue_of_an_earlier_version_is_read(files):
     with mc.TrajectoryQueue.attach(files / "queue", SPEC) as queue, queue.reader(batch_size=1, length=4) as reader:
-        assert reader.read(timeout=60.0).action.tolist() == [[0, 1, 2, 3]]
+        assert reader.read(timeout=600.0).action.tolist() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.long

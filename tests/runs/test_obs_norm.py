@@ -130,7 +130,8 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
                     expected = np.clip((obs - np.array(note["mean_observation"])) / scale, -10, 10)
                 np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
                 checked[int(version)] += 1
-    assert len(checked) > 50
+    # Of 700 updates, the limiter lets an actor be 2 x 32 off, and publishing and pulling 10 more.
+    assert len(checked) > 8
 
 
 @pytest.mark.long

@@ -139,7 +139,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, role:
     with mc.start(CARTPOLE, SMALL, config) as run:
         while run.status().running and kills < 2:
             before = run.status().updates["agent_0"]
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             while run.status().running and run.status().updates["agent_0"] < before + 40:
                 assert time.monotonic() < deadline, "the run stalls"
                 time.sleep(0.05)
@@ -147,7 +147,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, role:
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
-        result = run.wait(timeout=240)
+        result = run.wait(timeout=1800)
     assert kills and result.restarts[role] >= 1
     assert result.steps >= 20_000 and result.updates["agent_0"] > 4 * 0.8 * 20_000 / 64
 
@@ -161,13 +161,15 @@ def test_a_run_ends_while_its_actors_wait(tmp_path: Path) -> None:
             time.sleep(0.05)
         learner = run._session.control.notes["learner-agent_0"].load(PID)
         os.kill(learner, signal.SIGSTOP)
-        time.sleep(1.0)
-        steps = run.status().steps
-        time.sleep(1.5)
-        assert run.status().steps - steps <= 64 + 8, "actors go on without a learner"
+        while Path(f"/proc/{learner}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        control = run._session.control
+        steps = control.steps
+        time.sleep(1.5)  # in which actors that do not wait take thousands
+        assert control.steps - steps <= 64 + 8, "actors go on without a learner"
         os.kill(learner, signal.SIGCONT)
         run.stop()
-        run.wait(timeout=60)
+        run.wait(timeout=1800)
 
 
 @pytest.mark.long

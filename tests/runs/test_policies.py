@@ -127,7 +127,7 @@ def test_a_hundred_policies_train_in_four_processes(tmp_path: Path) -> None:
         shown = ""
         while run.status().running and run.status().steps < 20_000:
             command = [sys.executable, "-m", "marlcore", "top", "--once"]
-            shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=1800).stdout
             time.sleep(0.2)
         result = run.wait()
         status = run.status()

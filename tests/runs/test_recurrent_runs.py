@@ -95,6 +95,6 @@ def test_killed_workers_of_an_async_run_are_succeeded(tmp_path: Path) -> None:
         assert run._session is not None
         for name in ("actor-0", "learner-agent_0"):
             os.kill(run._session.control.notes[name].load(PID), signal.SIGKILL)
-        result = run.wait(120)
+        result = run.wait(1800)
     assert result.restarts == {"actor-0": 1, "learner-agent_0": 1}
     assert result.updates["agent_0"] > 0.04 * 20_000 * 0.9

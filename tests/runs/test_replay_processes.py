@@ -313,7 +313,7 @@ class Samplers:
     def sample(self) -> None:
         """A batch of each."""
         for sampler, check, masses in zip(self.samplers, self.checks, self.masses, strict=True):
-            batch = sampler.sample(timeout=60)
+            batch = sampler.sample(timeout=600)
             check.batch(batch)
             if masses:
                 check.found["wrong"] += masses.wrong_weights(batch)

@@ -17,6 +17,7 @@ from crowd import Crowd
 import marlcore as mc
 from marlcore.memory.survey import sweep
 from marlcore.replay import Sampler
+from marlcore.testing.victim import living
 from marlcore.training import read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -153,7 +154,8 @@ def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    time.sleep(0.5)
+    while living(process.pid):
+        time.sleep(0.01)
     assert len(files(folder)) == 2, "the killed run left its file"
     config = replace(CONFIG, replay=mc.ReplayConfig(path=str(folder), save=True))
     other = mc.train(alone, "dqn", replace(config, run_dir=str(tmp_path / "other")), progress=False)

@@ -149,14 +149,13 @@ def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -
         [sys.executable, "-c", textwrap.dedent(PROGRAM) + end, tmp_path / "run", mode], env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=1800)
     assert output == "going\n", errors
     assert process.returncode == (3 if "Exit" in end else 1 if end else 0), errors
     assert ("mine" in errors) == ("mine" in end) and (end != "" or errors == ""), errors
-    end_of_patience = time.monotonic() + 30  # the kernel ends them when it has ended their parent
-    while living(process.pid) and time.monotonic() < end_of_patience:
+    while living(process.pid):  # the kernel ends them when it has ended their parent
         time.sleep(0.01)
-    assert not living(process.pid) and set(os.listdir("/dev/shm")) == before
+    assert set(os.listdir("/dev/shm")) == before
     assert torch.load(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] > 0
 
 

@@ -237,7 +237,7 @@ def stop_with(signum: int, after_s: float, cwd: Path) -> tuple[int, str, float]:
     time.sleep(after_s)
     os.killpg(process.pid, signum)  # as the terminal does it: everybody gets it
     began = time.monotonic()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=1800)
     while living(process.pid):  # the kernel ends the workers when the parent has ended
         assert time.monotonic() - began < 30
         time.sleep(0.01)
@@ -343,7 +343,7 @@ BAD_INPUT = [
 @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
     process = marlcore("train", *arguments, cwd=tmp_path)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=1800)
     assert process.returncode == 2
     assert message in errors and "Traceback" not in errors
     assert len(errors.strip().splitlines()) == 1
@@ -354,7 +354,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
 def test_a_run_directory_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     process = marlcore("train", "--run-dir", str(tmp_path), cwd=tmp_path)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=1800)
     assert process.returncode == 2
     assert "which holds a run" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -362,5 +362,5 @@ def test_a_run_directory_that_holds_another_run_is_refused(tmp_path: Path) -> No
 
 def test_without_a_command_the_usage_is_shown(tmp_path: Path) -> None:
     process = marlcore(cwd=tmp_path)
-    assert "usage: marlcore train" in process.communicate(timeout=60)[1]
+    assert "usage: marlcore train" in process.communicate(timeout=1800)[1]
     assert process.returncode == 2

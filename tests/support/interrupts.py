@@ -77,7 +77,7 @@ class Consumer:
 
     def sample(self) -> None:
         self.lost += 1  # at most, until it is here
-        number = self.batches.sample(timeout=60.0)
+        number = self.batches.sample(timeout=600.0)
         self.lost -= 1
         if not 0 < number - self.last <= 1 + self.lost:
             raise AssertionError(f"batch {number} came behind {self.last} with {self.lost} interrupted samples")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+from marlcore.memory import interrupt_waits_with
+
 
 class Rang(Exception):
     """What `ring` raises."""
@@ -22,11 +24,21 @@ def ring() -> NoReturn:
 
 @contextmanager
 def soon(call: Callable[..., object], *arguments: Any) -> Iterator[None]:
-    """Another thread makes the call in 0.2 seconds; the block ends when that has."""
-    timer = threading.Timer(0.2, call, arguments)
-    timer.start()
-    yield
-    timer.join()
+    """Another thread makes the call once a wait of this process is about to sleep; the block ends when it has."""
+    thread = threading.Thread(target=call, args=arguments)
+
+    def about_to_sleep() -> None:
+        interrupt_waits_with(before)
+        thread.start()
+
+    before = interrupt_waits_with(None)
+    interrupt_waits_with(about_to_sleep)
+    try:
+        yield
+    finally:
+        interrupt_waits_with(before)
+    assert thread.ident is not None, "nothing waited"
+    thread.join()
 
 
 def leave_a_child() -> None:

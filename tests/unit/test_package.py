@@ -1,7 +1,6 @@
 """What a user meets first: importing marlcore, and the README."""
 
 import re
-import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -16,15 +15,15 @@ import marlcore
 ROOT = Path(__file__).parents[2]
 
 
-def test_importing_marlcore_imports_neither_torch_nor_numba() -> None:
-    code = "import sys, marlcore; print(sorted({'torch', 'numba', 'matplotlib'} & sys.modules.keys()))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_importing_marlcore_takes_under_half_a_second() -> None:
-    code = "import time; t = time.process_time(); import marlcore; print(time.process_time() - t)"
-    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
-    assert statistics.median(times) < 0.5  # processor time: what else runs here does not count
+def test_importing_marlcore_imports_no_other_package() -> None:
+    """So it takes milliseconds on any machine; Torch, Numba and NumPy come with the first name that needs them."""
+    code = """
+import sys
+before = {*sys.modules}
+import marlcore
+print(*{name.partition(".")[0] for name in {*sys.modules} - before} - {*sys.stdlib_module_names})
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["marlcore"]
 
 
 def test_every_public_name_can_be_imported() -> None:

@@ -20,7 +20,7 @@ class Sink(Protocol):
         """Takes a metric; it may be buffered until `flush`."""
 
     def flush(self) -> None:
-        """Hands everything recorded so far to its readers; called every few seconds."""
+        """Hands everything recorded so far to its readers; called about once a second."""
 
     def close(self) -> None:
         """Flushes and releases what the sink holds; the last call, also after another method raised."""

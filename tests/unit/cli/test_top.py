@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from marlcore.cli.top import Run
+from marlcore.cli import top as top_module
+from marlcore.cli.top import Run, _draw, _find
 from marlcore.processes.control import READY, Control
-from marlcore.processes.telemetry import Telemetry
+from marlcore.processes.telemetry import Metric, Telemetry
 from marlcore.testing.victim import parent_of
+from marlcore.training.run_directory import RunDirectory, has_ended
 
 MARLCORE = [sys.executable, "-m", "marlcore"]
 
@@ -118,18 +122,74 @@ def test_bad_input_is_one_line(arguments, message):
     assert seen.returncode == 2 and message in seen.stderr and len(seen.stderr.splitlines()) == 1
 
 
-def test_whoever_looks_cannot_write():
+@contextmanager
+def live(run_dir: Path | str, *workers: str) -> Iterator[tuple[Control, Telemetry]]:
+    """What a live run has in shared memory."""
     with Telemetry.create(["actor-0"]) as telemetry:
-        handle = telemetry.handle
-        about = {"run_dir": "x", "pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(handle)}
-        with Control.create(["actor-0", "evaluator"], **about) as control:
-            looking = Control.watch(control.handle)
-            assert not looking._segment.body.flags.writeable
-            run = Run(looking)
-            assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
-            assert run.figures()["workers"]["evaluator"] == {"state": "starting", "pid": 0, "restarts": 0}
-            control.workers["actor-0"].store(READY, 1)
-            assert run.figures()["workers"]["actor-0"]["state"] == "down"
-            control.stop()
-            assert not run.alive
-            run.close()
+        policies = {name: {"batch_size": 1, "share": 0.5} for name in ("agent_0", "team")}
+        about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "telemetry": vars(telemetry.handle)}
+        with Control.create(["actor-0", *workers], [*policies], **about, policies=policies) as control:
+            yield control, telemetry
+
+
+def test_the_last_returns_of_each_agent_are_shown():
+    """In the row of its policy's learner, or in one of its own if it shares its policy."""
+    with live("x", "learner-agent_0", "learner-team") as (control, telemetry):
+        with closing(telemetry.reporter("actor-0")) as reporter:
+            for value in range(104):
+                reporter.report(Metric(float(value), value, "agent_0", "episode_return", float(value)))
+            for agent in ("agent_10", "agent_2"):
+                reporter.report(Metric(200.0, 200, agent, "episode_return", 7.0))
+        with closing(Run(Control.watch(control.handle))) as run:
+            figures = run.figures()
+    assert figures["returns"] == {"agent_0": 53.5, "agent_2": 7.0, "agent_10": 7.0}
+    table = _draw(figures)
+    at = table.titles.index("return")
+    assert {name: row[at] for name, row in table.rows.items()} == {
+        "actor-0": "", "learner-agent_0": "53.50", "learner-team": "", "agent_2": "7.00", "agent_10": "7.00",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, named):
+    """Its directory is not there at first, then it is, and only then what it has in shared memory."""
+    path, looks, said = tmp_path / "run", [], []
+    with ExitStack() as stack:
+
+        def meanwhile(seconds):
+            looks.append(seconds)
+            if len(looks) == 2:
+                stack.enter_context(RunDirectory.create(path, {})).keep()
+            if len(looks) == 3:
+                stack.enter_context(live(path))
+
+        monkeypatch.setattr(top_module.time, "sleep", meanwhile)
+        monkeypatch.setattr(top_module, "say", said.append)
+        with closing(_find(str(path) if named else "", once=False)) as run:
+            assert run.about["run_dir"] == str(path)
+    assert len(looks) == 3
+    assert said == [f"waiting for {path if named else 'a run'} to start"]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_run_that_has_ended_says_so(tmp_path, once):
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.keep()
+        assert not has_ended(tmp_path / "run")
+    path = str(tmp_path / "run")
+    with refused(ValueError, f"run_dir: expected a run that is live or about to start, got {path!r}, which has ended"):
+        _find(path, once)
+
+
+def test_whoever_looks_cannot_write():
+    with live("x", "evaluator") as (control, _):
+        looking = Control.watch(control.handle)
+        assert not looking._segment.body.flags.writeable
+        run = Run(looking)
+        assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
+        assert run.figures()["workers"]["evaluator"] == {"state": "starting", "pid": 0, "restarts": 0}
+        control.workers["actor-0"].store(READY, 1)
+        assert run.figures()["workers"]["actor-0"]["state"] == "down"
+        control.stop()
+        assert not run.alive
+        run.close()

@@ -116,7 +116,7 @@ def _with_few_blocks(status: os.stat_result) -> SimpleNamespace:
 
 def test_memory_does_not_grow_with_the_number_of_lanes(tmp_path: Path):
     """200,000 lanes took 120 MB in each process, whatever was written to them."""
-    with ReplayBuffer.create(SPEC, 200_000, 200_000, path=tmp_path / "lanes"):
+    with ReplayBuffer.create(SPEC, 400_000, 200_000, path=tmp_path / "lanes"):
         before = private()
         with ReplayBuffer.attach(tmp_path / "lanes") as replay, replay.writer(199_999) as writer:
             writer.add(1.0, 1, 1.0)

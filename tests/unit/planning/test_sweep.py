@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,13 @@ def test_small_levels_are_swept_in_few_calls(fine: None) -> None:
 
 
 def test_large_levels_are_shared_by_threads(fine: None) -> None:
-    names = set()
+    names, together = set(), threading.Event()
 
     def step(numbers: Any) -> None:
         names.add(threading.current_thread().name)
-        sleep(0.01)
+        if len(names) == 3:
+            together.set()
+        together.wait()
 
     sweep(levels_of([100]), np.ones(100), 3, step)
     assert len(names) == 3 and threading.current_thread().name not in names
@@ -78,15 +81,23 @@ def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
         sweep([np.arange(100)[::-1]], np.ones(100), 4, step)
 
 
-def test_an_interrupt_ends_the_sweep_at_once(alarm: Callable[[Any], None], fine: None) -> None:
+def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads finish the chunks that they have begun, and no others."""
+    begun, cancelled = [], threading.Event()
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, *arguments: Any, **options: Any) -> None:
+            cancelled.set()
+            super().shutdown(*arguments, **options)
 
-    alarm(interrupt)
-    began = monotonic()
+    def step(numbers: Any) -> None:
+        begun.append(numbers)
+        if len(begun) == 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        cancelled.wait()
+
+    monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
     with pytest.raises(KeyboardInterrupt):
-        sweep(levels_of([1000] * 100), np.ones(100_000), 2, lambda numbers: sleep(0.05))
-    assert monotonic() - began < 2
+        sweep(levels_of([1000] * 100), np.ones(100_000), 2, step)
+    assert len(begun) == 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("marlcore-sweep")]

@@ -95,9 +95,12 @@ def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
 
 
 def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path) -> None:
-    goal = slow(tmp_path)
-    assert planned(graph, goal, workers=3) == planned(graph, at_2, workers=1)
-    assert len({*goal.log.pids} - {os.getpid()}) == 2
+    goal, others = slow(tmp_path), 0
+    while others < 2:  # one may come only when the other has done everything
+        goal.log.path.unlink(missing_ok=True)
+        assert planned(graph, goal, workers=3) == planned(graph, at_2, workers=1)
+        others = len({*goal.log.pids} - {os.getpid()})
+    assert others == 2
 
 
 def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +128,12 @@ def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
 
 
 def test_a_worker_that_dies_is_made_good(graph: Graph, tmp_path: Path) -> None:
-    goal = slow(tmp_path, kills=tuple(graph.states[20:]))
-    assert planned(graph, goal, workers=2) == planned(graph, at_2, workers=1)
-    assert len({*goal.log.pids} - {os.getpid()}) >= 2  # the successor too
+    goal, others = slow(tmp_path, kills=tuple(graph.states[20:])), 0
+    while others < 2:  # the successor too
+        goal.log.path.unlink(missing_ok=True)
+        goal.log.path.with_suffix(".killed").unlink(missing_ok=True)
+        assert planned(graph, goal, workers=2) == planned(graph, at_2, workers=1)
+        others = len({*goal.log.pids} - {os.getpid()})
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,18 +109,27 @@ def test_an_answer_that_raises_is_raised_with_its_traceback(pool: Callable[..., 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_processs_request_is_answered_by_another(pool: Callable[..., Pool], signum: int) -> None:
+def test_a_dead_processs_request_is_answered_by_another(pool: Callable[..., Pool], signum: int, tmp_path: Path) -> None:
     def waiting() -> Callable[[bytes], bytes]:
-        return lambda request: time.sleep(float(request)) or b"%d done" % os.getpid()  # type: ignore[func-returns-value]
+        def answer(request: bytes) -> bytes:
+            path = Path(os.fsdecode(request))
+            if not path.exists():  # the first process that is asked for it
+                path.touch()
+                time.sleep(3600.0)
+            return b"%d done" % os.getpid()
+
+        return answer
 
     one = pool(waiting, 2)
-    one.ask(1, b"0.3")
-    one.ask(2, b"0")
+    one.ask(1, os.fsencode(tmp_path / "asked"))
+    one.ask(2, os.fsencode(tmp_path))
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.001)
     victim = next(process for process in one._processes if process.key == 1)
     os.kill(victim.pid, signum)
     found = answers(one, 2)
     assert found[1][1] == found[2][1] == b"done" and found[1][0] != victim.pid
-    assert len(one._processes) == 2
+    assert one.free == 2
 
 
 def test_a_process_that_died_idle_is_replaced(pool: Callable[..., Pool]) -> None:
@@ -189,7 +199,7 @@ def test_large_requests_and_replies_never_wait_for_each_other(pool: Callable[...
     """Neither fits into a socket's buffer: a process that still sends its reply must get no request."""
     one = pool(make, 2)
     large, asked, answered = b"x" * (4 << 20), 0, []
-    watchdog = threading.Timer(60.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    watchdog = threading.Timer(600.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
     watchdog.start()
     while len(answered) < 12:
         while one.free and asked < 12:

@@ -1008,7 +1008,7 @@ def test_four_waiting_writers_rows_are_delivered_once_each(program):
         writers = [start(program, queue, lane) for lane in range(4)]
         ledger = Ledger()
         for _ in range(4 * ROWS // 32):
-            ledger.enter(reader.read(timeout=60), 4)
+            ledger.enter(reader.read(timeout=600.0), 4)
         assert [writer.finish() for writer in writers] == ["0"] * 4
         assert not +ledger.faults
         assert ledger.numbers == {(lane, 0): list(range(ROWS)) for lane in range(4)}
@@ -1025,11 +1025,11 @@ def test_the_ledger_sees_lost_rows_and_torn_ones(program):
         ledger = Ledger()
         with queue.reader(16) as reader:
             while not ledger.missing():
-                ledger.enter(reader.read(timeout=60), 1)
+                ledger.enter(reader.read(timeout=600.0), 1)
         assert not ledger.faults["torn"]
         with trusting(), queue.reader(16) as reader:
             while not ledger.faults["torn"]:
-                ledger.enter(reader.read(timeout=60), 1)
+                ledger.enter(reader.read(timeout=600.0), 1)
         ungated.kill()
 
 
@@ -1077,7 +1077,7 @@ def test_killed_writers_leave_whole_episodes(program):
             lane = dice.randrange(lanes)
             enough = mapped.committed(lane) + dice.randrange(100, 400)
             while mapped.committed(lane) < enough:
-                ledger.enter(reader.read(timeout=60), lanes)
+                ledger.enter(reader.read(timeout=600.0), lanes)
             writers[lane].kill()
             lives[lane] += 1
             writers[lane] = start(program, queue, lane, lives[lane], rows=-1)
@@ -1143,7 +1143,7 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
                 enter(line)
         with queue.reader(32) as reader:
             for _ in range(10):
-                enter(" ".join(map(str, reader.read(timeout=60).index.tolist())))
+                enter(" ".join(map(str, reader.read(timeout=600.0).index.tolist())))
             position = lines(queue).load()[0]
         for writer in writers:
             writer.kill()
@@ -1171,13 +1171,13 @@ def test_a_stopped_reader_keeps_its_place(program):
 
 
 def actor(queue: TrajectoryQueue, lane: int, rows: int) -> None:
-    with queue.writer(lane, timeout=60.0) as writer:
+    with queue.writer(lane, timeout=600.0) as writer:
         fill(writer, range(1000 * lane, 1000 * lane + rows))
 
 
 def learner(handle, replies) -> None:
     with TrajectoryQueue.attach(handle) as queue, queue.reader(10) as reader:
-        replies.send([reader.read(timeout=60.0).action.tolist() for _ in range(8)])
+        replies.send([reader.read(timeout=600.0).action.tolist() for _ in range(8)])
 
 
 @pytest.mark.long

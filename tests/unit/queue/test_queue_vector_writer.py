@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import soon
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 from marlcore.queue.gates import QueueGates
@@ -30,7 +30,7 @@ def test_rows_of_a_vector_are_read_lane_by_lane(when_full):
         with queue.vector_writer() as vector:
             for step in range(5):
                 assert vector.add(**rows(4, step)).tolist() == [step] * 4
-        batch = reader.read(timeout=10.0)
+        batch = reader.read(timeout=600.0)
         assert sorted(batch.action.tolist()) == [[0, 1]] * 4 + [[2, 3]] * 4
 
 
@@ -46,11 +46,9 @@ def test_a_call_waits_until_each_lane_has_room():
                 vector.add(**rows(4))
             assert committed(queue) == [0, 0, 4, 0]
             assert vector.add(**rows(3), lanes=[3, 1, 0]).tolist() == [0, 0, 0]
-        with queue.vector_writer(timeout=60.0) as vector:
-            timer = threading.Timer(0.1, lambda: [reader.read(timeout=60.0) for _ in range(3)])
-            timer.start()
+        read = soon(lambda: [reader.read(timeout=600.0) for _ in range(3)])
+        with queue.vector_writer(timeout=600.0) as vector, read:
             assert vector.add(**rows(4)).tolist() == [1, 1, 4, 1]
-            timer.join()
 
 
 def test_a_call_waits_for_room_for_boundary_rows_too():
@@ -93,7 +91,7 @@ def test_rows_without_room_are_left_out_and_counted():
             assert vector.add(**rows(4, 9), terminated=ended, final_obs=np.zeros((4, 4))).tolist() == [-1, -1, -1, 0]
             assert queue.dropped.tolist() == [1, 1, 1, 0]
             for _ in range(2):  # of lanes 0 and 1
-                assert reader.read(timeout=10.0).action.tolist() == [0]
+                assert reader.read(timeout=600.0).action.tolist() == [0]
             assert vector.add(**rows(4, 10)).tolist() == [4, 4, -1, 2]
             assert committed(queue) == [5, 5, 4, 3]
         ages = Mapped(queue).column(0, 0)[:, 4:8].view(np.uint32).ravel() & 0xFFFFFF

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from fractions import Fraction
 
@@ -326,10 +325,8 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
                 inserted.append(Mapped(replay).lanes.inserted())
                 sampler.sample()
 
-        drawer = threading.Thread(target=draw)
-        drawer.start()
-        writer.add(0.0, 0.0, 0.0)
-        drawer.join()
+        with soon(draw):
+            writer.add(0.0, 0.0, 0.0)
         assert inserted == [68] * 9
 
 
@@ -354,7 +351,7 @@ def test_closing_ends_a_wait(alarm):
         sampler.sample()
         alarm(replay.close)
         with pytest.raises(ClosedError):
-            sampler.sample(timeout=60)
+            sampler.sample(timeout=600.0)
 
 
 def test_a_forked_child_has_no_slot_and_does_not_wait():
@@ -402,7 +399,7 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
         lowest, highest, mapped = np.inf, -np.inf, Mapped(replay)
         inserted = mapped.lanes.inserted
         for drawn in range(1, 1501):
-            sampler.sample(timeout=60)
+            sampler.sample(timeout=600.0)
             assert mapped.sampled == batch * drawn
             now = ratio * (inserted() - 100) - batch * drawn
             lowest, highest = min(lowest, now), max(highest, now)
@@ -422,7 +419,7 @@ def test_without_the_writers_gate_the_band_is_left(program):
         sampler = replay.sampler(32, seed=0)
         inserted = Mapped(replay).lanes.inserted
         while inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
-            sampler.sample(timeout=60)
+            sampler.sample(timeout=600.0)
         writer.kill()
 
 

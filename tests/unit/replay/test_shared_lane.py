@@ -185,7 +185,7 @@ def test_killing_writers_blocks_nobody_and_tears_nothing(program):
                 while mapped.committed() == before:  # the survivor goes on
                     os.kill(survivor.pid, 0)
                     os.sched_yield()
-                found += faults(sampler.sample(timeout=60))
+                found += faults(sampler.sample(timeout=600.0))
             parent.tell()
             parent.finish()
         survivor.kill()

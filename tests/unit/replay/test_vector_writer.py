@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mapped import Mapped
+from meanwhile import soon
 from model import SPECS, column, random_row
 
 from marlcore import (
@@ -365,18 +366,15 @@ def test_closing_ends_a_wait():
         vector = replay.vector_writer()
         for _ in range(2):
             vector.add(**rows(4))
-        timer = threading.Timer(0.1, vector.close)
-        timer.start()
-        with pytest.raises(ClosedError):
+        with soon(vector.close), pytest.raises(ClosedError):
             vector.add(**rows(4))
-        timer.join()
 
 
 def test_a_waiting_sampler_wakes_once_all_lanes_have_their_row():
     """One notification of the sum of rows completes what the sampler waits for."""
     with ReplayBuffer.create(SMALL, 400, 4) as replay, replay.vector_writer() as vector:
         sampler, batches = replay.sampler(4, min_size=4), []
-        waiter = threading.Thread(target=lambda: batches.append(sampler.sample(timeout=60.0)))
+        waiter = threading.Thread(target=lambda: batches.append(sampler.sample(timeout=600.0)))
         waiter.start()
         wanted = Mapped(replay).words(0).view(np.uint32)
         while not wanted[0]:

@@ -90,11 +90,25 @@ def test_progress_that_nobody_sees_is_silent(clock, monkeypatch, terminal, error
 def test_elsewhere_a_line_comes_once_an_interval_and_at_the_end(clock):
     out = console(terminal=False)
     with Progress(out, interval=10.0) as shown:
-        for _ in range(25):
+        for second in range(25):
             clock.now += 1.0
-            shown.tick(500, 2000, 100.0)
+            shown.tick(20 * second, 2000, 20.0)
         assert len(text(out).splitlines()) == 2
     assert len(text(out).splitlines()) == 3
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_last_state_is_drawn_once(clock, terminal):
+    """On a terminal in place of the one before."""
+    out = console(terminal)
+    with Progress(out, interval=10.0) as shown:
+        shown.tick(0, 2000, 0.0)
+        clock.now += 10.0
+        shown.tick(2000, 2000, 200.0)
+        clock.now += 1.0
+        shown.tick(2000, 2000, 180.0)
+    last = text(out).rpartition("\x1b[2K")[2]
+    assert last.count("step 2,000/2,000") == 1
 
 
 def test_a_line_says_how_far_the_run_is_and_how_each_agent_does(clock):

@@ -10,14 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import marlcore
-from marlcore.processes import Control, Metric, Telemetry
+import marlcore as mc
+from marlcore.processes import STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
+from marlcore.training import monitor as monitors
 from marlcore.training.config import SINKS
 from marlcore.training.monitor import Monitor
 from marlcore.training.run_directory import RunDirectory
@@ -29,7 +32,7 @@ STREAM = [
     Metric(2.5, 20, "agent_0", "loss", 0.25),
     Metric(2.5, 20, "", "env_steps_per_s", 1234.5),
 ]
-PATIENCE_S = 30.0  # for events that come at once unless something is broken
+PATIENCE_S = 600.0  # for events that come at once unless something is broken
 
 
 def numbers(count: int) -> list[Metric]:
@@ -99,7 +102,9 @@ class Faulty:
 
 
 @contextmanager
-def monitored(path: Path, *others: Background) -> Iterator[tuple[Monitor, Callable[[Metric], None], Sinks]]:
+def monitored(
+    path: Path, *others: Background, total_steps: int = 1000
+) -> Iterator[tuple[Monitor, Callable[[Metric], None], Sinks]]:
     """A monitor of one worker, the worker's report, and the monitor's sinks."""
     with (
         RunDirectory.create(path, {}) as run,
@@ -108,7 +113,7 @@ def monitored(path: Path, *others: Background) -> Iterator[tuple[Monitor, Callab
         closing(telemetry.reporter("learner-0")) as reporter,
         closing(Sinks(run.csv, [*others])) as sinks,
     ):
-        yield Monitor(run, sinks, control, telemetry, None, 1000, time.monotonic()), reporter.report, sinks
+        yield Monitor(run, sinks, control, telemetry, None, total_steps, monitors.monotonic()), reporter.report, sinks
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -129,7 +134,7 @@ def test_every_sink_gets_the_same_numbers(tmp_path: Path) -> None:
         for metric in STREAM:
             report(metric)
         monitor.tick()
-        sinks.close()
+        sinks.close(PATIENCE_S)
         assert sinks.lost == {"tensorboard": 0, "callback": 0}
     assert called == STREAM == read_metrics(tmp_path / "run" / "metrics.csv")
     read = scalars(tmp_path / "run")
@@ -158,6 +163,48 @@ def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path: Path) -> None:
         sinks.flush()
         assert len(read_metrics(run_dir / "metrics.csv")) == 1
         wait_for(lambda: [*run_dir.glob("tensorboard/*")] != [] and "agent_0/loss" in scalars(run_dir))
+
+
+# By time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monitor's time, in seconds."""
+    now = [100.0]
+    monkeypatch.setattr(monitors, "monotonic", lambda: now[0])
+    return now
+
+
+def test_rates_and_flushes_come_by_time(tmp_path: Path, clock: list[float]) -> None:
+    """However many steps the run has, also where no episode ends and nothing else is reported."""
+    run_dir, held = tmp_path / "run", Held()
+    held.release.set()
+    with monitored(run_dir, Background("held", lambda: held), total_steps=10**9) as (monitor, _, _):
+        assert not monitor.due
+        for steps in (0, 0, 0, 300, 600, 900):  # workers start in the first seconds
+            monitor._control.workers["learner-0"].store(STEPS, steps)
+            clock[0] += 1.0
+            assert monitor.due
+            monitor.tick()
+            monitor.tick()
+        rates = [(m.time_s, m.step, m.name, m.value) for m in read_metrics(run_dir / "metrics.csv")]
+        assert rates == [(3.0 + i, 300 * i, "env_steps_per_s", 300.0) for i in (1, 2, 3)]
+        wait_for(lambda: held.flushes >= 3)
+
+
+def test_a_serial_run_of_slow_rounds_reports_by_time(
+    tmp_path: Path, clock: list[float], undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(mc.TreasureHunt):
+        def step(self, action: Any) -> None:
+            clock[0] += 0.5
+            super().step(action)
+
+    config = mc.Config(total_steps=30, mode="serial", run_dir=str(tmp_path / "run"), actor=mc.ActorConfig(envs=1))
+    result = mc.train(Slow, "dqn", config, progress=False)
+    times = [m.time_s for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "env_steps_per_s"]
+    assert len(times) > 5 and all(1.0 <= after - before <= 2.0 for before, after in pairwise(times[:-1]))
 
 
 # A sink that is slow or hangs
@@ -211,7 +258,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path: Path, caplog: pytest
         for metric in STREAM:
             sinks.record(metric)
         assert held.entered.wait(PATIENCE_S)
-        wait_for(lambda: len(taken) == len(STREAM))
+        wait_for(lambda: not callback.lost)
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed

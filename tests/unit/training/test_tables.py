@@ -15,9 +15,9 @@ from marlcore.training.tables import FittedTable
 
 METRICS = {"episode_return": -1234.567, "loss": 0.0123456, "epsilon": 0.05, "policy_lag": 12.0, "updates_per_s": 1234.5}
 LEARNER = {
-    "state": "starting", "pid": 4194304, "restarts": 12, "updates": 123456789, "updates_per_s": 12345.0,
-    "replay_ratio": 0.0123, "policy_lag_p50": 1.0, "policy_lag_p99": 2345.0, "lapped": 12.0, "redrawn": 123456.0,
-    "waited_s": 12345.6,
+    "state": "starting", "return": -12345.25, "pid": 4194304, "restarts": 12, "updates": 123456789,
+    "updates_per_s": 12345.0, "replay_ratio": 0.0123, "policy_lag_p50": 1.0, "policy_lag_p99": 2345.0, "lapped": 12.0,
+    "redrawn": 123456.0, "waited_s": 12345.6,
 }  # fmt: skip
 ACTOR = {"state": "running", "pid": 4194303, "restarts": 0, "steps": 10**9, "steps_per_s": 123456.0}
 
@@ -42,6 +42,7 @@ def top(agents: list[str], crop: bool = False) -> FittedTable:
             "steps_per_s": 1e5,
             "workers": workers,
             "policies": {},
+            "returns": {},
         },
         crop,
     )
