@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +84,7 @@ def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
 
 def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads finish the chunks that they have begun, and no others."""
-    begun, cancelled = [], threading.Event()
+    begun, cancelled, order = [], threading.Event(), itertools.count(1)
 
     class Pool(ThreadPoolExecutor):
         def shutdown(self, *arguments: Any, **options: Any) -> None:
@@ -92,7 +93,7 @@ def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.Mon
 
     def step(numbers: Any) -> None:
         begun.append(numbers)
-        if len(begun) == 2:
+        if next(order) == 2:  # one thread alone
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
         cancelled.wait()
 
