@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -47,32 +48,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    if hasattr(config, "workerinput"):
-        _mount_own_shared_memory()
+    refused = _mount_own_shared_memory()
+    if refused and hasattr(config, "workerinput"):
+        raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Whole tiers are divided among processes; a developer's choice of tests starts sooner in one."""
     chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
-    if chosen or config.getoption("benchmark_enable") or not _may_mount():
+    if chosen or config.getoption("benchmark_enable") or _mount_own_shared_memory():
         return 0
     return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
-def _may_mount() -> bool:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _mount_own_shared_memory()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def _mount_own_shared_memory() -> None:
-    """A worker of pytest-xdist has a /dev/shm of its own, since many tests look at all segments there are."""
+@functools.cache
+def _mount_own_shared_memory() -> str:
+    """Gives this process a /dev/shm of its own, since many tests look at all segments; returns what refused it."""
     libc = ctypes.CDLL(None, use_errno=True)
     for call in (
         lambda: libc.unshare(CLONE_NEWNS),
@@ -80,7 +71,8 @@ def _mount_own_shared_memory() -> None:
         lambda: libc.mount(b"marlcore", b"/dev/shm", b"tmpfs", 0, b"size=50%"),
     ):
         if call():
-            raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {os.strerror(ctypes.get_errno())}")
+            return os.strerror(ctypes.get_errno())
+    return ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
