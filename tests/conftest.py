@@ -43,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
     if hasattr(config, "workerinput"):
         _mount_own_shared_memory()
 
