@@ -48,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
     refused = _mount_own_shared_memory()
     if refused and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
