@@ -45,7 +45,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
             os.fsync(file.fd)
         hold(file, target)  # so that no other process removes it as left behind
         give_name(file, aside)
-        aside.replace(target)
+        os.replace(aside, target)
     _sync_directory(target.parent)
 
 

@@ -69,17 +69,21 @@ def test_one_look_at_a_live_run(run):
             assert worker["lapped"] >= 0 and worker["redrawn"] >= 0 and worker["waited_s"] >= 0
     # Killed workers and their restarts are seen; a look leaves the run as it was.
     os.kill(workers["learner-agent_1"]["pid"], signal.SIGKILL)
-    while (again := json.loads(top("--once", "--json").stdout)["workers"]["learner-agent_1"])["restarts"] == 0:
+    restarts = 0
+    while restarts == 0:
         assert process.poll() is None
-    assert again["restarts"] == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
-    table = top("--once", "--interval", "0.1")
+        again = json.loads(top(str(path), "--once", "--json").stdout)["workers"]["learner-agent_1"]
+        restarts = again["restarts"]
+    assert restarts == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
+    table = top(str(path), "--once", "--interval", "0.1")
     assert "learner-agent_2" in table.stdout and "policy lag p99" in table.stdout
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("run", [["--learner.processes", "2"]], indirect=True)
 def test_policies_that_share_a_learner_have_rows_of_their_own(run):
-    figures = json.loads(top("--once", "--json").stdout)
+    path, _ = run
+    figures = json.loads(top(str(path), "--once", "--json").stdout)
     assert figures["workers"].keys() == {"actor-0", "learner-0", "learner-1"}
     policies = figures["policies"]
     assert policies.keys() == {"agent_0", "agent_1", "agent_2"}
@@ -89,15 +93,15 @@ def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     assert sum(row["updates"] for row in policies.values()) == pytest.approx(
         sum(row.get("updates", 0) for row in figures["workers"].values()), rel=0.01
     )
-    table = top("--once", "--interval", "0.1").stdout
+    table = top(str(path), "--once", "--interval", "0.1").stdout
     assert "learner-1" in table and "agent_2" in table
 
 
 @pytest.mark.long
 def test_it_ends_with_the_run_and_with_ctrl_c(run):
-    _, process = run
-    follows = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
-    interrupted = subprocess.Popen([*MARLCORE, "top", "--json"], stdout=subprocess.PIPE, text=True)
+    path, process = run
+    follows = subprocess.Popen([*MARLCORE, "top", str(path), "--json"], stdout=subprocess.PIPE, text=True)
+    interrupted = subprocess.Popen([*MARLCORE, "top", str(path), "--json"], stdout=subprocess.PIPE, text=True)
     for one in (follows, interrupted):
         json.loads(one.stdout.readline())
     interrupted.send_signal(signal.SIGINT)
@@ -150,8 +154,7 @@ def test_the_last_returns_of_each_agent_are_shown():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, named):
+def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
     """Its directory is not there at first, then it is, and only then what it has in shared memory."""
     path, looks, said = tmp_path / "run", [], []
     with ExitStack() as stack:
@@ -165,10 +168,10 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, named
 
         monkeypatch.setattr(top_module.time, "sleep", meanwhile)
         monkeypatch.setattr(top_module, "say", said.append)
-        with closing(_find(str(path) if named else "", once=False)) as run:
+        with closing(_find(str(path), once=False)) as run:
             assert run.about["run_dir"] == str(path)
     assert len(looks) == 3
-    assert said == [f"waiting for {path if named else 'a run'} to start"]
+    assert said == [f"waiting for {path} to start"]
 
 
 @pytest.mark.parametrize("once", [True, False])
