@@ -54,7 +54,7 @@ def stepped_values(network, batch, held):
                 here = (batch.obs, step) if step < held[row].sum() else (batch.next_obs, step - 1)
                 one = taken_from(*here, row)
                 found, state = network(one, state)
-                values[row, step] = found[0]
+                values[row, step] = found[0].numpy()
                 if step < held[row].sum():
                     state = network.torso.acted(state, batch.action[row, step : step + 1])
                     state[PREVIOUS_REWARD] = batch.reward[row, step : step + 1]
