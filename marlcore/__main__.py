@@ -88,7 +88,8 @@ def _main(argv: list[str] | None) -> int:
         sys.stdout.write(f"marlcore {__version__}\n")
         return 0
     asked = command in ("--help", "-h")
-    (sys.stdout if asked else sys.stderr).write(_usage())
+    unknown = "" if asked or not command else f"marlcore: expected one of {', '.join(COMMANDS)}, got {command!r}\n"
+    (sys.stdout if asked else sys.stderr).write(_usage() + unknown)
     return 0 if asked else 2
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .checks import check_whole
 from .spec import Field
 
-__all__ = ["ALONE", "JOINT", "MASK", "Part", "Spaces", "Values", "fields_of", "parts_of"]
+__all__ = ["ALONE", "JOINT", "MASK", "Part", "Spaces", "Values", "fields_of", "is_text", "parts_of"]
 
 MASK = "action_mask"  # PettingZoo's name
 JOINT = "joint_observation"  # the part of an observation that is for critics alone; see envs/joint.py
@@ -159,12 +159,12 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
 
 
 def _texts(space: Any, keys: tuple[Any, ...]) -> list[str]:
-    if _is_text(space):
+    if is_text(space):
         return [_name(keys)]
     return [name for key, one in _inside(space) for name in _texts(one, (*keys, key))]
 
 
-def _is_text(space: Any) -> bool:
+def is_text(space: Any) -> bool:
     """Whether it is a Text, or another space of strings, such as MiniGrid's missions."""
     return isinstance(space, gym.Space) and getattr(space.dtype, "kind", "") == "U"
 
@@ -179,7 +179,7 @@ def _inside(space: Any) -> list[tuple[Any, Any]]:
 def _parts(label: str, space: Any, keys: tuple[Any, ...]) -> list[Part]:
     if isinstance(space, (gym.Dict, gym.Tuple)):
         return [part for key, one in _inside(space) for part in _parts(f"{label}[{key!r}]", one, (*keys, key))]
-    if _is_text(space) and keys:
+    if is_text(space) and keys:
         return []
     if not isinstance(space, (gym.Box, gym.Discrete, gym.MultiBinary, gym.MultiDiscrete)):
         expected = "a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple of these"

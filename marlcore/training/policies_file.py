@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import algos
 from ..checks import came
-from ..spaces import Spaces
+from ..spaces import Spaces, is_text
 from .config import Config
 from .describe import hyperparameters, remade
 from .files import read_json, write_json
@@ -109,6 +109,8 @@ def _described(space: gym.Space) -> dict[str, Any]:
         return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": start, "dtype": _dtype(space)}
     if isinstance(space, gym.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
+    if is_text(space):
+        return {"kind": "Text"}  # it keeps its place, and no network sees it
     assert isinstance(space, gym.Box)
     bounds = {"low": _bounds(space.low), "high": _bounds(space.high)}
     return {"kind": "Box", **bounds, "shape": list(space.shape), "dtype": _dtype(space)}
@@ -123,6 +125,8 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
         return gym.Tuple([_space(part) for part in plain["spaces"]])
     if kind == "MultiBinary":
         return gym.MultiBinary(plain["n"])
+    if kind == "Text":
+        return gym.Text(1)
     dtype = np.dtype(plain["dtype"])
     if kind == "Discrete":
         return gym.Discrete(plain["n"], start=plain["start"], dtype=dtype)

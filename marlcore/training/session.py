@@ -163,7 +163,8 @@ def _warn_of_what_begins_anew(run: RunDirectory, policies: tuple[AssignedPolicy,
     replays = [policy.name for policy in policies if _has_replay(policy, config)]
     empty = [name for name in replays if not run.replay_path(name).exists()]
     if empty:
-        log.warning("resume: replays were not saved (replay.save): empty at first for %s", ", ".join(empty))
+        why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
+        log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
 
 
 def _has_replay(policy: AssignedPolicy, config: Config) -> bool:

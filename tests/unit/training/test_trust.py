@@ -152,6 +152,7 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     boxes = {
         "int": gym.Box(-(2**62) - 1, 2**62 + 1, (1,), np.int64),
         "two": gym.Box(np.zeros(2), np.array([1.0, 2.0]), dtype=np.float64),
+        "texts": gym.Tuple([gym.Text(1), gym.Discrete(2)]),
     }
     observation = gym.Dict({"counting": Counting().observation_space, **boxes})
     spaces = Spaces(observation, gym.MultiDiscrete([3, 2], start=[1, 0]), masked, 3)
