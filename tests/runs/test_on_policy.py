@@ -165,8 +165,10 @@ def test_a_run_ends_while_its_actors_wait(tmp_path: Path) -> None:
             time.sleep(0.01)
         control = run._session.control
         steps = control.steps
+        with mc.TrajectoryQueue.attach(run._session.blueprint.policies[0].transitions) as queue:
+            room = queue.capacity  # all of it, if the learner was stopped while it waited for more
         time.sleep(1.5)  # in which actors that do not wait take thousands
-        assert control.steps - steps <= 64 + 8, "actors go on without a learner"
+        assert control.steps - steps <= room + 8, f"{room} rows hold what actors add without a learner"
         os.kill(learner, signal.SIGCONT)
         run.stop()
         run.wait(timeout=1800)
