@@ -75,13 +75,14 @@ class AgentBuffer:
     def tell(self, copy: int, result: tuple[Any, float, bool, bool, Mapping[str, Any]]) -> bool:
         """Takes the result of a copy, as `Environment.last` returns it; returns whether the agent's episode ended."""
         observation, reward, terminated, truncated, info = result
-        ended = bool(terminated or truncated)
+        terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
+        ended = terminated or truncated
         if self._pending[copy]:
             told = self._told
             told.copies.append(copy)
             told.rewards.append(self._number(copy, reward))
-            told.terminated.append(bool(terminated))
-            told.truncated.append(bool(truncated))
+            told.terminated.append(terminated)
+            told.truncated.append(truncated)
             if ended:
                 told.ended.append(copy)
                 self._put(self._final, copy, observation, info, final=True)
@@ -130,6 +131,14 @@ class AgentBuffer:
             return float(reward)
         except (TypeError, ValueError, OverflowError) as error:
             raise failed(copy, self.view.agent, f"reward: expected a number, got {came(reward)}") from error
+
+    def _end(self, copy: int, name: str, value: Any) -> bool:
+        if value is False or value is True:
+            return value
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biu":  # "False" is true, and None is false
+            raise failed(copy, self.view.agent, f"{name}: expected a bool, got {came(value)}")
+        return bool(array)
 
     def _numbers_of(self, copies: list[int]) -> NDArray[np.int64]:
         return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import as_field, rows_of
+from ..checks import as_field, came, rows_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..spaces import ALONE, MASK, Part, Spaces, Values
@@ -75,6 +75,9 @@ class GymnasiumVector:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
         obs, reward, terminated, truncated, info = self._call(self._step)
+        for name, ends in (("terminated", terminated), ("truncated", truncated)):
+            if np.asarray(ends).dtype.kind not in "biu":
+                raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {came(ends)}")
         ended = np.logical_or(terminated, truncated)
         over = ended.nonzero()[0]
         self.episodes += len(over)

@@ -121,8 +121,8 @@ class ParallelEnvironment:
         return (
             self._obs[agent],
             self._rewards.get(agent, 0.0),
-            bool(self._terminated.get(agent)),
-            bool(self._truncated.get(agent)),
+            self._terminated.get(agent, False),
+            self._truncated.get(agent, False),
             self.infos.get(agent, {}),
         )
 

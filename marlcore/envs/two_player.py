@@ -89,8 +89,8 @@ class TwoPlayer:
         return (
             self._by_player(obs),
             dict(zip(PLAYERS, rewards, strict=True)),
-            dict.fromkeys(PLAYERS, bool(terminated)),
-            dict.fromkeys(PLAYERS, bool(truncated)),
+            dict.fromkeys(PLAYERS, terminated),
+            dict.fromkeys(PLAYERS, truncated),
             infos,
         )
 

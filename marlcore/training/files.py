@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
@@ -23,10 +24,12 @@ from typing import Any
 from ..checks import came
 
 __all__ = [
+    "check_regular",
     "make_directory",
     "naming",
     "opener",
     "read_json",
+    "read_regular",
     "read_sealed",
     "write_atomically",
     "write_json",
@@ -109,7 +112,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
 
     Raises: ValueError: it is damaged, or a copy of another file. OSError: it cannot be read.
     """
-    data = path.read_bytes()
+    data = read_regular(path)
     fault = _fault(path, data, own_name)
     if fault:
         raise ValueError(f"{str(path)!r}: {fault}")
@@ -127,7 +130,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
     """
     if editable:
-        data = path.read_bytes()
+        data = read_regular(path)
         if fault := _fault(path, data, own_name=True):
             _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
     else:
@@ -141,6 +144,19 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     for name in ("file", "sha256"):
         members.pop(name, None)
     return members
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file. Raises: ValueError: it is a pipe or a device, which may never end. OSError."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        check_regular(path, file.fileno())
+        return file.read()
+
+
+def check_regular(path: Path, fd: int) -> None:
+    """Raises ValueError: the open file is a pipe or a device."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise ValueError(f"{str(path)!r}: expected a regular file, got a pipe or a device")
 
 
 def _fault(path: Path, data: bytes, own_name: bool) -> str | None:

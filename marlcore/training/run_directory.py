@@ -108,6 +108,8 @@ class RunDirectory:
         read_config(root)
         read_progress(root)
         try:
+            with suppress_failed_calls(errno.EEXIST):  # logs may be deleted
+                make_directory(root / "logs")
             return cls(root, CsvSink(root / "metrics.csv", "r+"))
         except OSError as error:
             if error.errno is None:  # a signal handler's

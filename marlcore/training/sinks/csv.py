@@ -14,7 +14,7 @@ from ...checks import came
 from ...errors import ClosedError
 from ...memory import try_lock
 from ...processes import Metric
-from ..files import naming, opener, read_json
+from ..files import check_regular, naming, opener, read_json, read_regular
 
 __all__ = ["PROGRESS", "CsvSink", "read_metrics"]
 
@@ -40,6 +40,7 @@ class CsvSink:
         self._raw = _Summed(path, mode, opener=opener)
         self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
         try:
+            check_regular(path, self._file.fileno())
             if not try_lock(self._file.fileno(), 0, exclusive=True):
                 raise ValueError(
                     f"resume: expected a run that has ended, got {str(path.parent)!r}, which is still running"
@@ -136,7 +137,7 @@ def _verified(path: Path) -> bytes:
     """Raises ValueError: the file's beginning is not what the run has saved."""
     progress = path.parent / PROGRESS
     size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
-    data = path.read_bytes()  # after the progress: a live run appends
+    data = read_regular(path)  # after the progress: a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
         raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
     return data

@@ -228,7 +228,9 @@ class Wrong(gymnasium.Env[Any, Any]):
         if self.steps == 2 and self.what == "raise":
             raise RuntimeError("no step")
         obs, info = self.result()
-        return obs, REWARDS.get(self.what, 1.0) if self.steps == 2 else 1.0, False, False, info
+        if self.steps < 2:
+            return obs, 1.0, False, False, info
+        return obs, REWARDS.get(self.what, 1.0), ENDS.get(self.what, False), False, info
 
 
 FLOATS = {"nan": np.nan, "inf": -np.inf, "beyond": 1e39}
@@ -252,6 +254,8 @@ REWARDS: dict[str, Any] = {
     "two rewards": np.zeros(2),
 }
 
+ENDS: dict[str, Any] = {"text": "False", "no end": None, "number": 0.0}
+
 LINES = {
     "nan": r", agent_0: obs\['place'\]: expected finite numbers, got nan in \[0\.0, nan\]$",
     "inf": r", agent_0: obs\['place'\]: expected finite numbers, got -inf in \[0\.0, -inf\]$",
@@ -270,6 +274,9 @@ LINES = {
     "reward beyond float": r", agent_0: reward: expected a number, got 1000",
     "no reward": r", agent_0: reward: expected a number, got None$",
     "two rewards": r", agent_0: reward: expected a number, got array\(\[0\., 0\.\]\)$",
+    "text": r", agent_0: terminated: expected a bool, got 'False'$",
+    "no end": r", agent_0: terminated: expected a bool, got None$",
+    "number": r", agent_0: terminated: expected a bool, got 0\.0$",
     "raise": r", agent_0: RuntimeError: no step$",
     "reset": r": RuntimeError: no reset$",
 }

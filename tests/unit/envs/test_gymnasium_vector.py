@@ -210,6 +210,8 @@ class Wrong(SyncVectorEnv):
                 reward[1] = np.inf
             elif self.what == "shape":
                 obs = obs[:, :3]
+            elif self.what == "text":
+                truncated = ["False"] * 3
             else:
                 raise RuntimeError("the pole broke")
         return obs, reward, terminated, truncated, info
@@ -223,6 +225,7 @@ class Wrong(SyncVectorEnv):
         ("beyond", r"^environment copy 1, agent_0: obs: expected values in float32's range, got -1e\+39$"),
         ("reward", "^environment copy 1, agent_0: reward: expected a finite number of float32, got inf$"),
         ("shape", r"^environment copy 0, agent_0: obs: expected float32 \(4,\), got shape \(3,\)$"),
+        ("text", r"^agent_0: truncated: expected bools, got \['False', 'False', 'False'\]$"),
         ("raise", "^environment: RuntimeError: the pole broke$"),
     ],
 )

@@ -26,6 +26,7 @@ from marlcore.training.memories import OwnerOf
 from marlcore.training.policies import AssignedPolicy
 from marlcore.training.policies_file import described_policies
 from marlcore.training.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
+from marlcore.training.sinks.csv import CsvSink
 from marlcore.training.sinks.wandb import _run_id
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
@@ -163,6 +164,17 @@ def test_a_file_cut_short_is_refused(tiny, tmp_path, caplog, left):
         os.truncate(path, int(len(whole) * left))
         assert outcome(path, read, caplog) in ("told", content), path
         path.write_bytes(whole)
+
+
+def test_no_pipe_is_waited_for(tiny, tmp_path):
+    """Also not by `weights_only`, which any run may be loaded with."""
+    for path, read in files_of(Path(shutil.copytree(tiny, tmp_path / "run"))):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises((ValueError, mc.MarlcoreError), match="regular file"):
+            read(path)
+    with pytest.raises(ValueError, match=r"metrics.csv.: expected a regular file"):
+        CsvSink(tmp_path / "run" / "metrics.csv", "r+")
 
 
 @pytest.mark.parametrize(("this", "other"), [("agent_0", "agent_1"), ("agent_0", "agent_0.best")])

@@ -371,3 +371,11 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     (tmp_path / ".config.json.0123.new").write_text("half")
     write_atomically(tmp_path / "config.json", b"whole")
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_deleted_folder_of_logs_is_made_again(tmp_path):
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.keep()
+    run.log_path("actor-0").parent.rmdir()
+    with RunDirectory.resume(tmp_path / "run") as run:
+        assert run.log_path("actor-0").parent.is_dir()
