@@ -45,12 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
-    if hasattr(config, "workerinput"):
-        _mount_own_shared_memory()
+    refused = _mount_own_shared_memory()
+    if refused and hasattr(config, "workerinput"):
+        raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
 
 
-def _mount_own_shared_memory() -> None:
-    """A worker of pytest-xdist has a /dev/shm of its own, since many tests look at all segments there are."""
+def _mount_own_shared_memory() -> str:
+    """Gives this process a /dev/shm of its own, since many tests look at all segments there are.
+
+    Returns: why it has none; "" if it has. Without the right to mount, only one pytest may run at a time.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     for call in (
         lambda: libc.unshare(CLONE_NEWNS),
@@ -58,7 +62,8 @@ def _mount_own_shared_memory() -> None:
         lambda: libc.mount(b"marlcore", b"/dev/shm", b"tmpfs", 0, b"size=50%"),
     ):
         if call():
-            raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {os.strerror(ctypes.get_errno())}")
+            return os.strerror(ctypes.get_errno())
+    return ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
