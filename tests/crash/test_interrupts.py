@@ -175,6 +175,7 @@ def interrupting(moment: int, program: Program) -> Iterator[Counter[str]]:
                 raise Interrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first block
     sys.settrace(trace)
     try:
         yield seen

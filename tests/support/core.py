@@ -84,7 +84,7 @@ def build_crash_points(core: Path, folder: Path) -> Path:
     generated, built, header = folder / "_core.c", folder / "_core.abi3.so", core / "test" / "crash_points.h"
     ffi.emit_c_code(str(generated))
     mutants.compile_with(
-        ["gcc", *CRASH_FLAGS, "-include", str(header), f"-I{core}", "-I" + sysconfig.get_path("include"),
+        ["gcc", *CRASH_FLAGS, "-include", str(header), f"-I{core}", "-isystem", sysconfig.get_path("include"),
          str(generated), *map(str, sorted(core.glob("*.c"))), str(header.with_suffix(".c")), "-o", str(built)]
     )  # fmt: skip
     return built

@@ -152,6 +152,7 @@ def at_instruction(number: int) -> Callable[[Callable[[], None]], bool]:
                     raise KeyboardInterrupt
             return trace
 
+        sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first attack
         sys.settrace(trace)
         try:
             method()

@@ -148,7 +148,8 @@ def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode) -> None:
     assert told.keys() == {0, 1}
     for numbers in told.values():
         assert numbers["steps"] >= 1.0
-        assert numbers["episode_l"] == numbers["steps"]
+        # In the mode SAME_STEP, Gymnasium before 1.4 counts one step less from the second episode.
+        assert numbers["steps"] - numbers["episode_l"] in ((0.0, 1.0) if mode is AutoresetMode.SAME_STEP else (0.0,))
 
 
 class Watched(SyncVectorEnv):
