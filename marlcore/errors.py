@@ -8,7 +8,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from traceback import walk_tb
+from typing import Any
 
 __all__ = [
     "CallbackFailed",
@@ -28,6 +30,7 @@ __all__ = [
     "UsedByTwoThreads",
     "WorkerFailed",
     "WorldModelFailed",
+    "is_from_handler",
     "pass_on_from_handler",
     "suppress_failed_calls",
 ]
@@ -156,12 +159,20 @@ class CallbackFailed(WorkerFailed):
         return CallbackFailed, (self.what, self.state, self.traceback, self.worker)
 
 
-def pass_on_from_handler(error: Exception) -> None:
-    """Raises `error` again if one of the program's signal handlers raised it, for code that expects any exception."""
-    handlers = [signal.getsignal(signum) for signum in signal.valid_signals()]
+def is_from_handler(error: Exception) -> bool:
+    """Whether one of the program's signal handlers raised the error."""
+    handlers: list[Any] = [signal.getsignal(signum) for signum in signal.valid_signals()]
+    for i, handler in enumerate(handlers):
+        while isinstance(handler, partial):
+            handlers[i] = handler = handler.func
     handlers += [type(handler).__call__ for handler in handlers if callable(handler)]
     codes = {getattr(handler, "__code__", None) for handler in handlers}
-    if any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def pass_on_from_handler(error: Exception) -> None:
+    """Raises `error` again if one of the program's signal handlers raised it, for code that expects any exception."""
+    if is_from_handler(error):
         raise error
 
 

@@ -12,29 +12,34 @@ from .errors import suppress_failed_calls
 __all__ = ["say", "say_always", "shown_with"]
 
 _log = logging.getLogger("marlcore")
-_shown: bool | None = None  # on standard error; None: if that is a terminal
+_by_default: bool | None = None  # whether they are shown on standard error; None: if that is a terminal
+_inside: dict[object, bool] = {}  # the blocks of `shown_with` that some thread is in, the newest last
 
 
 def say_always() -> None:
     """From now on, `say` writes to standard error even if it is no terminal; used by the command line."""
-    global _shown
-    _shown = True
+    global _by_default
+    _by_default = True
 
 
 @contextmanager
 def shown_with(progress: bool) -> Iterator[None]:
-    """Inside, notices appear if progress does: on standard error, be it a terminal, a pipe or a file, or not at all."""
-    global _shown
-    before, _shown = _shown, progress
+    """Inside, notices appear if progress does: on standard error, be it a terminal, a pipe or a file, or not at all.
+
+    In every thread, since a kernel may be compiled in any. Where threads are inside at once, the newest block counts.
+    """
+    block = object()
+    _inside[block] = progress
     try:
         yield
     finally:
-        _shown = before
+        del _inside[block]
 
 
 def say(text: str) -> None:
     """Print one line on standard error if notices are shown there; otherwise log it at level INFO."""
-    if sys.stderr is not None and (sys.stderr.isatty() if _shown is None else _shown):
+    shown = [_by_default, *_inside.values()][-1]
+    if sys.stderr is not None and (sys.stderr.isatty() if shown is None else shown):
         with suppress_failed_calls():  # the terminal was closed
             sys.stderr.write(f"marlcore: {text}\n")
             sys.stderr.flush()

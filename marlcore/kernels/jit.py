@@ -49,6 +49,7 @@ WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
 _log = logging.getLogger("marlcore")
 _told = False
+_quiet: list[None] = []  # one for each block of `quietly` that some thread is in
 
 _OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
@@ -102,13 +103,12 @@ def _nothing() -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Reports no compilation inside; the caller reports it."""
-    global _told
-    before, _told = _told, True
+    """Reports no compilation inside, in any thread; the caller reports it."""
+    _quiet.append(None)
     try:
         yield
     finally:
-        _told = before
+        _quiet.pop()
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
@@ -116,7 +116,7 @@ class _Listener(event.Listener):  # type: ignore[misc]
 
     def on_start(self, told: Any) -> None:
         global _told
-        if not _told and told.data["dispatcher"].py_func.__module__.startswith("marlcore."):
+        if not (_told or _quiet) and told.data["dispatcher"].py_func.__module__.startswith("marlcore."):
             _told = True
             say(FIRST_COMPILATION)
 

@@ -83,7 +83,7 @@ def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
     """Raises the error of a negative code; does nothing for 0."""
     if code in (-errno.EMFILE, -errno.ENFILE):
         raise too_many_files(path)
-    if code == -errno.ENOENT and os.fspath(path).startswith(OWN_FILES):
+    if code == -errno.ENOENT and os.fspath(path).startswith(OWN_FILES) and not os.path.isdir(OWN_FILES):
         raise MarlcoreError(f"{OWN_FILES}: expected /proc mounted, since shared memory is named and locked through it")
     if code:
         raise OSError(-code, os.strerror(-code), os.fspath(path))

@@ -46,6 +46,7 @@ class Mapping:
     def detach(self, fd: int) -> None:
         """In a forked child, with the file's descriptor: keeps the bytes, but neither locks nor changes the file.
 
-        Arrays stay valid. A child that cannot open the file again, since /proc is missing, holds its locks.
+        Arrays stay valid. Where this fails, the child keeps the shared mapping and holds the file's locks: /proc is not
+        mounted, no descriptor is free, or the kernel grants no private memory (`vm.overcommit_memory` is 2).
         """
         lib.mc_mapping_detach(self._raw, fd)

@@ -129,7 +129,8 @@ class Segment:
         except (SharedMemoryFull, FileNotFoundError) as error:
             raise SharedMemoryFull(f"{why}; {error}") from None
         try:
-            write_header_and_body(file.fd, header, fill)
+            with noticing_full(directory, header.segment_bytes):
+                write_header_and_body(file.fd, header, fill)
             segment = cls(file, Path(f"/proc/{os.getpid()}/fd/{file.fd}"), header)
         except BaseException:
             file.close()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from ..checks import came
-from ..errors import WorldModelFailed
+from ..errors import WorldModelFailed, pass_on_from_handler
 from ..processes import Pool, check_picklable
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
@@ -47,6 +47,7 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
         for state in states:
             expansion.add(transition, profiles, state)
     except Exception as error:
+        pass_on_from_handler(error)
         failure = error
     try:
         expansion.check(states, profiles)

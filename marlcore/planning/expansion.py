@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import came
-from ..errors import WorldModelFailed
+from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
 __all__ = ["Expansion"]
 
-SAMPLE = 32  # states that are expanded again; of a graph with fewer than 124 such states, a quarter
+SAMPLE = 32  # states that are expanded again, at most: one, and a quarter of those that have transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -64,6 +64,7 @@ class Expansion:
                 self.profile.append(index)
                 self.outcomes.append(len(found))
         except Exception as error:
+            pass_on_from_handler(error)
             raise _explained(error, state, actions, found) from error
         self.rows.append(len(self.profile) - before)
         self._list_new_states()
@@ -123,14 +124,17 @@ class Expansion:
 
         Raises: ValueError: the model's answer is another one; the message names state and profile. Others: see `add`.
         """
-        rows = np.concatenate([[0], np.cumsum(self.rows, dtype=np.int64)])
+        rows, outcomes = np.asarray(self.rows), np.asarray(self.outcomes)
         live = np.flatnonzero(self.rows)
         sample = live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 4)).astype(int)] if len(live) else live
-        outcomes = np.concatenate([[0], np.cumsum(self.outcomes, dtype=np.int64)])
+        passed = row = outcome = 0  # states before a sampled one, their rows and outcomes
         for number in sample.tolist():
+            first = row + int(rows[passed:number].sum())
+            outcome += int(outcomes[row:first].sum())
+            passed, row = number, first
             again = Expansion()
             again.add(transition, profiles, self.states[number])
-            before = self._answers(range(rows[number], rows[number + 1]), int(outcomes[rows[number]]))
+            before = self._answers(range(row, row + int(rows[number])), outcome)
             after = again._answers(range(again.rows[0]), 0)
             if before != after:
                 index = min(index for index in before | after if before.get(index) != after.get(index))

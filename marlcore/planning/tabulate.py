@@ -60,6 +60,7 @@ def naming(what: str, states: Sequence[Any], done: Sized) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        pass_on_from_handler(error)
         raise CallbackFailed(what, states[len(done)], traceback.format_exc()) from error
 
 

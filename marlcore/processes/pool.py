@@ -108,7 +108,7 @@ class Pool:
         self._deal()
         if not self._replies:
             ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
-            for process in [one for one in self._processes if {one.pidfd, one.connection.fileno()} & ready]:
+            for process in [one for one in self._processes if ready.intersection(one.fds)]:
                 self._receive(process)
             self._deal()
         for key in self._replies:
@@ -137,8 +137,8 @@ class Pool:
             if key not in given and self.free:
                 idle = [process for process in self._processes if process.key is None]
                 process = idle[0] if idle else self._start()
-                self._poll.register(process.pidfd, select.POLLIN)
-                self._poll.register(process.connection, select.POLLIN)
+                for fd in process.fds:
+                    self._poll.register(fd, select.POLLIN)
                 process.is_out_of_step, process.key = True, key
                 process.send(request)
                 process.is_out_of_step = False
@@ -150,12 +150,15 @@ class Pool:
         if message is None:
             self._bury(process)
             return
-        if message.startswith(_FAILED):
-            raise WorkerFailed(process.name, "worker", message[1:].decode())
         assert process.key is not None
-        self._replies[process.key] = memoryview(message)[1:]
+        if message.startswith(_FAILED):
+            self._requests.pop(process.key, None)
+        else:
+            self._replies[process.key] = memoryview(message)[1:]
         process.key = None
         process.is_out_of_step = False
+        if message.startswith(_FAILED):
+            raise WorkerFailed(process.name, "worker", message[1:].decode())
 
     def _start(self) -> _Process:
         def start() -> None:
@@ -195,13 +198,14 @@ class Pool:
             raise WorkerFailed(process.name, "death", text)
 
     def _drop(self, process: _Process) -> None:
-        self._processes.remove(process)
-        for fd in (process.pidfd, process.connection.fileno()):
+        """Closes a process; after an interrupt, the next call does what is left."""
+        for fd in process.fds:
             try:
                 self._poll.unregister(fd)
-            except KeyError:  # a signal came between its start and its registration
+            except KeyError:  # a signal came between its start and its registration, or interrupted this
                 continue
         process.close()
+        self._processes.remove(process)
 
 
 class _Process(ChildProcess):
@@ -209,6 +213,7 @@ class _Process(ChildProcess):
 
     Attributes:
         connection: carries a request there and its reply back.
+        fds: readable when a reply comes or the process has ended.
         key: of the request that it answers, or None.
         is_out_of_step: whether an exception, such as one of a signal handler, cut a message in two.
     """
@@ -224,6 +229,7 @@ class _Process(ChildProcess):
         except BaseException:
             self.connection.close()
             raise
+        self.fds = (self.pidfd, self.connection.fileno())
 
     def send(self, request: bytes) -> None:
         """Sends a request; a dead process loses it, which its pidfd tells."""
@@ -263,5 +269,5 @@ def _answer(connection: Connection, around: dict[str, Any], make: bytes) -> None
             leave_if_forked(pid)
         except BaseException:
             leave_if_forked(pid)
-            reply = _FAILED + traceback.format_exc().encode()
+            reply = _FAILED + traceback.format_exc().encode(errors="backslashreplace")
         connection.send_bytes(reply)

@@ -62,7 +62,7 @@ class Failure:
         """The failure by the exception that is handled now: with its traceback, unless its message tells all."""
         if isinstance(error, Diverged):
             return cls("diverged", str(error))
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
+        if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
             return cls("worker", str(error))
         return cls("environment" if isinstance(error, EnvironmentFailed) else "worker", traceback.format_exc())
 
@@ -78,6 +78,7 @@ class ChildProcess:
         self.name = name
         self.pid = process.pid
         self._process = process
+        self._open = [process.pidfd, process.status]
 
     @property
     def pidfd(self) -> int:
@@ -91,17 +92,20 @@ class ChildProcess:
     def kill(self) -> None:
         """Kills the process at once."""
         with suppress_failed_calls(errno.ESRCH):  # it has already ended
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            if self._open:  # else the number may be another file's
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kills the process if it still runs, and closes this side's descriptors."""
+        """Kills the process if it still runs, and closes this side's descriptors; after an interrupt, call it again."""
         self.kill()
-        if not readable(self.pidfd, KILL_S):  # it sleeps uninterruptibly, in a driver or on a dead file system
+        if self._open and not readable(
+            self.pidfd, KILL_S
+        ):  # it sleeps uninterruptibly, in a driver or on a dead file system
             log.error(
                 "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
             )
-        os.close(self._process.pidfd)
-        os.close(self._process.status)
+        while self._open:
+            os.close(self._open.pop())
 
     def ending(self) -> Failure:
         """How a process that has ended did so, by its exit status."""
@@ -232,7 +236,8 @@ def _work(
         if log.hasHandlers():  # otherwise only the parent logs it
             log.error("%s failed:\n%s", name, traceback.format_exc())
         failure = Failure.of(error)
-        errors.send((failure.reason, failure.text.encode()[-MESSAGE_LIMIT:].decode(errors="ignore")))
+        text = failure.text.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
+        errors.send((failure.reason, text[-MESSAGE_LIMIT:].decode(errors="ignore")))
         logging.shutdown()
         leave(1)
     logging.shutdown()

@@ -64,7 +64,10 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
             memory[0] = as_field(label, field, value)[()]
 
     def put_float(value: Any) -> None:
-        put(value)
+        try:  # as `put`, without a second call
+            memory[0] = value
+        except (TypeError, ValueError):
+            memory[0] = as_field(label, field, value)[()]
         if isinf(memory[0]):
             as_field(label, field, value)  # refuses a finite number that float32 does not hold
 

@@ -109,7 +109,7 @@ def await_ends(pidfds: list[int]) -> None:
 
 
 def kill_a_parent(start: str, run_dir: Path) -> None:
-    """Returns once all is gone; the pytest run's own time limit is what fails here."""
+    """Returns once all is gone, else never; pytest's faulthandler_timeout then shows where it waits."""
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(STARTS[start]), str(run_dir)])
     try:
         while len(generations(parent.pid)) < DEPTH[start]:

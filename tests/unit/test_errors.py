@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from marlcore.errors import suppress_failed_calls
-from marlcore.planning.tabulate import stays_equal
+from marlcore.planning.crew import expand
+from marlcore.planning.tabulate import naming, stays_equal
 from marlcore.processes import check_picklable
 
 
@@ -25,18 +27,29 @@ class Limit:
         raise AssertionError("the handler raises")
 
 
-@pytest.fixture(params=["method", "object"])
+@pytest.fixture(params=["method", "object", "partial"])
 def limit(request: pytest.FixtureRequest) -> Iterator[Limit]:
     limit = Limit()
-    before = signal.signal(signal.SIGALRM, limit.__call__ if request.param == "method" else limit)
+    kinds = {"method": limit.__call__, "object": limit, "partial": partial(partial(Limit.__call__, limit))}
+    before = signal.signal(signal.SIGALRM, kinds[request.param])
     yield limit
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("pickle", [stays_equal, lambda thing: check_picklable(thing=thing)])
-def test_a_signal_handlers_exception_is_no_failure_of_pickling(limit: Limit, pickle: Callable[[Any], object]) -> None:
+def expanded(thing: Limit) -> None:
+    expand(lambda state, profile: thing.__reduce__(), [(0,)], [0])
+
+
+def called(thing: Limit) -> None:
+    with naming("callback", [0], []):
+        thing.__reduce__()
+
+
+@pytest.mark.parametrize("call", [stays_equal, lambda thing: check_picklable(thing=thing), expanded, called])
+def test_a_signal_handlers_exception_is_no_failure_of_the_users(limit: Limit, call: Callable[[Any], object]) -> None:
+    """Of an object's pickling, a world model or a callback."""
     with pytest.raises(TimeoutError, match="own limit"):
-        pickle(limit)
+        call(limit)
 
 
 def test_a_signal_handlers_exception_is_no_failed_call(limit: Limit) -> None:

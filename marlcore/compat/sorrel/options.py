@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ...checks import came, check_whole, names_error
+from ...checks import absolute, came, check_whole, names_error
 
 __all__ = ["Options", "Schedule", "check_environment", "check_learnable", "chosen_options", "schedule_of"]
 
@@ -70,7 +70,7 @@ class Options:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected seconds above 0, got {getattr(self, name)!r}")
         # Absolute, since an environment may change the working directory.
-        object.__setattr__(self, "output_dir", Path(self.output_dir or ".").absolute())
+        object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
 
 
 def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[bool, Options]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...checks import came
-from ...errors import TimedOut, WorkerFailed, suppress_failed_calls
+from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
@@ -174,8 +174,10 @@ class Session:
     def hand_back(self) -> None:
         """Gives the caller's models their trained state, then their memories' rows; those objects stay the same.
 
-        What cannot be handed back is a warning of one line; everything else is handed back.
+        What cannot be handed back is a warning of one line; everything else is handed back. The first exception of a
+        signal handler is raised at the end.
         """
+        failures: list[Exception] = []
         plans = {f"agents[{plan.agents[0]}].model": plan for plan in self._plan.models}
         for (label, plan), model, store in zip(plans.items(), self._models, self._stores, strict=True):
             if store.version:  # otherwise its learner never published
@@ -185,12 +187,16 @@ class Session:
                     log.warning("%s: the published weights are torn, and stay as they were", label)
                 except Exception as error:  # a class's own unpickling may raise anything
                     log.warning("%s: only its weights and epsilon are handed back (%s)", label, came(error))
+                    failures.append(error)
                 _own(networks(model))
         for (label, plan), model in zip(plans.items(), self._models, strict=True):
             try:
                 give_back(plan.rings, model.memory)
             except Exception as error:  # a memory is of the caller's own class
                 log.warning("%s.memory: its rows are lost (%s)", label, came(error))
+                failures.append(error)
+        for failure in filter(is_from_handler, failures):
+            raise failure
 
     def counts(self) -> dict[str, Any]:
         """Epochs, agent-steps, and by learner its updates and restarts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import torch
 
 from marlcore import ClosedError
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
+from marlcore.compat.sorrel import session as sessions
 from marlcore.compat.sorrel.actor import Actor
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options, schedule_of
@@ -422,6 +424,25 @@ def test_what_cannot_be_handed_back_costs_nothing_else(caplog: Any) -> None:
         "agents[1].model: only its weights and epsilon are handed back (ArithmeticError('not\\nagain'))",
         "agents[0].model.memory: its rows are lost (ValueError('assignment destination is read-only'))",
     ]
+
+
+def test_a_signal_while_models_are_handed_back_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one, once every other model and memory was handed back."""
+    raised = []
+
+    def handler(*_: Any) -> None:
+        raised.append(TimeoutError(f"limit {len(raised)}"))
+        raise raised[-1]
+
+    before = signal.signal(signal.SIGALRM, handler)
+    env, given = double.make(agents=3, epochs=3), []
+    with in_turn(env) as run:
+        monkeypatch.setattr(sessions, "restore", lambda *_: signal.raise_signal(signal.SIGALRM))
+        monkeypatch.setattr(sessions, "give_back", lambda rings, memory: given.append(memory))
+        with pytest.raises(TimeoutError, match="limit 0"):
+            run.finish()
+    signal.signal(signal.SIGALRM, before)
+    assert len(raised) == 3 and given == [agent.model.memory for agent in env.agents]
 
 
 def test_the_callers_environment_is_untouched_until_the_end() -> None:

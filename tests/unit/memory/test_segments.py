@@ -324,6 +324,17 @@ def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch,
     with pytest.raises(SharedMemoryFull, match=rf"^/dev/shm: .*; {tmp_path}: 2101248 bytes asked for, 1048576 free$"):
         Segment.create("test", DESCRIPTION, 2 << 20, spill=True)
 
+    def fill(put):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SharedMemoryFull, match=f"^{tmp_path}: "):
+        Segment.create("test", DESCRIPTION, 10, fill=fill, spill=True)
+
+
+def test_a_descriptor_that_is_not_open_is_no_missing_proc():
+    with pytest.raises(FileNotFoundError, match="/proc/self/fd/-1"):
+        File().open("/proc/self/fd/-1", os.O_RDONLY)
+
 
 # ---- what is attached to is checked ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from time import sleep
 from typing import Any
@@ -83,11 +83,11 @@ def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
 
 def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads finish the chunks that they have begun, and no others."""
-    begun, waiting, cancelled = [], threading.Event(), threading.Event()
+    begun, started, cancelled = [], threading.Event(), threading.Event()
 
     def wait_for(futures: Any) -> None:
-        waiting.set()
-        wait(futures)
+        started.wait()
+        signal.raise_signal(signal.SIGINT)  # from another thread, it could come just before a wait that it must end
 
     class Pool(ThreadPoolExecutor):
         def shutdown(self, *arguments: Any, **options: Any) -> None:
@@ -96,9 +96,7 @@ def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.Mon
 
     def step(numbers: Any) -> None:
         begun.append(numbers)
-        waiting.wait()
-        if numbers is begun[0]:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        started.set()
         cancelled.wait()
 
     monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)

@@ -240,6 +240,49 @@ def test_what_a_signal_handler_raises_passes_through(
     assert one.replies(0.0) == [] and one.free == 2
 
 
+def test_a_request_whose_answer_raises_is_over(pool: Callable[..., Pool]) -> None:
+    """Its process answers the next request; a message that UTF-8 cannot hold is passed on escaped."""
+
+    def failing() -> Callable[[bytes], bytes]:
+        def answer(request: bytes) -> bytes:
+            if not request:
+                raise ValueError("a file named \udcff")
+            return b"%d " % os.getpid() + request
+
+        return answer
+
+    one = pool(failing, 1)
+    one.ask(0, b"first")
+    pid, _ = answers(one, 1)[0]
+    one.ask(1, b"")
+    with pytest.raises(WorkerFailed, match=r"a file named \\udcff"):
+        one.replies(None)
+    assert one.replies(0.0) == [] and one.free == 1
+    one.ask(1, b"again")
+    assert answers(one, 1) == {1: (pid, b"again")}
+
+
+def test_an_interrupted_close_is_finished_by_the_next(
+    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left, and none is closed twice."""
+
+    def interrupted(fd: int, seconds: float) -> bool:
+        monkeypatch.undo()
+        raise TimeoutError("the program's own limit")
+
+    before = set(os.listdir("/proc/self/fd"))
+    one = pool(make, 1)
+    one.ask(0, b"")
+    answers(one, 1)
+    monkeypatch.setattr("marlcore.processes.worker.readable", interrupted)
+    with pytest.raises(TimeoutError):
+        one.close()
+    one.close()
+    one.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_fork_of_a_process_answers_nothing(pool: Callable[..., Pool]) -> None:
     def forking() -> Callable[[bytes], bytes]:
         def answer(request: bytes) -> bytes:

@@ -77,6 +77,19 @@ def test_a_wait_for_the_compiler_is_one_line(
         assert capsys.readouterr().err == said
 
 
+def test_overlapping_threads_leave_notices_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = notices.shown_with(True), notices.shown_with(False)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    notices.say("hidden")
+    second.__exit__(None, None, None)
+    with notices.shown_with(True):
+        notices.say("shown")
+    notices.say("to the log, since this is no terminal")
+    assert capsys.readouterr().err == "marlcore: shown\n"
+
+
 @pytest.mark.parametrize(("train", "by_default"), [(mc.train, True), (mc.start, False)])
 def test_a_run_without_progress_gives_no_notice(
     train: Any, by_default: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
