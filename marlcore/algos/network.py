@@ -53,7 +53,7 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def plan(self) -> Plan | None:
-        """What a call runs now; None if it calls the parts instead."""
+        """The plan that a call runs now; None if it calls the parts instead."""
         plan = self._plan
         if plan is None or plan.owner is not self or not plan.holds():  # shallow copies share it
             plan = self._plan = Plan(self)

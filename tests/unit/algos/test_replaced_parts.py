@@ -1,4 +1,4 @@
-"""What is trained and acts is what stands in the model: replaced, hooked and changed parts, for every algorithm."""
+"""Replaced, hooked and changed parts of a model are those that act and learn, for every algorithm."""
 
 import copy
 import pickle
