@@ -128,7 +128,7 @@ class VectorEnvironment(Protocol):
     copies: int
     agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
     spaces: Mapping[str, Spaces]  # by agent
-    episodes: int  # ended so far, in all copies together
+    episodes: int  # ended since `reset`, in all copies together
     ended: NDArray[np.int64]  # [copies], the same in each copy
 
     def reset(self, seed: int) -> None:

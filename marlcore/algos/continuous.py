@@ -23,7 +23,7 @@ UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 
 class ContinuousPolicy(Network):
-    """Base of policy networks: observations to what they say of actions, by `outputs` numbers for each component.
+    """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
 
     Attributes:
         actions: of the action space.
@@ -38,18 +38,18 @@ class ContinuousPolicy(Network):
         self.output = nn.Linear(self.torso.size, outputs * self.actions.size)
 
     def forward(self, obs: Any) -> Any:
-        return self.said(self.output(self.torso(obs)))
+        return self.distribution(self.output(self.torso(obs)))
 
     @abstractmethod
-    def said(self, outputs: torch.Tensor) -> Any:
-        """What the last layer's outputs [B, outputs * size] say of the actions; what a call of the network returns."""
+    def distribution(self, outputs: torch.Tensor) -> Any:
+        """The distribution of actions by the last layer's outputs [B, outputs * size]; the result of a call."""
 
     @abstractmethod
-    def greedy(self, said: Any) -> torch.Tensor:
+    def greedy(self, distribution: Any) -> torch.Tensor:
         """Actions [B, size] in [-1, 1] without exploration."""
 
     @abstractmethod
-    def noisy(self, said: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+    def noisy(self, distribution: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         """Actions [B, size], given standard normal noise [B, size]; beyond [-1, 1] they count as its ends."""
 
 

@@ -19,16 +19,19 @@ class Dense(Network):
 
     Attributes:
         size: the units of the last layer, `inputs` without layers.
-        rectifies: whether the activation is ReLU.
     """
 
     def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = torch.relu) -> None:
         super().__init__()
         self._activation = activation
-        self.rectifies = activation is torch.relu
         widths = (inputs, *sizes)
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False))
         self.size = widths[-1]
+
+    @property
+    def rectifies(self) -> bool:
+        """Whether the activation is ReLU."""
+        return self._activation is torch.relu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

@@ -25,6 +25,7 @@ Operation = Callable[..., Any]
 _IN_PLACE: dict[Operation, Operation] = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
 _FORWARD, _FORWARD_PRE = itemgetter("_forward_hooks"), itemgetter("_forward_pre_hooks")
 _BACKWARD, _BACKWARD_PRE = itemgetter("_backward_hooks"), itemgetter("_backward_pre_hooks")
+_ACTIVATION = itemgetter("_activation")
 _GLOBAL_HOOKS = (
     of_torch._global_forward_hooks,
     of_torch._global_forward_pre_hooks,
@@ -52,9 +53,9 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def plan(self) -> Plan | None:
-        """What a call runs now; None if it calls the parts instead."""
+        """The plan that a call runs now; None if it calls the parts instead."""
         plan = self._plan
-        if plan is None or not plan.holds():
+        if plan is None or plan.owner is not self or not plan.holds():  # shallow copies share it
             plan = self._plan = Plan(self)
         return None if plan.call is None or plan.is_hooked() else plan
 
@@ -68,10 +69,12 @@ class Plan:
     """A network's operations, and the parts from which they were taken.
 
     Attributes:
+        owner: the network.
         call: runs them; None where there are none.
     """
 
     def __init__(self, network: Network) -> None:
+        self.owner = network
         parts = list(_parts(network)) if is_known(network) else []
         self._children = [part._modules for part in parts if part._modules]
         self._named = list(map(dict, self._children))
@@ -80,15 +83,18 @@ class Plan:
         self._forwards = [kind.forward for kind in self._kinds]
         self._own = list(map(vars, self._parts))
         self._sizes = list(map(len, self._own))  # an attribute that hides one of the class is one more
+        self._activating = [own for own in self._own if "_activation" in own]
+        self._activations = list(map(_ACTIVATION, self._activating))
         self.call: Any = call_of(network) if parts else None
 
     def holds(self) -> bool:
-        """Whether the network has the same parts still; one that has no operations stays without."""
+        """Whether the network has the same parts and activations still; one that has no operations stays without."""
         return (
             list(map(type, self._parts)) == self._kinds
             and list(map(len, self._own)) == self._sizes
             and [kind.forward for kind in self._kinds] == self._forwards
             and self._children == self._named
+            and list(map(_ACTIVATION, self._activating)) == self._activations
         )
 
     def is_hooked(self) -> bool:
@@ -150,5 +156,5 @@ def _parts(part: nn.Module) -> Iterator[nn.Module]:
     """The part and those in it whose calls operations skip."""
     yield part
     for child in part.children():
-        if is_known(child):
+        if is_known(child) or hasattr(child, "__iter__"):  # operations skip the calls of a container's members too
             yield from _parts(child)

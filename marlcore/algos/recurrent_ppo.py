@@ -107,6 +107,7 @@ class RecurrentPolicyValue(nn.Module):
         super().__init__()
         torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, ACTIVATIONS[hyper.activation])
         self.acting = RecurrentPolicy("PPO", spaces, torso)
+        self._state = torso.core.parts  # of the recurrent layer, among the extras of rows
         self.critic = nn.Linear(hyper.units, 1)
         initialize(self.critic, 1.0)
 
@@ -119,9 +120,10 @@ class RecurrentPolicyValue(nn.Module):
             first: bool [B], the observations with which windows begin.
         """
         rows, held = windows_of(first)
+        begins = rows[:, 0]
 
         def unroll(core: Operation, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            features, after = core(inputs[rows], {name: part[rows[:, 0]] for name, part in state.items()})
+            features, after = core(inputs[rows], {name: state[name][begins] for name in self._state})
             return features[held], after
 
         output, features, _ = self.acting(obs, state, unroll)
@@ -149,10 +151,10 @@ class RecurrentPPOTrainer(PPOTrainer):
 
     def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
         """The values of the next observations of these rows, in the state after their actions."""
-        policy = self.model.acting
-        *_, after = policy(taken(batch.obs, which), taken(batch.extras, which))
-        state = {**policy.torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
-        _, features, _ = policy(taken(batch.next_obs, which), state)
+        torso = self.model.acting.torso
+        _, after = torso(taken(batch.obs, which), taken(batch.extras, which))
+        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
+        features, _ = torso(taken(batch.next_obs, which), state)
         values: torch.Tensor = self.model.critic(features).squeeze(1)
         return values
 

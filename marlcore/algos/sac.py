@@ -75,26 +75,26 @@ class GaussianPolicy(ContinuousPolicy):
     """
 
     def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.output), self.said]
+        return [*operations_of(self.torso), *operations_of(self.output), self.distribution]
 
-    def said(self, outputs: torch.Tensor) -> Normal:
+    def distribution(self, outputs: torch.Tensor) -> Normal:
         mean, log_std = outputs.chunk(2, 1)
         return mean, log_std.clamp(*LOG_STD)
 
-    def greedy(self, said: Normal) -> torch.Tensor:
-        return said[0].tanh()
+    def greedy(self, distribution: Normal) -> torch.Tensor:
+        return distribution[0].tanh()
 
-    def noisy(self, said: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        mean, log_std = said
+    def noisy(self, distribution: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        mean, log_std = distribution
         return (mean + log_std.exp() * noise).tanh_()
 
-    def sample(self, said: Normal, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, distribution: Normal, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [B, size] of standard normal noise [B, size], and the logarithms [B] of their densities.
 
         The logarithm of tanh's derivative 1 - tanh(x)^2 is 2 (log 2 - x - softplus(-2 x)), without a cancellation
         (Haarnoja et al. 2018, appendix C, equation 21).
         """
-        mean, log_std = said
+        mean, log_std = distribution
         before = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
         slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))

@@ -75,16 +75,16 @@ class DeterministicPolicy(ContinuousPolicy):
     """Observations to actions [B, size] in [-1, 1]."""
 
     def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.output), self.said]
+        return [*operations_of(self.torso), *operations_of(self.output), self.distribution]
 
-    def said(self, outputs: torch.Tensor) -> torch.Tensor:
+    def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()
 
-    def greedy(self, said: torch.Tensor) -> torch.Tensor:
-        return said
+    def greedy(self, distribution: torch.Tensor) -> torch.Tensor:
+        return distribution
 
-    def noisy(self, said: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        action: torch.Tensor = said + explore["noise"] * noise
+    def noisy(self, distribution: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        action: torch.Tensor = distribution + explore["noise"] * noise
         return action
 
 

@@ -59,9 +59,10 @@ def main(arguments: list[str]) -> int:
     options = parse(EvalOptions, arguments, "eval")
     env_fn = options.env or None
     run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
+    policies = {name: os.path.abspath(it) if os.path.isdir(it) else it for name, it in options.policies.items()}
     if options.video:
         check_format(options.video)
-        run = EvaluatedRun(run_dir, options.which, options.policies, env_fn, trust=options.trust)
+        run = EvaluatedRun(run_dir, options.which, policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
     outcome = evaluate(
         run_dir,
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
         envs=options.envs,
         seed=options.seed,
         explore=options.explore,
-        policies=options.policies,
+        policies=policies,
         env_fn=env_fn,
         trust=options.trust,
     )

@@ -257,6 +257,8 @@ class _Several:
         env.reset(seed)
         self._pending: set[tuple[str, int]] = set()  # (agent, copy) whose action has no outcome yet
         self._begun: set[tuple[str, int]] = set()
+        if np.any(env.ended):
+            raise EnvironmentFailed(f"ended: expected no episodes after a reset, got {env.ended}")
         events: list[_Event] = []
         while len(events) < steps:
             outcomes, turns = env.observe()

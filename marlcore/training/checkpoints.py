@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .files import read_sealed, write_sealed
+from .files import ZIP, read_sealed, write_sealed
 from .run_directory import checkpoint_path
 
 __all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint", "save_checkpoint"]
@@ -96,8 +96,10 @@ def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = io.BytesIO(read_sealed(path, own_name=own_name))
-        state: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+        data = read_sealed(path, own_name=own_name)
+        if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
+            raise ValueError("expected a zip")
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error

@@ -1,4 +1,4 @@
-"""What chooses an agent's actions in several copies of the environment: a policy, a script, or one of several."""
+"""Choosers of an agent's actions in several copies of the environment: a policy, a script, or one of several."""
 
 from __future__ import annotations
 

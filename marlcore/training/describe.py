@@ -74,8 +74,7 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
 
     Raises ValueError: config.json does not describe them, an import fails, or the run is not trusted.
     """
-    check_trusted(run_dir, trust)
-    described = read_config(run_dir)
+    described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
         _check_named("environment", env)

@@ -24,6 +24,7 @@ from typing import Any
 from ..checks import came
 
 __all__ = [
+    "ZIP",
     "check_regular",
     "make_directory",
     "naming",
@@ -40,7 +41,7 @@ _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
 _REST_OF_A_SEAL = re.compile(rb"[0-9a-f]{32}")
 _LONGEST = 4096  # of a seal
-_ZIP = b"PK\x03\x04"
+ZIP = b"PK\x03\x04"  # with which one begins
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +81,7 @@ def write_sealed(path: Path, data: bytes) -> None:
     """Writes a pickle or a zip with a seal; see `write_atomically`."""
     start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
     end = b'"}\n'
-    if data.startswith(_ZIP):  # the seal becomes its comment, whose length ends a zip
+    if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
         length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
         _write_sealed(path, memoryview(data)[:-2], length + start, end)
     else:

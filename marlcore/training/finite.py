@@ -64,8 +64,10 @@ class FiniteCheck:
     @torch.no_grad()
     def _check(self, named: Iterator[tuple[str, torch.Tensor]], updates: int) -> None:
         tensors = {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
-        sums = [tensor.sum().float() for tensor in tensors.values()]
-        if not sums or bool(torch.stack(sums).isfinite().all()):
+        sums: dict[torch.device, list[torch.Tensor]] = {}  # by device, for one wait each
+        for tensor in tensors.values():
+            sums.setdefault(tensor.device, []).append(tensor.sum().float())
+        if all(torch.stack(on_device).isfinite().all() for on_device in sums.values()):
             return
         for name, tensor in tensors.items():  # a sum of finite numbers may be infinite
             wrong = ~torch.isfinite(tensor)
@@ -85,9 +87,11 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a state of dicts and sequences, with the names that lead to them."""
+    """The tensors and floats in a state of dicts and sequences, with the names that lead to them."""
     if isinstance(state, torch.Tensor):
         yield name, state
+    elif isinstance(state, float):
+        yield name, torch.tensor(state, dtype=torch.float64)
     elif isinstance(state, (Mapping, list, tuple)):
         for key, one in state.items() if isinstance(state, Mapping) else enumerate(state):
             yield from _tensors(f"{name}.{key}", one)

@@ -135,7 +135,7 @@ class SavedRun:
         path = absolute(run_dir)
         if weights_only:
             return cls(path, *described_policies(path))
-        check_trusted(path, trust)
+        path = check_trusted(path, trust)
         try:
             saved = cloudpickle.loads(read_sealed(path / FILE))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])

@@ -12,8 +12,8 @@ __all__ = ["check_trusted"]
 CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
 
 
-def check_trusted(run_dir: str | Path, trust: bool = False) -> None:
-    """Checks a run's directory, its config.json, and all that lies in `checkpoints`.
+def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
+    """The real path of a run's directory, which is to be read, its config.json and all in `checkpoints` checked.
 
     Each must belong to this user or to root, and only its owner may write it; links in the directory are refused, since
     other users may write where they lead. A link to the directory itself is followed.
@@ -23,7 +23,8 @@ def check_trusted(run_dir: str | Path, trust: bool = False) -> None:
 
     Raises: ValueError: another user could have changed the run. OSError: a file cannot be examined.
     """
-    for path in () if trust else _code(Path(os.path.realpath(run_dir))):
+    root = Path(os.path.realpath(run_dir))
+    for path in () if trust else _code(root):
         status = os.lstat(path)
         if status.st_uid not in (os.geteuid(), 0):
             reason = f"belongs to user {status.st_uid}"
@@ -37,6 +38,7 @@ def check_trusted(run_dir: str | Path, trust: bool = False) -> None:
             f"trust: expected a run that only this user can write, since loading it executes code, got {str(path)!r}, "
             f"which {reason}; trust=True or --trust loads it all the same"
         )
+    return root
 
 
 def _code(root: Path) -> Iterator[Path]:

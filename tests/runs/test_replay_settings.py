@@ -154,7 +154,9 @@ def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    deadline = time.monotonic() + 1800
     while living(process.pid):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     assert len(files(folder)) == 2, "the killed run left its file"
     config = replace(CONFIG, replay=mc.ReplayConfig(path=str(folder), save=True))

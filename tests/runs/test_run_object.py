@@ -153,7 +153,9 @@ def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -
     assert output == "going\n", errors
     assert process.returncode == (3 if "Exit" in end else 1 if end else 0), errors
     assert ("mine" in errors) == ("mine" in end) and (end != "" or errors == ""), errors
+    deadline = time.monotonic() + 1800
     while living(process.pid):  # the kernel ends them when it has ended their parent
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     assert set(os.listdir("/dev/shm")) == before
     assert torch.load(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] > 0

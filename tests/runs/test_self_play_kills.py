@@ -41,7 +41,7 @@ CONFIG = mc.Config(
 
 
 def until(reached: Callable[[], Any], goes_on: Callable[[], bool] = lambda: True) -> Any:
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 1800
     while not (found := reached()):
         assert goes_on() and time.monotonic() < deadline
         time.sleep(0.02)
@@ -117,8 +117,7 @@ def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) ->
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    while living(process.pid):
-        time.sleep(0.01)
+    until(lambda: not living(process.pid))
     before, held = saved(run_dir), saved_opponents(run_dir, "main", 4)
     weights = {n: torch.load(opponent_path(run_dir, "main", n), weights_only=True)["acting"] for n in held}
     assert sum(table(run_dir).values()) <= sum(sum(one) for one in before.values()), "never newer than the checkpoint"

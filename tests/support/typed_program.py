@@ -1,4 +1,4 @@
-"""What docs/training.md shows, as a user's program that mypy --strict accepts; nothing runs it."""
+"""The examples of docs/training.md as a user's program that mypy --strict accepts; nothing runs it."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ __all__ = ["make_anchors"]
 
 
 def make_anchors(
-    policy: AssignedPolicy | PolicyPlan, config: Config, index: int, copies: int, generator: np.random.Generator
+    policy: AssignedPolicy | PolicyPlan, config: Config, copies: int, generator: np.random.Generator
 ) -> list[Chooser]:
     """The anchors' players. Raises ValueError, TypeError: one cannot be imported, or is of another network."""
     anchors: list[Chooser] = []

@@ -66,7 +66,7 @@ def join_matches(
     config = blueprint.config
     generator = np.random.default_rng(run_seed(config, "opponents", index, worker.control.steps))
     pool = worker.hold(ParameterStore.attach(blueprint.self_play.pool))
-    anchors, frozen = _opponents(blueprint, pool, index, env.copies, generator)
+    anchors, frozen = _opponents(blueprint, pool, env.copies, generator)
     matches = Matches(
         config.self_play, env.agents, env.ended, lambda: policy.published, frozen, anchors,
         Routes(config.replay.mixture).part_of, generator,
@@ -85,7 +85,7 @@ def join_games(
     assert blueprint.self_play is not None
     generator = np.random.default_rng()  # seeded before each evaluation
     pool = worker.hold(ParameterStore.attach(blueprint.self_play.pool))
-    anchors, frozen = _opponents(blueprint, pool, 0, env.copies, generator)
+    anchors, frozen = _opponents(blueprint, pool, env.copies, generator)
     return OpponentGames(
         env, candidate, blueprint.config, anchors, frozen, partial(held_by, pool), generator, seed,
         blueprint.policies[0].name, worker.report,
@@ -93,7 +93,7 @@ def join_games(
 
 
 def _opponents(
-    blueprint: Blueprint, pool: ParameterStore, index: int, copies: int, generator: np.random.Generator
+    blueprint: Blueprint, pool: ParameterStore, copies: int, generator: np.random.Generator
 ) -> tuple[list[Chooser], FrozenPlayers]:
     """The anchors and the pool's members as players in `copies` copies."""
     (plan,), config = blueprint.policies, blueprint.config
@@ -103,7 +103,7 @@ def _opponents(
         plan.algorithm, plan.spaces, pool.subscriber(model), model, device, copies, config.replay.pad, generator,
         config.self_play.explore,
     )  # fmt: skip
-    return make_anchors(plan, config, index, copies, generator), frozen
+    return make_anchors(plan, config, copies, generator), frozen
 
 
 def _report(reporter: Reporter, steps: Callable[[], int]) -> Callable[[int, str, int], None]:

@@ -32,7 +32,7 @@ def fewest_games(config: SelfPlayConfig) -> int:
 
 
 class Pairings(NamedTuple):
-    """Who plays each game of an evaluation, and on which side.
+    """The opponent and the policy's side in each game of an evaluation.
 
     Attributes:
         opponents: int64 [games], by number.
@@ -123,7 +123,7 @@ class OpponentGames:
             of_best = self._play(self._best, pairings, seed, may_go_on)
             if of_best is None:
                 return False
-            best = _mean(self._by_opponent(of_best, pairings))
+            best = _mean(self._by_opponent(self._returns(of_best, pairings), pairings))
         self._take(outcome, pairings, best)
         return True
 
@@ -131,7 +131,7 @@ class OpponentGames:
         """None if no opponent can play now."""
         settings, games = self._config.self_play, self._config.evaluation.episodes
         sides = range(2) if settings.side == BOTH else [list(self._env.agents).index(settings.side)]
-        meetings = -(-games // (len(sides) * len(self._names)))  # with the pool
+        meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
         members = [number for number in spread(self._held(), meetings) if self._frozen.has(number)]
         self._frozen.keep(members)
         if not members and not self._anchors:
@@ -152,9 +152,8 @@ class OpponentGames:
         players = {agent: _Side(side, pairings, self._env, player) for side, agent in enumerate(self._env.agents)}
         return play(self._env, players, len(pairings.sides), seed, may_go_on)
 
-    def _by_opponent(self, outcome: Evaluation, pairings: Pairings) -> dict[str, float]:
-        """The policy's mean return against each anchor, and against the pool."""
-        returns = self._returns(outcome, pairings)
+    def _by_opponent(self, returns: NDArray[np.float64], pairings: Pairings) -> dict[str, float]:
+        """The policy's mean return against each anchor, and against the pool, for its return in each game."""
         return {
             name: float(returns[pairings.groups == group].mean())
             for group, name in enumerate(self._names)
@@ -169,7 +168,8 @@ class OpponentGames:
 
     def _take(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
         """Saves the weights, and reports the outcome."""
-        returns, step = self._by_opponent(outcome, pairings), self._candidate.step
+        by_game, step = self._returns(outcome, pairings), self._candidate.step
+        returns = self._by_opponent(by_game, pairings)
         self._candidate.keep(_mean(returns), best)
         values = {"eval_return": _mean(returns), "eval_distinct": float(outcome.distinct)}
         if best is not None:
@@ -177,7 +177,6 @@ class OpponentGames:
         values |= {f"eval_return/{name}": value for name, value in returns.items()}
         for name, value in values.items():
             self._report(self._policy, name, value, step)
-        by_game = self._returns(outcome, pairings)
         for side, agent in enumerate(self._env.agents):
             games = pairings.sides == side
             if games.any():
@@ -206,7 +205,7 @@ class _Side:
         tell_by_number(self._present(copies), self._player, reward, copies)
 
     def _present(self, copies: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Who acts in the present games; those after the last one do not count."""
+        """The numbers of the players in the present games; those after the last one do not count."""
         games = np.minimum(self._first[copies] + self._env.ended[copies], len(self._numbers) - 1)
         numbers: NDArray[np.int64] = self._numbers[games]
         return numbers

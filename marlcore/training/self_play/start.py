@@ -47,7 +47,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"
         )
-    make_anchors(policy, config, 0, 1, np.random.default_rng(0))
+    make_anchors(policy, config, 1, np.random.default_rng(0))
     routes = Routes(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:

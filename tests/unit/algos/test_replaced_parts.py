@@ -1,4 +1,4 @@
-"""What is trained and acts is what stands in the model: replaced, hooked and changed parts, for every algorithm."""
+"""Replaced, hooked and changed parts of a model are those that act and learn, for every algorithm."""
 
 import copy
 import pickle
@@ -232,6 +232,61 @@ def test_a_parts_own_output_is_not_changed():
     model.acting.torso.dense.layers[1] = nn.Sigmoid()
     model.acting(obs).sum().backward()
     assert torch.equal(obs, -torch.ones(4, 3))
+
+
+def trained(case, change, plan=Network.plan):
+    """The model's values after an update, with the change in a model that was called and trained before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "plan", plan)
+        torch.manual_seed(0)
+        hyper, spaces = CASES[case]
+        model = hyper.make_model(spaces)
+        trainer = hyper.make_trainer(model)
+        learnt(case, trainer)
+        change(model)
+        learnt(case, trainer)
+        return model(torch.ones(4, 3))
+
+
+def in_other_containers(model):
+    model.torso.dense.layers = nn.Sequential(*model.torso.dense.layers)
+    model.torso.encoders = nn.Sequential(*model.torso.encoders)
+
+
+def hooked_in_another_container(model):
+    in_other_containers(model)
+    model(torch.ones(4, 3))
+    twice_the_output(model.torso.dense.layers[0])
+    twice_the_output(model.torso.encoders[0])
+
+
+def replaced_in_another_container(model):
+    in_other_containers(model)
+    model(torch.ones(4, 3))
+    model.torso.dense.layers[0] = DoubleLinear(3, 8)
+
+
+def another_activation(model):
+    model.torso.dense._activation = torch.tanh
+
+
+INSIDE = [in_other_containers, hooked_in_another_container, replaced_in_another_container, another_activation]
+
+
+@pytest.mark.parametrize("change", INSIDE)
+def test_a_change_inside_the_layers_counts_in_acting_and_learning(change):
+    np.testing.assert_allclose(
+        trained("dqn", change).detach(), trained("dqn", change, lambda self: None).detach(), **rounding(2000, 10.0)
+    )
+
+
+@pytest.mark.parametrize("copied", [copy.copy, nn.Module._replicate_for_data_parallel])
+def test_a_shallow_copy_computes_with_its_own_parts(copied):
+    model, obs = mc.DQN(hidden=(8, 8)).make_model(box_spaces()), torch.ones(4, 3)
+    before = model(obs)
+    other = copied(model)
+    other._modules = {**model._modules, "head": nn.Identity()}
+    assert other(obs).shape == (4, 8) and torch.equal(model(obs), before)
 
 
 @EACH

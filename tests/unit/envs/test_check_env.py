@@ -214,7 +214,8 @@ class Rooms:
 
     @property
     def ended(self) -> np.ndarray:
-        return self.inner.ended + {"ended": 1, "kind of ended": 0.0}.get(self.wrong, 0)
+        wrong = {"ended": min(self.round, 1), "ended before": 1, "kind of ended": 0.0}
+        return self.inner.ended + wrong.get(self.wrong, 0)
 
     def reset(self, seed: int) -> None:
         self.inner.reset(seed)
@@ -260,6 +261,7 @@ TURNS: dict[str, Any] = {
 }
 SEVERAL = {
     "ended": r"ended: expected 0 episodes in all copies, got \[1 1 1\]",
+    "ended before": r"ended: expected no episodes after a reset, got \[1 1 1\]",
     "kind of ended": r"ended: expected integers \(3,\), got array\(\[0\., 0\., 0\.\]\)",
     "no turn": "observe: expected at least one turn, got none",
     "lost outcome": "turn of agent_1: copy 0: expected an outcome of its last action before this turn",

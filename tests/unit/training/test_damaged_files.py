@@ -211,3 +211,10 @@ def test_a_file_of_an_earlier_version_is_read_and_said(tmp_path, caplog):
     torch.save({"updates": 3}, tmp_path / "a.pt")
     assert load_checkpoint(tmp_path / "a.pt") == {"updates": 3}
     assert "a.pt' has no checksum" in caplog.records[0].getMessage()
+
+
+def test_a_checkpoint_in_an_older_format_of_torch_is_refused(tmp_path):
+    """Reading one could execute code, in spite of `weights_only` (CVE-2025-32434)."""
+    torch.save({"updates": 3}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"a\.pt' \(expected a zip\)$"):
+        load_checkpoint(tmp_path / "a.pt")

@@ -41,7 +41,7 @@ class Scene:
         self.net = Net()
         self.published: list[int] = []
         self.saved: list[int] = []
-        self.loss, self.state = 0.5, {"adam": {0: {"average": torch.zeros(3)}}, "beta": [torch.ones(2)]}
+        self.loss, self.state = 0.5, {"adam": {0: {"average": torch.zeros(3)}}, "beta": [torch.ones(2)], "rate": 0.1}
         trainer: Any = SimpleNamespace(update=self.update, state_dict=lambda: self.state)
         publications: Any = SimpleNamespace(publish=self.published.append, numbers={}, version=1, steps=lambda: 0)
         batch = SimpleNamespace(index=None, policy_version=torch.zeros(1))
@@ -102,6 +102,7 @@ def test_weights_that_are_not_finite_are_not_published() -> None:
         (lambda scene: scene.net.critic.bias.data.fill_(NAN), r"critic\.bias holds nan"),
         (lambda scene: scene.state["beta"][0].fill_(INF), r"trainer\.beta\.0 holds inf"),
         (lambda scene: scene.state["adam"][0]["average"].fill_(NAN), r"trainer\.adam\.0\.average holds nan"),
+        (lambda scene: scene.state.update(rate=NAN), r"trainer\.rate holds nan"),
     ],
 )
 def test_what_only_a_checkpoint_holds_is_checked_before_it(spoil: Any, name: str) -> None:
@@ -118,6 +119,29 @@ def test_large_finite_weights_are_no_fault() -> None:
     scene.net.acting.weight.data.fill_(3e38)
     scene.steps(3)
     assert (scene.published, scene.saved) == ([0, 2], [3])
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that pretends to be on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of torch's Adam, whose count of steps is on the CPU."""
+    stack = torch.stack
+
+    def stack_of_one_device(tensors: list[torch.Tensor]) -> torch.Tensor:
+        assert len({tensor.device for tensor in tensors}) == 1
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", stack_of_one_device)
+    scene = Scene()
+    scene.state["adam"][0]["steps"] = torch.ones(()).as_subclass(OnGPU)
+    scene.learner.save()
+    scene.state["adam"][0]["steps"].fill_(INF)
+    with pytest.raises(mc.Diverged, match=r"trainer\.adam\.0\.steps holds inf"):
+        scene.learner.save()
 
 
 class Spoiling(DQNTrainer):

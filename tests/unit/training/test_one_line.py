@@ -1,4 +1,4 @@
-"""What machines and attackers bring about is told in one line."""
+"""Faults of the machine and of attackers end in one line."""
 
 from __future__ import annotations
 

@@ -139,6 +139,13 @@ def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Cal
     again.env.close()
 
 
+def test_every_chosen_member_of_the_pool_plays(scene: Callable[..., Scene]) -> None:
+    """Of five meetings in ten games the anchor has three, and the pool two."""
+    one = scene(episodes=10)
+    assert one.at(1, mark=15.0)
+    assert {mark for pair in one.played for mark in pair} == {15.0, ANCHOR, 0.0, 20.0}
+
+
 def test_opponents_that_left_the_pool_are_not_waited_for(scene: Callable[..., Scene]) -> None:
     one = scene(anchors=(), episodes=4, side="right")
     one.pool.marks = {1: 3.0}

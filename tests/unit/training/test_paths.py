@@ -11,6 +11,7 @@ import pytest
 from hunt import HUNT
 
 import marlcore as mc
+from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
 from marlcore.training.run import _Plan
@@ -53,6 +54,15 @@ def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, t
     plan = _Plan.of(elsewhere, "dqn", mc.Config(mode="serial"), None, None)
     with RunDirectory.create(None, {}, plan.runs) as run:
         assert run.path.parent == here / "runs"
+
+
+def test_runs_among_the_policies_of_an_evaluation_are_absolute(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+    monkeypatch.setattr("marlcore.cli.eval.evaluate", lambda run, episodes, **options: seen.update(options))
+    main(["run", "--policies", "agent_0", "other", "agent_1", "bots:Bot"])
+    assert seen["policies"] == {"agent_0": str(tmp_path / "other"), "agent_1": "bots:Bot"}
 
 
 @pytest.mark.long

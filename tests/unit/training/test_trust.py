@@ -111,6 +111,7 @@ def test_a_run_of_another_user_is_refused(run, monkeypatch):
 def test_a_link_to_a_run_is_followed(run, tmp_path):
     (tmp_path / "newest").symlink_to(run)
     assert mc.load_policy(tmp_path / "newest", "agent_0").act(OBS) in (4, 5)
+    assert SavedRun.of(tmp_path / "newest").path == run.resolve(), "what is read is what was checked"
 
 
 def test_a_refused_run_executes_nothing_at_any_door(run, capsys):
