@@ -77,7 +77,10 @@ def test_a_wait_for_the_compiler_is_one_line(
         assert capsys.readouterr().err == said
 
 
-def test_overlapping_threads_leave_notices_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overlapping_threads_leave_notices_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notices, "_by_default", None)  # the command line shows them for good
     first, second = notices.shown_with(True), notices.shown_with(False)
     first.__enter__()
     second.__enter__()
