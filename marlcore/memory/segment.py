@@ -94,7 +94,7 @@ class Segment:
             ValueError: the name has characters other than letters, digits, "_" and ".", or the path exists.
             MarlcoreError: another process locked the file before it had a name, or no descriptor is free.
         """
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
         if path is None:
             sweep_once()

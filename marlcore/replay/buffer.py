@@ -218,7 +218,8 @@ class ReplayBuffer(TransitionLanes):
         options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
         geometry, native = self._geometry, self._lanes
         if lanes is not None:
-            if not lanes or lanes.step != 1 or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
+            whole = isinstance(lanes, range) and len(lanes) and lanes.step == 1
+            if not whole or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
                 raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
             geometry = self._geometry.part(lanes)
             native = geometry.bind(self._segment.body)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import absolute, as_field
+from ..checks import absolute, as_field, came
 from ..envs.agent_view import AgentView
 from ..errors import TimedOut
 from ..interfaces import Algorithm
@@ -197,7 +197,14 @@ def load_policy(
 
     Raises: ValueError: there is no such run, policy or checkpoint, or the run is not trusted.
     """
-    return SavedRun.of(run_dir, trust=trust, weights_only=weights_only).policy(name, which)
+    saved = SavedRun.of(run_dir, trust=trust, weights_only=weights_only)
+    try:
+        return saved.policy(name, which)
+    except (KeyError, MemoryError, OSError, OverflowError, RuntimeError, TypeError) as error:
+        if not weights_only:
+            raise
+        expected = "weights_only: expected a policy and weights that fit it"
+        raise ValueError(f"{expected}, got {str(run_dir)!r} ({came(error)})") from None
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:

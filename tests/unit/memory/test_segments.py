@@ -158,7 +158,7 @@ def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
     segment.unlink()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n"])
+@pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None])
 def test_a_name_of_other_characters_is_refused(name):
     with pytest.raises(ValueError, match=r"^name: expected letters, digits, '_' and '.', got "):
         Segment.create(name, DESCRIPTION, 10)

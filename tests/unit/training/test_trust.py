@@ -178,6 +178,16 @@ def test_a_hyperparameter_that_names_code_is_refused(tmp_path, value):
         mc.load_policy(tmp_path, "a", weights_only=True)
 
 
+@pytest.mark.parametrize("change", [{"hidden": [10**12]}, {"hidden": [5]}, {"dueling": "x"}])
+def test_a_policy_that_its_weights_do_not_fit_is_refused(run, change):
+    plain = read_json(run / POLICIES)
+    plain["policies"][0]["hyperparameters"] |= change
+    write_json(run / POLICIES, plain)
+    with pytest.raises(ValueError, match=r"^weights_only: expected ") as refusal:
+        mc.load_policy(run, "agent_0", weights_only=True)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_schedule_that_names_code_is_left_out(tmp_path):
     plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
     plain["config"]["exploration"] |= {
