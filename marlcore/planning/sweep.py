@@ -7,7 +7,8 @@ to disjoint rows of the same arrays. Neighbouring small levels are swept by one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,10 +86,19 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
     futures: list[Future[None]] = []
+    ended: SimpleQueue[None] = SimpleQueue()  # `wait` would keep the futures' locks if it were interrupted between them
+
+    def work(chunk: Numbers) -> None:
+        try:
+            step(chunk)
+        finally:
+            ended.put(None)
+
     try:
         for chunk in chunks:
-            futures.append(pool.submit(step, chunk))
-        wait(futures)
+            futures.append(pool.submit(work, chunk))
+        for _ in futures:
+            ended.get()
     finally:
         for future in futures:
             future.cancel()  # after an interrupt, the pool waits only for the chunks that have begun

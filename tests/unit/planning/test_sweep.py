@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from queue import SimpleQueue
 from time import sleep
 from typing import Any
 
@@ -85,9 +86,10 @@ def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.Mon
     """The threads finish the chunks that they have begun, and no others."""
     begun, started, cancelled = [], threading.Event(), threading.Event()
 
-    def wait_for(futures: Any) -> None:
-        started.wait()
-        signal.raise_signal(signal.SIGINT)  # from another thread, it could come just before a wait that it must end
+    class Interrupted(SimpleQueue[None]):
+        def get(self, *_: Any) -> None:
+            started.wait()
+            signal.raise_signal(signal.SIGINT)  # from another thread, it could come just before a wait that it must end
 
     class Pool(ThreadPoolExecutor):
         def shutdown(self, *arguments: Any, **options: Any) -> None:
@@ -100,7 +102,7 @@ def test_an_interrupt_ends_the_sweep_at_once(fine: None, monkeypatch: pytest.Mon
         cancelled.wait()
 
     monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(module, "wait", wait_for)
+    monkeypatch.setattr(module, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep(levels_of([1000] * 100), np.ones(100_000), 2, step)
     assert 1 <= len(begun) <= 2
