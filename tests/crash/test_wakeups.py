@@ -25,7 +25,7 @@ FORMS = {
     "in lumps, 2 readers": "--ahead 16 --lump 9 --readers 2 --pause 256",
 }
 """Arguments of csrc/test/handoffs.c."""
-CONTROL = "--pause 4096 --handoffs 1000000 --until-lost"
+CONTROL = "--pause 4096 --handoffs 1000000000 --until-lost"
 
 COMMIT = "    mc_lane_commit(lane, first, n);\n"
 NOTIFY = "    mc_lane_notify(lane, n);\n"
@@ -61,7 +61,7 @@ def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
 def hand_over_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
     """The same until a wake-up was lost, in a core that breaks a rule."""
     handoffs = build(mutants.mutate(mutant, folder), "handoffs", folder)
-    return handed_over(run([handoffs, *CONTROL.split()]))
+    return handed_over(run([handoffs, *CONTROL.split()], timeout=3600))
 
 
 @pytest.fixture(scope="module")

@@ -250,7 +250,7 @@ def test_what_cannot_be_made_again_is_refused_in_a_line(tmp_path: Path, changes:
 
 
 BAD = [
-    (["--resume", "nowhere"], "resume: expected the directory of a run, got 'nowhere'"),
+    (["--resume", "nowhere"], "resume: expected the directory of a run, got '/"),
     (["--resume", "nowhere", "--seed", "3"], "--resume takes only --total-steps and --trust, got --seed; see"),
     (["--resume"], "resume"),
 ]
@@ -274,7 +274,7 @@ def test_a_damaged_configuration_is_one_line_and_exit_code_2(tmp_path: Path, con
         [sys.executable, "-m", "marlcore", "train", "--resume", "run"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert re.match(r"marlcore: resume: expected .*, got 'run' \(", done.stderr)
+    assert re.match(r"marlcore: resume: expected .*, got '.*run' \(", done.stderr)
 
 
 @pytest.mark.long
