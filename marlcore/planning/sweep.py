@@ -86,7 +86,7 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
     futures: list[Future[None]] = []
-    ended: SimpleQueue[None] = SimpleQueue()  # `wait` would keep the futures' locks if it were interrupted between them
+    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave
 
     def work(chunk: Numbers) -> None:
         try:
