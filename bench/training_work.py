@@ -168,7 +168,7 @@ def _dqn(setting: Setting) -> Any:
 def _run(env: Any, config: Any, algorithm: Any) -> tuple[float, int]:
     """(steps a second of the last part of a run, its updates)."""
     import marlcore as mc
-    from marlcore.training.sinks.csv import read_metrics
+    from marlcore.training.record.sinks.csv import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         result = mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_whole
+from .observations import rows_at
 from .spec import Sequence as Windows
 from .spec import TransitionSpec
 
@@ -99,6 +100,15 @@ class Outcome(NamedTuple):
     final_obs: Values | None
     infos: Sequence[tuple[int, Mapping[str, float]]] = ()
 
+    def part(self, which: NDArray[np.bool_]) -> Outcome:
+        """The results in some of the copies, bool [k]."""
+        copies = self.copies[which]
+        final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
+        infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
+        return Outcome(
+            self.agent, copies, self.reward[which], self.terminated[which], self.truncated[which], final_obs, infos
+        )
+
 
 class Turn(NamedTuple):
     """An agent's observations in the copies in which it acts now.
@@ -116,6 +126,10 @@ class Turn(NamedTuple):
     obs: Values
     begins: NDArray[np.bool_]
     tags: Mapping[int, str] = {}
+
+    def part(self, which: NDArray[np.bool_]) -> Turn:
+        """The turn in some of the copies, bool [k]."""
+        return self._replace(copies=self.copies[which], obs=rows_at(self.obs, which), begins=self.begins[which])
 
 
 class VectorEnvironment(Protocol):

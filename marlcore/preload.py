@@ -6,9 +6,9 @@ import cloudpickle  # noqa: F401
 import numpy as np
 import torch
 
-from . import queue, replay, training  # noqa: F401
+from . import queue, replay  # noqa: F401
 from .kernels.random import next_random
-from .training import roles  # noqa: F401
+from .training import self_play, workers  # noqa: F401
 
 # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
 torch.set_num_threads(1)

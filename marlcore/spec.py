@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .checks import check_whole
 
@@ -66,6 +67,10 @@ class Field:
     def numpy(self) -> np.dtype[Any]:
         """The dtype as NumPy's object."""
         return np.dtype(self.dtype)
+
+    def zeros(self, *axes: int) -> NDArray[Any]:
+        """An array [*axes, *shape] of zeros."""
+        return np.zeros((*axes, *self.shape), self.dtype)
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,8 @@ from rich.console import Console
 from ..notices import say
 from ..replay import Prioritized, ReplayBuffer
 from ..spec import Field, TransitionSpec
-from ..training import FittedTable, compile_before_a_run
+from ..tables import FittedTable
+from ..training import compile_before_a_run
 from ..weights import ParameterStore
 from .options import parse
 

@@ -22,7 +22,8 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
-from ..training import EVALUATOR, FittedTable, agent_order, has_ended, is_learner, policy_of
+from ..tables import FittedTable
+from ..training import EVALUATOR, agent_order, has_ended, is_learner, policy_of
 from .options import parse
 
 __all__ = ["main"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..checks import check_whole
 from ..errors import EnvironmentFailed
-from ..interfaces import Environment, VectorEnvironment
+from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
 from .agent_view import AgentView
 from .recall import Recall
@@ -26,10 +26,10 @@ __all__ = [
     "TreasureHunt",
     "TwoPlayer",
     "adapt",
+    "checked",
     "factory",
     "make",
     "vectorize",
-    "views_of",
 ]
 
 KINDS = (
@@ -213,11 +213,28 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
     return vector
 
 
-def views_of(env: VectorEnvironment) -> dict[str, AgentView]:
-    """By agent, what checks the values of a caller's VectorEnvironment; empty for those here, which check their own."""
-    if type(env).__module__.startswith(f"{__name__}."):
-        return {}
-    return {agent: AgentView(agent, spaces, None, False) for agent, spaces in env.spaces.items()}
+def checked(env: VectorEnvironment) -> VectorEnvironment:
+    """The environment with checks of its values, if it is a caller's; those of this room check their own."""
+    return env if type(env).__module__.startswith(f"{__name__}.") else _Checked(env)
+
+
+class _Checked:
+    """A caller's VectorEnvironment whose values are checked. Raises EnvironmentFailed, from `observe`: one is wrong."""
+
+    def __init__(self, env: VectorEnvironment) -> None:
+        self._env = env
+        self._views = {agent: AgentView(agent, spaces, None, False) for agent, spaces in env.spaces.items()}
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        outcomes, turns = self._env.observe()
+        for outcome in outcomes:
+            self._views[outcome.agent].check_outcome(outcome)
+        for turn in turns:
+            self._views[turn.agent].check(turn.copies, turn.obs, acting=True)
+        return outcomes, turns
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:

@@ -11,87 +11,85 @@ from typing import TYPE_CHECKING
 from ..lazy import imported_on_use
 
 if TYPE_CHECKING:
+    from .after import EvaluatedRun as EvaluatedRun
+    from .after import LoadedPolicy as LoadedPolicy
+    from .after import evaluate as evaluate
+    from .after import load_policy as load_policy
+    from .config import EVALUATOR as EVALUATOR
     from .config import ActorConfig as ActorConfig
     from .config import Config as Config
+    from .config import Constant as Constant
+    from .config import Custom as Custom
     from .config import EvaluationConfig as EvaluationConfig
     from .config import ExplorationConfig as ExplorationConfig
+    from .config import Exponential as Exponential
     from .config import LearnerConfig as LearnerConfig
+    from .config import Linear as Linear
     from .config import MetricsConfig as MetricsConfig
+    from .config import Piecewise as Piecewise
     from .config import ReplayConfig as ReplayConfig
+    from .config import Schedule as Schedule
     from .config import SelfPlayConfig as SelfPlayConfig
+    from .config import Settings as Settings
     from .config import SupervisionConfig as SupervisionConfig
-    from .config_file import Settings as Settings
-    from .config_file import read_settings as read_settings
-    from .describe import described_run as described_run
-    from .episodes import play as play
-    from .evaluate_run import EvaluatedRun as EvaluatedRun
-    from .evaluate_run import evaluate as evaluate
-    from .evaluation import Evaluation as Evaluation
-    from .loaded import LoadedPolicy as LoadedPolicy
-    from .loaded import load_policy as load_policy
-    from .monitor import Status as Status
-    from .names import EVALUATOR as EVALUATOR
-    from .names import is_learner as is_learner
-    from .names import policy_of as policy_of
-    from .progress import summary as summary
+    from .config import is_learner as is_learner
+    from .config import policy_of as policy_of
+    from .config import read_settings as read_settings
+    from .loops import Evaluation as Evaluation
+    from .loops import play as play
+    from .record import Sink as Sink
+    from .record import Status as Status
+    from .record import agent_order as agent_order
+    from .record import described_run as described_run
+    from .record import has_ended as has_ended
+    from .record import read_metrics as read_metrics
+    from .record import summary as summary
     from .run import Result as Result
     from .run import Run as Run
     from .run import start as start
     from .run import train as train
-    from .run_directory import agent_order as agent_order
-    from .run_directory import has_ended as has_ended
-    from .schedules import Constant as Constant
-    from .schedules import Custom as Custom
-    from .schedules import Exponential as Exponential
-    from .schedules import Linear as Linear
-    from .schedules import Piecewise as Piecewise
-    from .schedules import Schedule as Schedule
     from .seeds import train_seeds as train_seeds
-    from .sinks import Sink as Sink
-    from .sinks import read_metrics as read_metrics
-    from .tables import FittedTable as FittedTable
     from .warmup import compile_before_a_run as compile_before_a_run
     from .warmup import warm_up as warm_up
 
 _HOME = {
     "ActorConfig": "config",
     "Config": "config",
-    "Settings": "config_file",
-    "Constant": "schedules",
-    "Custom": "schedules",
-    "EVALUATOR": "names",
-    "EvaluatedRun": "evaluate_run",
-    "Evaluation": "evaluation",
+    "Constant": "config",
+    "Custom": "config",
+    "EVALUATOR": "config",
+    "EvaluatedRun": "after",
+    "Evaluation": "loops",
     "EvaluationConfig": "config",
-    "Exponential": "schedules",
     "ExplorationConfig": "config",
-    "FittedTable": "tables",
+    "Exponential": "config",
     "LearnerConfig": "config",
-    "Linear": "schedules",
-    "LoadedPolicy": "loaded",
+    "Linear": "config",
+    "LoadedPolicy": "after",
     "MetricsConfig": "config",
-    "Piecewise": "schedules",
+    "Piecewise": "config",
     "ReplayConfig": "config",
     "Result": "run",
     "Run": "run",
-    "Schedule": "schedules",
+    "Schedule": "config",
     "SelfPlayConfig": "config",
-    "Sink": "sinks",
-    "Status": "monitor",
+    "Settings": "config",
+    "Sink": "record",
+    "Status": "record",
     "SupervisionConfig": "config",
-    "agent_order": "run_directory",
+    "agent_order": "record",
     "compile_before_a_run": "warmup",
-    "described_run": "describe",
-    "evaluate": "evaluate_run",
-    "has_ended": "run_directory",
-    "is_learner": "names",
-    "load_policy": "loaded",
-    "play": "episodes",
-    "policy_of": "names",
-    "read_settings": "config_file",
-    "read_metrics": "sinks",
+    "described_run": "record",
+    "evaluate": "after",
+    "has_ended": "record",
+    "is_learner": "config",
+    "load_policy": "after",
+    "play": "loops",
+    "policy_of": "config",
+    "read_metrics": "record",
+    "read_settings": "config",
     "start": "run",
-    "summary": "progress",
+    "summary": "record",
     "train": "run",
     "train_seeds": "seeds",
     "warm_up": "warmup",

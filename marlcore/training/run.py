@@ -21,21 +21,13 @@ from ..errors import SegmentNotFound, TimedOut
 from ..interfaces import Algorithm, QueueSource, ReplaySource
 from ..notices import say, shown_with
 from ..processes import Interrupts, Metric, check_picklable
-from .config import Config
-from .curves import draw
-from .learner import choose_device
-from .loaded import LoadedPolicy, SavedRun, published_policy
-from .memories import source_of
-from .monitor import Status
-from .on_policy import check_on_policy
-from .policies import AssignedPolicy, assign
-from .progress import final_returns
-from .run_directory import RUNS
-from .self_play.payoff import FILE as PAYOFF
-from .self_play.picture import draw_payoff
-from .self_play.start import check_self_play, policies_in_self_play
+from .after import LoadedPolicy, SavedRun, published_policy
+from .config import AssignedPolicy, Config, assign, check_applied, source_of
+from .loops import choose_device
+from .record import RUNS, Status, draw, final_returns, read_metrics
+from .self_play import FILE as PAYOFF
+from .self_play import check_self_play, draw_payoff, policies_in_self_play
 from .session import Session
-from .sinks import read_metrics
 from .warmup import compile_before_a_run
 
 __all__ = ["Result", "Run", "Status", "start", "train"]
@@ -290,7 +282,7 @@ class _Plan:
             choose_device(config.learner_of(policy.name).device)
             if isinstance(source_of(policy, config), ReplaySource):
                 config.check_rows(policy.name, len(policy.agents))
-        check_on_policy(policies, config)
+        check_applied(policies, config)
         if config.self_play.pool:
             check_self_play(config, policies[0])
         if config.mode == "async":

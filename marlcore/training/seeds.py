@@ -10,10 +10,8 @@ from typing import Any
 
 from ..checks import absolute
 from .config import Config
-from .curves import draw_runs
+from .record import RUNS, draw_runs, read_config, read_metrics
 from .run import Algorithms, Result, train
-from .run_directory import RUNS, read_config
-from .sinks import read_metrics
 
 __all__ = ["train_seeds"]
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from functools import partial
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from ..errors import WorkerFailed
 from ..processes import READY, Failure, Interrupts
-from .actor_worker import ActorWorker
-from .blueprint import Blueprint
-from .evaluator_worker import EvaluatorWorker
-from .learner_worker import LearnerWorker
-from .monitor import STOPPING, Monitor
-from .names import learner_names
-from .worker import Worker
+from .config import learner_names
+from .loops import act, catch_up, observe
+from .record import STOPPING, Monitor
+from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
 __all__ = ["run_serial"]
 
 ROUNDS = 50  # between looks at telemetry
 
+P = ParamSpec("P")
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -46,11 +45,11 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                 monitor.tick()
             return interrupts.signum is None
 
-        def may_go_on() -> bool:
+        def goes_on() -> bool:
             return unstopped() and not all(actor.done for actor in actors)
 
         try:
-            _take_turns(learners, actors, evaluators, may_go_on, monitor)
+            _take_turns(learners, actors, evaluators, goes_on, monitor)
         except WorkerFailed as failed:
             for learner in learners:
                 if learner.name == failed.worker and "\n" not in failed.traceback:
@@ -66,36 +65,34 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             _guarded(learner, learner.finish)
         for evaluator in evaluators:
             if interrupts.signum is None:
-                _guarded(evaluator, partial(evaluator.finish, unstopped))
+                _guarded(evaluator, evaluator.finish, unstopped)
 
 
 def _take_turns(
     learners: list[LearnerWorker],
     actors: list[ActorWorker],
     evaluators: list[EvaluatorWorker],
-    may_go_on: Callable[[], bool],
+    goes_on: Callable[[], bool],
     monitor: Monitor,
 ) -> None:
     rounds = 0
-    while may_go_on():
-        acting = [actor for actor in actors if not actor.done]
-        for actor in acting:
-            _guarded(actor, actor.observe)
+    while goes_on():
+        turns = [(actor, _guarded(actor, observe, actor.env, actor.seats, actor)) for actor in actors if not actor.done]
         for learner in learners:  # before the actions, so that they are of the newest weights
-            _guarded(learner, learner.catch_up)
-        for actor in acting:
-            _guarded(actor, actor.act)
+            _guarded(learner, catch_up, learner.learners, learner)
+        for actor, due in turns:
+            _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
         for evaluator in evaluators:
-            _guarded(evaluator, partial(evaluator.step, may_go_on))
+            _guarded(evaluator, evaluator.step, goes_on)
         rounds += 1
         if rounds % ROUNDS == 0:
             monitor.tick()
 
 
-def _guarded(worker: Worker, step: Callable[[], object]) -> None:
+def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Makes a worker's step; its errors end the run as they would from a process."""
     try:
-        step()
+        return step(*args, **kwargs)
     except Exception as error:
         failure = Failure.of(error)
         raise WorkerFailed(worker.name, failure.reason, failure.text) from error

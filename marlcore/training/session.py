@@ -15,22 +15,14 @@ from typing import Any
 from ..interfaces import ReplaySource
 from ..processes import PID, PRELOAD, STEPS, Control, ForkServer, Interrupts, Metric, Telemetry
 from ..weights import ParameterStore
-from .blueprint import Blueprint, PolicyPlan, build_model
-from .checkpoints import load_checkpoint
-from .config import Config
-from .describe import check_resumed, describe
-from .loaded import save_policies
-from .memories import create_memory, source_of
-from .monitor import Monitor
-from .names import EVALUATOR, actor_names, learner_names
-from .policies import AssignedPolicy
-from .policy import PolicyModel
-from .progress import Progress
-from .run_directory import RunDirectory
-from .self_play.start import create_self_play, odds_fields, published_numbers
+from .after import save_policies
+from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names, source_of
+from .loops import PolicyModel
+from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks
+from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
-from .sinks import open_sinks
 from .supervised import run_async, start_all, supervisor_of
+from .workers import Blueprint, PolicyPlan, build_model, create_memory
 
 __all__ = ["Session"]
 

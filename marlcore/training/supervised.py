@@ -9,12 +9,9 @@ from functools import partial
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Control, ForkServer, Interrupts, Supervisor, WorkerProcess
-from .blueprint import Blueprint
-from .config import Config
-from .monitor import STOPPING, Monitor
-from .names import EVALUATOR, actor_names, is_learner
-from .roles import run_worker
-from .run_directory import RunDirectory, setup_logging
+from .config import EVALUATOR, Config, actor_names, is_learner
+from .record import STOPPING, Monitor, RunDirectory, setup_logging
+from .workers import Blueprint, run_worker
 
 __all__ = ["run_async", "start_all", "supervisor_of"]
 

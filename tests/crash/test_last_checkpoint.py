@@ -27,7 +27,7 @@ from marlcore.cli.gc import holders
 from marlcore.memory.space import SHM_DIR
 from marlcore.memory.survey import survey_segments
 from marlcore.processes.control import Control
-from marlcore.training.run_directory import read_progress
+from marlcore.training.record.run_directory import read_progress
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0

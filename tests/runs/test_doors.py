@@ -216,10 +216,10 @@ def test_a_run_that_made_a_step_keeps_its_directory(tmp_path: Path) -> None:
 
 
 def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from marlcore.training.run_directory import RunDirectory
+    from marlcore.training.record.run_directory import RunDirectory
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("marlcore.training.run_directory.time.strftime", lambda form: "20261122-101500")
+    monkeypatch.setattr("marlcore.training.record.run_directory.time.strftime", lambda form: "20261122-101500")
     made: list[Path] = []
 
     def start() -> None:

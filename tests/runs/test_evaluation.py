@@ -23,11 +23,11 @@ from marlcore.__main__ import main
 from marlcore.interfaces import Action
 from marlcore.processes import PID
 from marlcore.training import EVALUATOR, Run, read_metrics, start, supervised
-from marlcore.training.checkpoints import load_checkpoint
+from marlcore.training.after.loaded_policy import LoadedPolicy, load_policy
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
-from marlcore.training.loaded import LoadedPolicy, load_policy
-from marlcore.training.policy import ActingModel
-from marlcore.training.run_directory import checkpoint_path
+from marlcore.training.loops.policy import ActingModel
+from marlcore.training.record.checkpoints import load_checkpoint
+from marlcore.training.record.run_directory import checkpoint_path
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

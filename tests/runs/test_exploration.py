@@ -17,7 +17,7 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.training import read_metrics
-from marlcore.training.policy import PublishedPolicy
+from marlcore.training.loops.policy import PublishedPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

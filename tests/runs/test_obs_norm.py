@@ -16,7 +16,7 @@ from crowd import Crowd
 from seams import without_limits
 
 import marlcore as mc
-from marlcore.training.learner import Learner
+from marlcore.training.loops.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

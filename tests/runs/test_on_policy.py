@@ -23,8 +23,8 @@ from marlcore.envs import TreasureHunt
 from marlcore.processes import PID
 from marlcore.spaces import Spaces
 from marlcore.training import read_metrics
-from marlcore.training.on_policy import check_on_policy
-from marlcore.training.policies import assign
+from marlcore.training.config.applied import check_applied
+from marlcore.training.config.policies import assign
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -212,9 +212,9 @@ def test_a_setting_without_use_is_refused_in_one_line(changes: Any, message: str
     spaces = Spaces(Box(-1, 1, (3,)), Discrete(2))
     config = replace(mc.Config(), **changes)
     with pytest.raises(ValueError, match=rf"^{re.escape(message)}[^\n]*$"):
-        check_on_policy(assign({"a": spaces}, None, "ppo", 1), config)
+        check_applied(assign({"a": spaces}, None, "ppo", 1), config)
     if changes.keys() & {"replay", "updates_per_step", "exploration"}:  # another policy has a replay
-        check_on_policy(assign({"a": spaces, "b": spaces}, None, {"a": "ppo", "b": "dqn"}, 1), config)
+        check_applied(assign({"a": spaces, "b": spaces}, None, {"a": "ppo", "b": "dqn"}, 1), config)
 
 
 def test_settings_that_apply_are_accepted() -> None:
@@ -222,7 +222,7 @@ def test_settings_that_apply_are_accepted() -> None:
     config = mc.Config(
         learner=mc.LearnerConfig(gamma=0.9, obs_norm="running", log_interval=3), replay=mc.ReplayConfig(stack=2)
     )
-    check_on_policy(assign({"a": spaces}, None, "ppo", 1), config)
+    check_applied(assign({"a": spaces}, None, "ppo", 1), config)
     assert find("ppo") is PPO
 
 
@@ -232,7 +232,7 @@ def test_an_on_policy_algorithm_may_name_an_epsilon_of_its_own() -> None:
             return {**super().schedules(), "epsilon": 0.1}
 
     config = mc.Config(exploration=mc.ExplorationConfig(epsilon=0.5, ladder=7))
-    check_on_policy(assign({"a": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, Greedy(), 1), config)
+    check_applied(assign({"a": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, Greedy(), 1), config)
 
 
 def test_an_epsilon_and_its_ladder_are_of_policies_that_have_one(tmp_path: Path) -> None:

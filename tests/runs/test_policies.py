@@ -19,7 +19,7 @@ from relay import Relay
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 from marlcore.training import read_metrics
-from marlcore.training.loaded import SavedRun
+from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

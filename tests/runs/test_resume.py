@@ -21,10 +21,16 @@ import marlcore as mc
 from marlcore.memory.survey import sweep
 from marlcore.spaces import Spaces
 from marlcore.training import read_metrics
-from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
-from marlcore.training.describe import describe, described_run
-from marlcore.training.policies import assign
-from marlcore.training.run_directory import RunDirectory, read_config
+from marlcore.training.config import (
+    ActorConfig,
+    ExplorationConfig,
+    LearnerConfig,
+    ReplayConfig,
+    SupervisionConfig,
+)
+from marlcore.training.config.policies import assign
+from marlcore.training.record.describe import describe, described_run
+from marlcore.training.record.run_directory import RunDirectory, read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

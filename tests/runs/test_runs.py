@@ -23,7 +23,13 @@ from marlcore.envs import TreasureHunt
 from marlcore.processes.telemetry import Metric
 from marlcore.testing.victim import living
 from marlcore.training import read_metrics
-from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
+from marlcore.training.config import (
+    ActorConfig,
+    ExplorationConfig,
+    LearnerConfig,
+    ReplayConfig,
+    SupervisionConfig,
+)
 
 SMALL = mc.Config(
     total_steps=6_000,

@@ -23,7 +23,7 @@ import marlcore as mc
 from marlcore.memory.survey import sweep
 from marlcore.processes import PID
 from marlcore.testing.victim import living
-from marlcore.training.run_directory import read_progress
+from marlcore.training.record.run_directory import read_progress
 from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
 pytestmark = pytest.mark.long

@@ -20,7 +20,7 @@ from relay import Relay
 
 import marlcore as mc
 from marlcore.envs import NamedEnvironment
-from marlcore.training.loaded import SavedRun
+from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -1,7 +1,10 @@
-"""The rooms of the package, and who may import whom: held by reading every import statement."""
+"""The rooms of the package, and who may import whom: held by reading every import statement, type-checking ones too."""
+
+from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -28,45 +31,90 @@ BELOW = {
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
-TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup", "lazy"}
+TOP = {
+    "cgroup",
+    "checks",
+    "errors",
+    "interfaces",
+    "lazy",
+    "notices",
+    "observations",
+    "references",
+    "spaces",
+    "spec",
+    "tables",
+}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
+# The rooms of training, in the same way.
+TRAINING = {
+    "config": [],
+    "loops": ["config"],
+    "record": ["config"],
+    "workers": ["loops", "record"],
+    "self_play": ["workers"],
+    "after": ["workers"],
+    "serial": ["workers"],
+    "supervised": ["workers"],
+    "session": ["serial", "supervised", "self_play", "after"],
+    "warmup": [],
+    "run": ["session", "warmup"],
+    "seeds": ["run"],
+}
 
-def rooms_below(room: str) -> set[str]:
-    return {lower for one in BELOW[room] for lower in {one, *rooms_below(one)}}
+
+def below(room: str, rooms: Mapping[str, list[str]]) -> set[str]:
+    return {lower for direct in rooms[room] for lower in {direct, *below(direct, rooms)}}
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, ...]]:
-    """The parts of each name of this package that a file imports, beside those under `if TYPE_CHECKING`."""
-    tree = ast.parse(path.read_text())
-    unseen = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in unseen:
+    """The parts of each name of this package that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
             home = path.relative_to(PACKAGE).parts[:-1]
             base = home[: len(home) - node.level + 1]
             module = (*base, *(node.module.split(".") if node.module else ()))
-            yield from ([module] if module else [(alias.name,) for alias in node.names])
+            yield from ([module] if node.module else [(*base, alias.name) for alias in node.names])
+
+
+def room_of(path: Path, depth: int = 0) -> str:
+    return path.relative_to(PACKAGE).parts[depth].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    room = room_of(path)
     if room in ABOVE_ALL:
         return
     for target, *inside in imports_of(path):
         if target == "_core":
             assert (room, path.stem) == ("memory", "native"), f"{path}: only memory/native.py imports the compiled core"
         elif target not in TOP | {room, "__version__"}:
-            assert room in BELOW and target in rooms_below(room), f"{path}: {room} may not import {target}"
+            assert room in BELOW and target in below(room, BELOW), f"{path}: {room} may not import {target}"
             assert not inside or target in OPEN_ROOMS, f"{path}: expected names of {target}, got its {inside[0]}"
 
 
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "training").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_a_file_of_training_imports_only_what_its_room_may(path: Path) -> None:
+    room = room_of(path, 1)
+    for target in imports_of(path):
+        if target[0] == "training" and len(target) > 1 and target[1] != room and room != "__init__":
+            assert target[1] in below(room, TRAINING), f"{path}: {room} may not import {target[1]}"
+            assert len(target) == 2, f"{path}: expected names of {target[1]}, got its {target[2]}"
+
+
 def test_every_room_has_its_rule() -> None:
-    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
-    assert found == {*BELOW, *TOP, *ABOVE_ALL}
+    assert {room_of(path) for path in PACKAGE.rglob("*.py")} == {*BELOW, *TOP, *ABOVE_ALL}
+    assert {room_of(path, 1) for path in (PACKAGE / "training").rglob("*.py")} == {*TRAINING, "__init__"}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    modules = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    graph = {parts: {target for target in imports_of(path) if target in modules} for parts, path in modules.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(".".join(parts) for parts in error.args[1]))

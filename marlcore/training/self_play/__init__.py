@@ -1,5 +1,19 @@
-"""Self-play: one policy learns against frozen copies of itself and anchors.
+"""Self-play: a policy learns against frozen copies of itself and scripted anchors; a payoff table; fair evaluations.
 
-The learner admits copies of its policy to a pool, which is a store of many slots, keeps the payoff table, and publishes
-the opponents' odds with its weights. Actors draw an opponent where an episode begins, and report who won.
+It fills columns of the actor's seats, adds numbers to the learner's publications, and has games of its own for the
+evaluator. The other rooms do not know it.
 """
+
+from .payoff import FILE
+from .picture import draw_payoff
+from .start import check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers
+
+__all__ = [
+    "FILE",
+    "check_self_play",
+    "create_self_play",
+    "draw_payoff",
+    "odds_fields",
+    "policies_in_self_play",
+    "published_numbers",
+]

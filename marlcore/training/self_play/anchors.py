@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from ...references import resolve
-from ..blueprint import PolicyPlan, build_model
-from ..choosers import Chooser, PolicyPlayer, ScriptedPlayer
-from ..config import Config
-from ..learner import choose_device
-from ..policies import AssignedPolicy
-from ..policy import Player, Policy, PolicyModel
+from ..config import AssignedPolicy, Config
+from ..loops import Player, Policy, PolicyModel, PolicyPlayer, ScriptedPlayer, choose_device
+from ..workers import PolicyPlan, build_model
 from .pool import restore_opponent
 
 __all__ = ["make_anchors"]
@@ -20,16 +17,16 @@ __all__ = ["make_anchors"]
 
 def make_anchors(
     policy: AssignedPolicy | PolicyPlan, config: Config, copies: int, generator: np.random.Generator
-) -> list[Chooser]:
+) -> list[Player]:
     """The anchors' players. Raises ValueError, TypeError: one cannot be imported, or is of another network."""
-    anchors: list[Chooser] = []
+    anchors: list[Player] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         if reference.endswith(".pt"):
             device = choose_device(config.actor.device)
             model = build_model(policy, config, 0)
             _restore_anchor(Path(reference), model, policy.name)
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
-            anchors.append(PolicyPlayer(Player(acting, policy.spaces, copies, config.replay.pad)))
+            anchors.append(PolicyPlayer(acting, policy.spaces, copies, config.replay.pad))
         else:
             anchors.append(ScriptedPlayer(name, resolve("self_play.anchors", reference), policy.spaces, copies))
     return anchors

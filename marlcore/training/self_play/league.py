@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...processes import Telemetry
+from ..config import SelfPlayConfig
 from .odds import name_of, odds_of
 from .payoff import FILE, Payoff
 from .pool import Pool
-from .settings import SelfPlayConfig
 
 __all__ = ["League"]
 

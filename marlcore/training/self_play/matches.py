@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...interfaces import Outcome, Turn
-from ..choosers import Chooser, choose_by_number, rows_at, tell_by_number
+from ...interfaces import Turn
+from ..config import BOTH, SelfPlayConfig
+from ..loops import LEARNS, Ended, Player, Seat
+from ..workers import part_of_tag
 from .odds import LATEST, name_of
 from .players import FrozenPlayers
-from .settings import BOTH, SelfPlayConfig
 
 __all__ = ["Matches"]
+
+Report = Callable[[int, str, int], None]
 
 
 class Matches:
@@ -22,56 +25,64 @@ class Matches:
 
     Args:
         config: the settings.
-        agents: the two sides.
+        seats: by agent, of the two sides; it fills their columns.
         ended: int64 [copies], of the environment: episodes ended.
-        published: what came with the policy's weights: the opponents' numbers and their odds.
+        published: returns what came with the policy's weights: the opponents' numbers and their odds.
         frozen: players of the pool.
         anchors: players, in the order of config.anchors.
-        route: the number of a tag's part of the replay.
-        generator: for the draws.
-
-    Attributes:
-        parts: int64 [copies], the part of the replay for the match's rows.
+        parts: the names of the replay's parts.
+        generator: draws opponents.
+        report: called with (opponent, agent, result) where an episode of the learning policy ends: 1 won, 0 drawn,
+            -1 lost. The winner is the one that the info names, from the agent's point of view; otherwise the sign of
+            the agent's return decides.
     """
 
     def __init__(
         self,
         config: SelfPlayConfig,
-        agents: Sequence[str],
+        seats: Mapping[str, Seat],
         ended: NDArray[np.int64],
         published: Callable[[], Mapping[str, Any]],
         frozen: FrozenPlayers,
-        anchors: Sequence[Chooser],
-        route: Callable[[str], int],
+        anchors: Sequence[Player],
+        parts: list[str],
         generator: np.random.Generator,
+        report: Report,
     ) -> None:
         self._config = config
-        self._agents = list(agents)
+        self._seats = seats
         self._ended = ended
         self._published = published
         self._frozen = frozen
         self._anchors = anchors
-        self._route = route
+        self._parts = parts
         self._generator = generator
-        copies = len(ended)
-        self._episodes = np.full(copies, -1)  # of which the match was drawn
-        self._sides = np.arange(copies) % 2  # of the learning policy
-        self._opponents = np.zeros(copies, np.int64)
-        self.parts = np.zeros(copies, np.int64)
+        self._report = report
+        self._episodes = np.full(len(ended), -1)  # of which the match was drawn
+        self._sides = np.arange(len(ended)) % 2  # of the learning policy
+        self.opponents = np.zeros(len(ended), np.int64)
+        for seat in seats.values():
+            seat.opponent = self._player
 
     def begin(self, turn: Turn) -> None:
-        """Draws the matches of episodes that begin with this turn."""
+        """Draws the matches of episodes that begin with this turn, and seats both sides."""
         copies = turn.copies[turn.begins]
         copies = copies[self._episodes[copies] != self._ended[copies]]
         if not len(copies):
             return
-        for copy in copies.tolist():
-            self._opponents[copy] = number = self._drawn()
-            self.parts[copy] = self._route(name_of(number, self._config.names))
+        agents, side = list(self._seats), self._config.side
         self._episodes[copies] = self._ended[copies]
-        side = self._config.side
-        self._sides[copies] = 1 - self._sides[copies] if side == BOTH else self._agents.index(side)
-        self._frozen.keep({*self._opponents.tolist(), *self._published()["opponents"].tolist()})
+        self._sides[copies] = 1 - self._sides[copies] if side == BOTH else agents.index(side)
+        for copy in copies.tolist():
+            self._seat(copy, self._drawn())
+        self._frozen.keep({*self.opponents.tolist(), *self._published()["opponents"].tolist()})
+
+    def _seat(self, copy: int, opponent: int) -> None:
+        self.opponents[copy] = opponent
+        part = part_of_tag(name_of(opponent, self._config.names), self._parts)
+        for side, seat in enumerate(self._seats.values()):
+            seat.parts[copy] = part
+            seat.numbers[copy] = LEARNS if side == self._sides[copy] else opponent
 
     def _drawn(self) -> int:
         """An opponent that can play; one that the pool has replaced meanwhile is drawn again."""
@@ -85,29 +96,14 @@ class Matches:
             odds[i] = 0.0
         return LATEST
 
-    def learns(self, agent: str, copies: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Where the agent's rows are the learning policy's: on its side, and on both sides against itself."""
-        own = self._sides[copies] == self._agents.index(agent)
-        learns: NDArray[np.bool_] = own | (self._opponents[copies] == LATEST)
-        return learns
+    def note(self, ended: Ended) -> None:
+        """Reports the results of the learning policy's games."""
+        infos = dict(ended.infos)
+        for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
+            opponent = int(self.opponents[copy])
+            if opponent != LATEST:
+                winner = infos.get(copy, {}).get("winner", total)
+                self._report(opponent, ended.agent, int(np.sign(winner)))
 
-    def opponent(self, copy: int) -> int:
-        """The number of the opponent in a copy."""
-        return int(self._opponents[copy])
-
-    def choose(self, turn: Turn) -> NDArray[Any]:
-        """The actions [k, ...] of the opponents in the copies of a turn: one call for each distinct opponent."""
-        opponents = self._opponents[turn.copies]
-        return choose_by_number(opponents, self._player, turn.obs, turn.copies, turn.begins)
-
-    def told(self, outcome: Outcome) -> None:
-        """Tells the opponents their rewards."""
-        tell_by_number(self._opponents[outcome.copies], self._player, outcome.reward, outcome.copies)
-
-    def _player(self, number: int) -> Chooser:
+    def _player(self, number: int) -> Player:
         return self._frozen[number] if number > LATEST else self._anchors[-number - 1]
-
-
-def part_of_turn(turn: Turn, which: NDArray[Any]) -> Turn:
-    """The part of a turn in some of its copies: bool [k], or their places."""
-    return turn._replace(copies=turn.copies[which], obs=rows_at(turn.obs, which), begins=turn.begins[which])

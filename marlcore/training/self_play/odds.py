@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .settings import SelfPlayConfig
+from ..config import SelfPlayConfig
 
 __all__ = ["LATEST", "name_of", "odds_of", "pool_odds"]
 

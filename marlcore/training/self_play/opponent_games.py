@@ -9,17 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...interfaces import VectorEnvironment
-from ...spaces import Values
-from ..choosers import Chooser, choose_by_number, tell_by_number
-from ..config import Config
-from ..episodes import counted, play
-from ..evaluation import Evaluation
-from ..evaluator import Candidate, Report
-from ..policy import ActingModel
+from ...interfaces import Action, VectorEnvironment
+from ...observations import Values
+from ..config import BOTH, Config, SelfPlayConfig
+from ..loops import (
+    ActingModel,
+    Candidate,
+    Evaluation,
+    Player,
+    Report,
+    choose_by_number,
+    counted,
+    play,
+    reward_by_number,
+)
 from .odds import LATEST
 from .players import FrozenPlayers
-from .settings import BOTH, SelfPlayConfig
 
 __all__ = ["OpponentGames", "fewest_games"]
 
@@ -87,7 +92,7 @@ class OpponentGames:
         env: VectorEnvironment,
         candidate: Candidate,
         config: Config,
-        anchors: Sequence[Chooser],
+        anchors: Sequence[Player],
         frozen: FrozenPlayers,
         held: Callable[[], range],
         generator: np.random.Generator,
@@ -108,19 +113,19 @@ class OpponentGames:
         self._best = copy.deepcopy(candidate.model)
         self._names = [*config.self_play.names, POOL]
 
-    def play(self, now: int, may_go_on: Callable[[], bool]) -> bool:
+    def play(self, now: int, goes_on: Callable[[], bool]) -> bool:
         """See `Games`. It does nothing either if there is neither an anchor nor a member of the pool that can play."""
         pairings = self._pairings()
         if pairings is None:
             return False
         seed, candidate = self._seed(now), self._candidate
-        outcome = self._play(candidate.model, pairings, seed, may_go_on)
+        outcome = self._play(candidate.model, pairings, seed, goes_on)
         if outcome is None:
             return False
         best, weights = None, candidate.kept.best_weights()
         if weights is not None:
             self._best.load_state_dict(weights)
-            of_best = self._play(self._best, pairings, seed, may_go_on)
+            of_best = self._play(self._best, pairings, seed, goes_on)
             if of_best is None:
                 return False
             best = _mean(self._by_opponent(self._returns(of_best, pairings), pairings))
@@ -139,18 +144,18 @@ class OpponentGames:
         return paired(games, len(self._anchors), members, sides)
 
     def _play(
-        self, model: ActingModel, pairings: Pairings, seed: int, may_go_on: Callable[[], bool]
+        self, model: ActingModel, pairings: Pairings, seed: int, goes_on: Callable[[], bool]
     ) -> Evaluation | None:
         self._generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         policy = self._candidate.player(self._env.copies, self._config.replay.pad, seed, model)
 
-        def player(number: int) -> Chooser:
+        def player(number: int) -> Player:
             if number == LATEST:
                 return policy
             return self._frozen[number] if number > LATEST else self._anchors[-number - 1]
 
         players = {agent: _Side(side, pairings, self._env, player) for side, agent in enumerate(self._env.agents)}
-        return play(self._env, players, len(pairings.sides), seed, may_go_on)
+        return play(self._env, players, len(pairings.sides), seed, goes_on)
 
     def _by_opponent(self, returns: NDArray[np.float64], pairings: Pairings) -> dict[str, float]:
         """The policy's mean return against each anchor, and against the pool, for its return in each game."""
@@ -187,7 +192,7 @@ class OpponentGames:
 class _Side:
     """An agent in all copies: the policy under test acts in its games on this side, its opponents in the others."""
 
-    def __init__(self, side: int, pairings: Pairings, env: VectorEnvironment, player: Callable[[int], Chooser]) -> None:
+    def __init__(self, side: int, pairings: Pairings, env: VectorEnvironment, player: Callable[[int], Player]) -> None:
         numbers = np.where(pairings.sides == side, LATEST, pairings.opponents)
         counts = counted(len(numbers), env.copies)
         self._numbers = numbers
@@ -196,13 +201,13 @@ class _Side:
         self._env = env
         self._player = player
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         copies = self._copies[at]
-        return choose_by_number(self._present(copies), self._player, obs, copies, begins)
+        return Action(choose_by_number(self._present(copies), self._player, obs, copies, begins))
 
-    def told(self, reward: NDArray[Any], at: Any) -> None:
+    def reward(self, reward: NDArray[Any], at: Any) -> None:
         copies = self._copies[at]
-        tell_by_number(self._present(copies), self._player, reward, copies)
+        reward_by_number(self._present(copies), self._player, reward, copies)
 
     def _present(self, copies: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of the players in the present games; those after the last one do not count."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json
+from ..record import write_json
 from .odds import name_of
 
 __all__ = ["FILE", "Payoff"]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canvas import canvas, say_that_none_ended
-from ..files import read_json
+from ..record import canvas, read_json, say_that_none_ended
 
 __all__ = ["draw_payoff"]
 

@@ -12,8 +12,7 @@ import torch
 from ...interfaces import Algorithm
 from ...spaces import Spaces
 from ...weights import Subscriber
-from ..choosers import Chooser, PolicyPlayer
-from ..policy import ActingModel, Player, Policy, exploration_of
+from ..loops import ActingModel, Player, Policy, PolicyPlayer, exploration_of
 
 __all__ = ["FrozenPlayers"]
 
@@ -62,10 +61,10 @@ class FrozenPlayers:
             explore = exploration_of(self._subscriber.extras) if self._explore else None
             model = copy.deepcopy(self._model)
             policy = Policy(self._algorithm, model, self._generator, self._device, explore)
-            self._players[number] = PolicyPlayer(Player(policy, self._spaces, self._copies, self._pad))
+            self._players[number] = PolicyPlayer(policy, self._spaces, self._copies, self._pad)
         return True
 
-    def __getitem__(self, number: int) -> Chooser:
+    def __getitem__(self, number: int) -> Player:
         return self._players[number]
 
     def keep(self, numbers: Collection[int]) -> None:

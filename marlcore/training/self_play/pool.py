@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ...weights import ParameterStore
-from ..checkpoints import load_checkpoint, save_checkpoint
-from ..policy import ActingModel, PolicyModel
-from ..run_directory import checkpoint_path
+from ..loops import ActingModel, PolicyModel
+from ..record import checkpoint_path, load_checkpoint, save_checkpoint
 
 __all__ = ["Pool", "held_by", "opponent_path", "pool_store", "restore_opponent", "saved_opponents"]
 

@@ -10,16 +10,13 @@ import numpy as np
 from ...interfaces import Algorithm
 from ...processes import Telemetry
 from ...spec import Field
-from ..blueprint import SelfPlayPlan, build_model, schedules_of
-from ..config import Config
-from ..names import actor_names
-from ..policies import AssignedPolicy, policy_names
-from ..routes import Routes
+from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, policy_names, schedules_of
+from ..workers import build_model, part_of_tag
 from .anchors import make_anchors
+from .join import SelfPlay
 from .odds import LATEST, name_of
 from .opponent_games import fewest_games
 from .pool import pool_store
-from .settings import BOTH, SelfPlayConfig
 
 __all__ = ["check_self_play", "create_self_play", "odds_fields", "policies_in_self_play", "published_numbers"]
 
@@ -48,10 +45,10 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
             f"got {config.evaluation.episodes}"
         )
     make_anchors(policy, config, 1, np.random.default_rng(0))
-    routes = Routes(config.replay.mixture)
+    parts = list(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:
-            routes.part_of(name_of(number, settings.names))
+            part_of_tag(name_of(number, settings.names), parts)
         except ValueError as error:
             raise ValueError(f"self_play: {error}") from None
 
@@ -71,7 +68,7 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
-) -> SelfPlayPlan | None:
+) -> SelfPlay | None:
     """The pool, with the opponents of an earlier part of the run, and the lanes of results; closed with the stack.
 
     Raises: ValueError: a saved opponent is of another network.
@@ -84,4 +81,4 @@ def create_self_play(
     pool = pool_store(model, settings.pool, published_numbers(policy.algorithm, config), run_dir, policy.name)
     stack.enter_context(pool)
     results = stack.enter_context(closing(Telemetry.create(actor_names(config))))
-    return SelfPlayPlan(pool.handle, results.handle)
+    return SelfPlay(pool.handle, results.handle)

@@ -155,7 +155,7 @@ def test_the_noise_of_td3_is_the_scheduled_one():
 
 @BOTH
 def test_actions_are_uniform_until_the_first_update_by_default(algorithm):
-    from marlcore.training.schedules import Schedule
+    from marlcore.training.config.schedules import Schedule
 
     epsilon = Schedule.from_value("epsilon", algorithm().schedules()["epsilon"])
     assert epsilon.of == "updates" and [epsilon.at(count) for count in (0, 1, 2, 10**6)] == [1.0, 0.0, 0.0, 0.0]

@@ -20,7 +20,7 @@ from marlcore.cli.top import Run, _draw, _find
 from marlcore.processes.control import READY, Control
 from marlcore.processes.telemetry import Metric, Telemetry
 from marlcore.testing.victim import parent_of
-from marlcore.training.run_directory import RunDirectory, has_ended
+from marlcore.training.record.run_directory import RunDirectory, has_ended
 
 MARLCORE = [sys.executable, "-m", "marlcore"]
 

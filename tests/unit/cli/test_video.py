@@ -17,7 +17,7 @@ from PIL import Image
 
 from marlcore.cli.video import check_format, film, write_video
 from marlcore.spaces import Spaces
-from marlcore.training.choosers import ScriptedPlayer
+from marlcore.training.loops.players import ScriptedPlayer
 
 
 class Counter(gymnasium.Env):

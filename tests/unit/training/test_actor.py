@@ -17,19 +17,18 @@ from mapped import Mapped
 
 import marlcore as mc
 from marlcore.algos import DQN
-from marlcore.envs import TreasureHunt, vectorize
+from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes.control import BEATS, Control
 from marlcore.processes.telemetry import Telemetry
 from marlcore.spaces import Spaces
 from marlcore.spec import Field
-from marlcore.training.actor import Actor
-from marlcore.training.actor_worker import ActorWorker
-from marlcore.training.blueprint import Blueprint, PolicyPlan, build_model
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
-from marlcore.training.names import actor_names
-from marlcore.training.policies import AssignedPolicy
-from marlcore.training.policy import Player
-from marlcore.training.worker import Worker
+from marlcore.training.config.policies import AssignedPolicy
+from marlcore.training.config.worker_names import actor_names
+from marlcore.training.loops import PolicyPlayer, act, observe
+from marlcore.training.workers.actor_worker import ActorWorker
+from marlcore.training.workers.blueprint import Blueprint, PolicyPlan, build_model
+from marlcore.training.workers.worker import Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -100,7 +99,7 @@ def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int)
     scene.thread.join()
     (actor,) = scene.actors
     for _ in range(100):
-        actor.step()
+        act(actor.env, actor.seats, actor.policies, observe(actor.env, actor.seats, actor), actor)
     versions = scene.replay.sampler(8, min_size=1).sample().policy_version
     assert (versions == version).all()
 
@@ -118,8 +117,7 @@ def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> Non
 
 def test_a_metrics_name_is_cut_by_its_bytes() -> None:
     with Control.create(["actor-0"]) as control, Telemetry.create(["actor-0"]) as telemetry:
-        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
-        worker = Worker("actor-0", blueprint)
+        worker = Worker("actor-0", control.handle, telemetry.handle, 0.0)
         worker.report(AGENT, "win_rate/" + "\xfc" * 60, 0.5)
         worker.close()
         assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
@@ -148,19 +146,18 @@ class Foreign:
 
 @pytest.mark.parametrize("what", ["obs", "reward", "final_obs"])
 def test_values_of_a_callers_own_vector_environment_are_checked(what: str) -> None:
-    seat: Any = SimpleNamespace(finish=lambda outcome: None)
-    actor = Actor(Foreign(what), {}, {AGENT: seat}, 1)  # type: ignore[arg-type]
+    env = checked(Foreign(what))  # type: ignore[arg-type]
     name = "reward" if what == "reward" else "obs"
     line = f"^environment copy 1, {AGENT}: {name}: expected (a )?finite numbers?.*, got inf"
     with pytest.raises(mc.EnvironmentFailed, match=line):
         for _ in range(2):
-            actor.observe()
+            env.observe()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_action_that_is_not_finite_reaches_no_environment(bad: float) -> None:
     spaces = Spaces(Box(-1, 1, (1,)), Box(-np.inf, np.inf, (2,)))
     policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array([[0, 1], [0, bad]], np.float32)))
-    player = Player(policy, spaces, 2, "repeat")
+    player = PolicyPlayer(policy, spaces, 2, "repeat")
     with pytest.raises(ValueError, match=f"^action of the algorithm: expected finite numbers, got {bad} in"):
         player.choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool))

@@ -10,7 +10,7 @@ from gymnasium import spaces as gym
 from refusals import refused
 
 from marlcore.spaces import Spaces
-from marlcore.training.choosers import ScriptedPlayer
+from marlcore.training.loops.players import ScriptedPlayer
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_an_anchor_keeps_to_the_mask(space: gym.Space[Any], mask: list[bool], go
     moves = iter([good, bad])
     player = ScriptedPlayer("anchor:mover", lambda _obs: np.asarray(next(moves), np.int64), spaces, 1)
     at, begins = np.zeros(1, np.int64), np.ones(1, np.bool_)
-    assert spaces.shifted(player.choose(obs, at, begins)).tolist() == [good]
+    assert spaces.shifted(player.choose(obs, at, begins).action).tolist() == [good]
     with refused(ValueError, f"action of anchor:mover: expected one that action_mask allows, got {bad}"):
         player.choose(obs, at, begins)
 
@@ -55,7 +55,7 @@ def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
 
     def choose(copies: list[int], begins: list[bool]) -> list[int]:
         rows = {name: np.zeros((len(copies), *field.shape), np.float32) for name, field in spaces.obs.items()}
-        return (player.choose(rows, np.array(copies), np.array(begins)) - first).tolist()
+        return (player.choose(rows, np.array(copies), np.array(begins)).action - first).tolist()
 
     assert choose([0, 1, 2], [True] * 3) == [1, 1, 1]
     assert choose([0, 2], [False, False]) == [2, 2]

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 import marlcore as mc
 from marlcore.spaces import Spaces
-from marlcore.training.policies import assign
+from marlcore.training.config.policies import assign
 from marlcore.training.self_play.start import policies_in_self_play
 
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}

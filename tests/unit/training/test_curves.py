@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from marlcore.processes.telemetry import Metric
-from marlcore.training import curves
+from marlcore.training.record import curves
 
 
 def episode(step: int, value: float, agent: str = "agent_0") -> Metric:

@@ -18,16 +18,17 @@ from hunt import HUNT
 import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
-from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, files, read_metrics
-from marlcore.training.checkpoints import load_checkpoint, save_checkpoint
-from marlcore.training.files import read_json, write_json
-from marlcore.training.loaded import SavedRun, save_policies
-from marlcore.training.memories import OwnerOf
-from marlcore.training.policies import AssignedPolicy
-from marlcore.training.policies_file import described_policies
-from marlcore.training.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
-from marlcore.training.sinks.csv import CsvSink
-from marlcore.training.sinks.wandb import _run_id
+from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
+from marlcore.training.after.loaded_policy import SavedRun, save_policies
+from marlcore.training.config.policies import AssignedPolicy
+from marlcore.training.record import files
+from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
+from marlcore.training.record.files import read_json, write_json
+from marlcore.training.record.policies_file import described_policies
+from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
+from marlcore.training.record.sinks.csv import CsvSink
+from marlcore.training.record.sinks.wandb import _run_id
+from marlcore.training.workers.memories import OwnerOf
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
 NEVER_READ = ("logs", "tensorboard", "curves.png", "payoff.png")

@@ -14,14 +14,13 @@ from gymnasium import spaces as gym
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
-from marlcore.training.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
-from marlcore.training.choosers import PolicyPlayer
 from marlcore.training.config import EvaluationConfig
-from marlcore.training.episodes import Episodes, play
-from marlcore.training.evaluation import Evaluation, t_975
-from marlcore.training.evaluator import Candidate, CommonGames, Evaluator
-from marlcore.training.policy import ActingModel, Player, Policy
-from marlcore.training.run_directory import checkpoint_path
+from marlcore.training.loops.episodes import Episodes, play
+from marlcore.training.loops.evaluation import Evaluation, t_975
+from marlcore.training.loops.evaluator import Candidate, CommonGames, Evaluator
+from marlcore.training.loops.policy import ActingModel, Policy, PolicyPlayer
+from marlcore.training.record.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
+from marlcore.training.record.run_directory import checkpoint_path
 
 SPACES = Spaces(gym.Box(-1e6, 1e6, (1,)), gym.Discrete(2))
 
@@ -91,7 +90,7 @@ def model(action: int = 0) -> ActingModel:
 
 def players(env: Walks, action: int = 0) -> dict[str, PolicyPlayer]:
     policy = Policy(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
-    return {agent: PolicyPlayer(Player(policy, SPACES, env.copies, "repeat")) for agent in env.agents}
+    return {agent: PolicyPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
 
 
 @pytest.mark.parametrize(("episodes", "counted"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])])
@@ -132,7 +131,7 @@ def test_play_leaves_torchs_generator_alone() -> None:
 def test_play_stops_in_the_middle_of_an_episode() -> None:
     rounds = iter([True, True, False])
     env = Walks(1000)
-    assert play(env, players(env), 1, seed=0, may_go_on=lambda: next(rounds)) is None
+    assert play(env, players(env), 1, seed=0, goes_on=lambda: next(rounds)) is None
     assert env._at.tolist() == [2]
 
 
@@ -207,7 +206,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def add(kept: KeptCheckpoints, step: int, mean: float) -> None:
-    kept.add(model(step).state_dict(), version=step + 1, updates=step // 2, step=step, mean=mean)
+    kept.add({"acting": model(step).state_dict(), "version": step + 1, "updates": step // 2, "step": step}, mean)
 
 
 def test_the_best_and_the_last_checkpoints_are_kept(run_dir: Path) -> None:

@@ -16,9 +16,9 @@ from hunt import HUNT
 import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.training.finite import FiniteCheck
-from marlcore.training.learner import Learner
-from marlcore.training.policy import PolicyModel
+from marlcore.training.loops.finite import FiniteCheck
+from marlcore.training.loops.learner import Learner, learn
+from marlcore.training.loops.policy import PolicyModel
 
 NAN, INF = float("nan"), float("inf")
 
@@ -45,11 +45,13 @@ class Scene:
         trainer: Any = SimpleNamespace(update=self.update, state_dict=lambda: self.state)
         publications: Any = SimpleNamespace(publish=self.published.append, numbers={}, version=1, steps=lambda: 0)
         batch = SimpleNamespace(index=None, policy_version=torch.zeros(1))
-        source: Any = SimpleNamespace(sample=lambda: batch, update_priorities=self.refuse)
+        feed: Any = SimpleNamespace(
+            sample=lambda timeout: batch, update_priorities=self.refuse, prioritized=self.prioritized, on_policy=False
+        )
         finite = FiniteCheck("left", PolicyModel(self.net, None), self.state, Path("left.pt"), None)
         config = mc.LearnerConfig(publish_interval=2, log_interval=1000, checkpoint_interval=3)
         self.learner = Learner(
-            source, trainer, publications, config, torch.device("cpu"), self.prioritized, None,
+            feed, trainer, publications, config, torch.device("cpu"), None,
             lambda *_: None, lambda state: self.saved.append(state["updates"]), finite,
         )  # fmt: skip
 
@@ -62,7 +64,7 @@ class Scene:
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self.learner.step(0.0)
+            learn(self.learner)
 
 
 def test_a_loss_that_is_not_finite_is_not_published() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
-from marlcore.training.actor import Actor
-from marlcore.training.prioritizing import PrioritizingSeat
+from marlcore.training.loops import FirstPriorities, Seat, act, observe
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -41,7 +41,7 @@ class Player:
         self.policy = policy
         self.before: dict[str, Any] = {}
 
-    def told(self, reward: Any, at: Any) -> None:
+    def reward(self, reward: Any, at: Any) -> None:
         pass
 
     def choose(self, obs: Any, at: Any, begins: Any) -> mc.Action:
@@ -52,8 +52,8 @@ class Player:
 class Policy:
     version = 3
 
-    def pull(self) -> bool:
-        return False
+    def pull_if_due(self) -> None:
+        pass
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
@@ -61,15 +61,16 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     algorithm, policy = mc.DQN(reward_scale=0.5), Policy()
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay:
         seats, writers = {}, []
+        run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
         for i, agent in enumerate(env.agents):
             lanes = np.arange(3) + 3 * i
             writers.append(replay.vector_writer(lanes))
-            options = (agent, Player(policy), writers[-1], SPEC, lanes, lambda *_: None)
-            seats[agent] = PrioritizingSeat(algorithm.first_priority, DISCOUNT, *options)
+            player: Any = Player(policy)
+            priorities = FirstPriorities(algorithm.first_priority, DISCOUNT, 3)
+            seats[agent] = Seat(agent, player, writers[-1], SPEC, lanes, priorities)
         env.reset(5)
-        actor: Any = Actor(env, {"all": policy}, seats, sync_interval=1)  # type: ignore[dict-item]
         for _ in range(1500):
-            actor.step()
+            act(env, seats, [policy], observe(env, seats, run), run)  # type: ignore[list-item]
         batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
         assert (batch.policy_version == 3).all()
         future = np.where(batch.terminated, 0.0, best(batch.next_obs))

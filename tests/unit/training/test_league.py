@@ -17,8 +17,8 @@ from refusals import refused
 
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
-from marlcore.training.files import read_json
-from marlcore.training.policy import PolicyModel
+from marlcore.training.loops.policy import PolicyModel
+from marlcore.training.record.files import read_json
 from marlcore.training.self_play.league import League
 from marlcore.training.self_play.odds import name_of, odds_of, pool_odds
 from marlcore.training.self_play.payoff import Payoff

@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from rounding import rounding
 
 from marlcore.spaces import MASK, Spaces
-from marlcore.training.normalizer import Normalizer
+from marlcore.training.loops.normalizer import Normalizer
 
 
 def test_batches_of_any_size_give_the_statistics_of_all_rows() -> None:

@@ -14,8 +14,8 @@ from marlcore.__main__ import main
 from marlcore.memory import Segment
 from marlcore.memory.space import SHM_DIR
 from marlcore.training import Config, Schedule, read_settings
-from marlcore.training.files import read_json
-from marlcore.training.run_directory import RunDirectory
+from marlcore.training.record.files import read_json
+from marlcore.training.record.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000, "[" * 1_000 + "]" * 1_000, "{a: " * 1_000])

@@ -15,11 +15,11 @@ from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
 
 import marlcore as mc
 from marlcore.envs import vectorize
-from marlcore.training.checkpoints import KeptCheckpoints, load_checkpoint
-from marlcore.training.choosers import ScriptedPlayer
-from marlcore.training.evaluator import Candidate
-from marlcore.training.policy import ActingModel
-from marlcore.training.run_directory import checkpoint_path
+from marlcore.training.loops.evaluator import Candidate
+from marlcore.training.loops.players import ScriptedPlayer
+from marlcore.training.loops.policy import ActingModel
+from marlcore.training.record.checkpoints import KeptCheckpoints, load_checkpoint
+from marlcore.training.record.run_directory import checkpoint_path
 from marlcore.training.self_play.opponent_games import OpponentGames, paired, spread
 from marlcore.training.self_play.players import FrozenPlayers
 

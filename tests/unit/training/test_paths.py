@@ -14,8 +14,8 @@ import marlcore as mc
 from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
+from marlcore.training.record.run_directory import RunDirectory
 from marlcore.training.run import _Plan
-from marlcore.training.run_directory import RunDirectory
 
 
 def moving(folder):

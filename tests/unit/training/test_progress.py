@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from marlcore.processes.telemetry import Metric
-from marlcore.training import progress
-from marlcore.training.progress import Progress, final_returns, summary
+from marlcore.training.record import progress
+from marlcore.training.record.progress import Progress, final_returns, summary
 
 
 class Clock:

@@ -21,11 +21,11 @@ from windows import made_windows
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.training.choosers import PolicyPlayer
-from marlcore.training.learner import Learner
-from marlcore.training.loaded import LoadedPolicy
-from marlcore.training.normalizer import Normalizer
-from marlcore.training.policy import ActingModel, Player, Policy
+from marlcore.training.after.loaded_policy import LoadedPolicy
+from marlcore.training.loops.learner import Learner, learn
+from marlcore.training.loops.normalizer import Normalizer
+from marlcore.training.loops.policy import ActingModel, Policy, PolicyPlayer
+from marlcore.training.loops.seat import Seat
 from marlcore.training.self_play.matches import Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -115,8 +115,8 @@ def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Policy]:
 def test_each_copy_has_a_state_of_its_own() -> None:
     """A player of three copies, of which one, two or all act, does what three players of one copy do."""
     _, policy = made_policy()
-    together = Player(policy, SPACES, 3, "repeat")
-    alone = [Player(policy, SPACES, 1, "repeat") for _ in range(3)]
+    together = PolicyPlayer(policy, SPACES, 3, "repeat")
+    alone = [PolicyPlayer(policy, SPACES, 1, "repeat") for _ in range(3)]
     rng = np.random.default_rng(4)
     for round_ in range(60):
         copies = np.flatnonzero(rng.random(3) < 0.7) if round_ else np.arange(3)
@@ -131,8 +131,8 @@ def test_each_copy_has_a_state_of_its_own() -> None:
             assert one.action[0] == chosen.action[row]
             for name, part in alone[copy].before.items():
                 torch.testing.assert_close(together.before[name][row], part[0], **CLOSE)
-            alone[copy].told(reward[row : row + 1], slice(None))
-        together.told(reward, at)
+            alone[copy].reward(reward[row : row + 1], slice(None))
+        together.reward(reward, at)
     assert together.before.keys() == SMALL.transition(SPACES).extras.keys()
 
 
@@ -209,7 +209,7 @@ def test_a_state_that_changes_its_parts_is_named(later: Any, message: str, at: A
         def act(self, obs: Any, at: Any, state: Any) -> mc.Action:
             return mc.Action(np.zeros(2, np.int64), state=next(states))
 
-    player = Player(Changing(), SPACES, 2 if isinstance(at, slice) else 3, "repeat")  # type: ignore[arg-type]
+    player = PolicyPlayer(Changing(), SPACES, 2 if isinstance(at, slice) else 3, "repeat")  # type: ignore[arg-type]
     obs, begins = np.zeros((2, 3), np.float32), np.zeros(2, bool)
     player.choose(obs, at, begins)
     with refused(ValueError, message):
@@ -222,11 +222,12 @@ def test_statistics_of_observations_leave_out_what_follows_an_end() -> None:
     sampler = iter(batches)
     trainer: Any = SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}))
     publications: Any = SimpleNamespace(publish=lambda _: None, numbers={})
-    source: Any = SimpleNamespace(sample=lambda **_: next(sampler))
+    feed: Any = SimpleNamespace(sample=lambda **_: next(sampler), prioritized=False, on_policy=False)
+    finite: Any = SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None)
     config, device = mc.LearnerConfig(obs_norm="running"), torch.device("cpu")
-    learner = Learner(source, trainer, publications, config, device, False, norm, lambda *_: None, lambda _: None)
+    learner = Learner(feed, trainer, publications, config, device, norm, lambda *_: None, lambda _: None, finite)
     for _ in batches:
-        assert learner.step(0.0)
+        assert learn(learner)
     rows = np.concatenate([batch.obs[batch.valid[..., -1]] for batch in batches])
     assert int(norm.count) == len(rows) < sum(batch.valid[..., -1].size for batch in batches)
     np.testing.assert_allclose(
@@ -245,20 +246,22 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
             pass
 
     _, policy = made_policy()
-    inner = {number: Player(policy, SPACES, 6, "repeat") for number in (1, 2)}
-    pool: Any = Pool({number: PolicyPlayer(player) for number, player in inner.items()})
+    pool: Any = Pool({number: PolicyPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
     config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
     rng = np.random.default_rng(3)
-    matches = Matches(config, Wander.agents, ended, lambda: published, pool, [], lambda tag: 0, rng)
+    spec = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
+    learning: Any = None  # which never acts on the right
+    seats = {agent: Seat(agent, learning, learning, spec, np.arange(6)) for agent in Wander.agents}
+    matches = Matches(config, seats, ended, lambda: published, pool, [], [], rng, lambda *_: None)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
-    of = np.array([matches.opponent(copy) for copy in range(6)])
-    assert set(of.tolist()) == {1, 2}
-    matches.choose(turn)
+    opponents, seat = matches.opponents, seats["right"]
+    assert set(opponents.tolist()) == {1, 2}
+    seat.act(turn)
     never = np.zeros(6, bool)
-    matches.told(mc.Outcome("right", copies, copies + 1.0, never, never, None))
-    matches.choose(turn._replace(begins=never))
-    for number, player in inner.items():
-        assert player.before[PREVIOUS_REWARD].tolist() == (copies[of == number] + 1.0).tolist()
+    assert seat.record(mc.Outcome("right", copies, copies + 1.0, never, never, None)) is None
+    seat.act(turn._replace(begins=never))
+    for number, player in pool.items():
+        assert player.before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()

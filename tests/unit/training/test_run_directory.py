@@ -18,8 +18,8 @@ import pytest
 from marlcore.errors import ClosedError
 from marlcore.processes.telemetry import Metric
 from marlcore.training import read_metrics
-from marlcore.training.files import write_atomically
-from marlcore.training.run_directory import RunDirectory, read_config
+from marlcore.training.record.files import write_atomically
+from marlcore.training.record.run_directory import RunDirectory, read_config
 
 
 def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
@@ -150,7 +150,7 @@ def test_a_killed_process_leaves_config_json_whole_or_absent(tmp_path, call):
     """The process dies just before, then just after, the system call that could tear the file."""
     program = """
 import os, signal, sys
-from marlcore.training.run_directory import RunDirectory
+from marlcore.training.record.run_directory import RunDirectory
 when, call = sys.argv[2:]
 original = getattr(os, call)
 def dying(*args):
@@ -326,7 +326,7 @@ def test_any_name_of_a_worker_or_agent_has_its_file(tmp_path):
 def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):
     program = """
 import logging, multiprocessing, sys, warnings
-from marlcore.training.run_directory import setup_logging
+from marlcore.training.record.run_directory import setup_logging
 multiprocessing.current_process().name = "actor-0"
 setup_logging(sys.argv[1])
 logging.info("hello")

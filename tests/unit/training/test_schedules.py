@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlcore as mc
-from marlcore.training.blueprint import schedules_of
-from marlcore.training.config import EPSILON, ExplorationConfig
-from marlcore.training.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
+from marlcore.training.config import EPSILON, ExplorationConfig, schedules_of
+from marlcore.training.config.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -7,7 +7,7 @@ from hunt import HUNT
 
 import marlcore as mc
 from marlcore.processes import Metric
-from marlcore.training.curves import draw_runs
+from marlcore.training.record.curves import draw_runs
 from marlcore.training.seeds import train_seeds
 
 

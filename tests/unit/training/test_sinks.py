@@ -20,11 +20,11 @@ import marlcore
 import marlcore as mc
 from marlcore.processes import STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
-from marlcore.training import monitor as monitors
-from marlcore.training.config import SINKS
-from marlcore.training.monitor import Monitor
-from marlcore.training.run_directory import RunDirectory
-from marlcore.training.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.training.config.sections import SINKS
+from marlcore.training.record import monitor as monitors
+from marlcore.training.record.monitor import Monitor
+from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.record.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -295,7 +295,7 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program: Callable[..., Any
     code = """
     import threading
     from marlcore.processes import Metric
-    from marlcore.training.sinks import Background, CallbackSink
+    from marlcore.training.record.sinks import Background, CallbackSink
     entered = threading.Event()
     def hang(metric):
         entered.set()
@@ -460,7 +460,7 @@ def test_sinks_are_options_and_come_back_from_json() -> None:
 
 
 def test_every_named_sink_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.sinks.fan_out.check_wandb", lambda mode: None)
+    monkeypatch.setattr("marlcore.training.record.sinks.fan_out.check_wandb", lambda mode: None)
     with RunDirectory.create(tmp_path / "run", {}) as run:
         sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS), callback=print)
         assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
@@ -504,8 +504,8 @@ from contextlib import closing
 from pathlib import Path
 from marlcore.processes import Metric
 from marlcore.training import MetricsConfig
-from marlcore.training.run_directory import RunDirectory
-from marlcore.training.sinks import open_sinks
+from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.record.sinks import open_sinks
 path, config = Path(sys.argv[1]), MetricsConfig(("csv", "wandb"), wandb_project="forest", wandb_mode="offline")
 
 def part(run, metrics):
@@ -589,7 +589,7 @@ def test_wandb_without_credentials_is_refused_before_a_run(program: Callable[...
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         del os.environ[name]
     os.environ.update(HOME=sys.argv[1], NETRC=sys.argv[1] + "/netrc")
-    from marlcore.training.sinks.wandb import check_wandb
+    from marlcore.training.record.sinks.wandb import check_wandb
     try:
         check_wandb(None)
     except ValueError as error:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from marlcore.cli.top import COLUMNS, _draw
 from marlcore.processes.telemetry import Metric
-from marlcore.training.progress import Progress
-from marlcore.training.tables import FittedTable
+from marlcore.tables import FittedTable
+from marlcore.training.record.progress import Progress
 
 METRICS = {"episode_return": -1234.567, "loss": 0.0123456, "epsilon": 0.05, "policy_lag": 12.0, "updates_per_s": 1234.5}
 LEARNER = {

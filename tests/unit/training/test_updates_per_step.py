@@ -16,7 +16,7 @@ from hunt import HUNT
 import marlcore as mc
 from marlcore.spaces import Spaces
 from marlcore.training.config import ActorConfig, LearnerConfig
-from marlcore.training.policies import assign
+from marlcore.training.config.policies import assign
 from marlcore.training.run import _warn_of_short_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from marlcore.processes import Control, Telemetry
-from marlcore.training.worker import Worker
+from marlcore.training.workers.worker import Worker
 
 
 @pytest.mark.parametrize("next_call", [Worker.beat, Worker.close, lambda worker: worker.hold(worker)])
 def test_a_workers_fork_leaves_at_its_next_call(next_call: Callable[[Worker], Any]) -> None:
     ended, end = os.pipe()
     with closing(Control.create(["actor-0"])) as control, closing(Telemetry.create(["actor-0"])) as telemetry:
-        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
-        with closing(Worker("actor-0", blueprint)) as worker:
+        with closing(Worker("actor-0", control.handle, telemetry.handle, 0.0)) as worker:
             worker.hold(SimpleNamespace(close=lambda: os.write(end, b"closed")))
             child = os.fork()
             if child == 0:

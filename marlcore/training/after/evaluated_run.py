@@ -1,0 +1,178 @@
+"""Evaluating the policies of a run: of its directory, or of one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from ...checks import check_whole
+from ...envs import factory, vectorize
+from ...references import is_importable, resolve
+from ...spaces import Spaces
+from ..loops import Evaluation, Player, ScriptedPlayer, play
+from .loaded_policy import LoadedPolicy, SavedRun
+
+__all__ = ["EvaluatedRun", "evaluate"]
+
+
+class Bot(Protocol):
+    """A scripted player; it may have a method `reset()`, which is called where an episode begins."""
+
+    def act(self, obs: Any) -> Any: ...
+
+
+@runtime_checkable
+class LiveRun(Protocol):
+    """A run that `start` made; see run.py."""
+
+    env_fn: Callable[[], Any]
+
+    @property
+    def saved(self) -> SavedRun: ...
+
+    def policy(self, name: str) -> LoadedPolicy: ...
+
+
+Replacement: TypeAlias = LoadedPolicy | Bot | type[Bot] | Callable[[Any], Any] | str
+
+
+def evaluate(
+    run_or_dir: LiveRun | str | Path,
+    episodes: int = 100,
+    *,
+    which: str | int = "last",
+    envs: int = 8,
+    seed: int = 0,
+    explore: bool = False,
+    policies: Mapping[str, Replacement] | None = None,
+    env_fn: Callable[[], Any] | str | None = None,
+    trust: bool = False,
+) -> Evaluation:
+    """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
+
+    In each copy of the environment the first episodes count, equally many in each, so that short episodes are not
+    favoured.
+
+    A run's directory is code: its environment and algorithm are unpickled, which can execute anything. So a run that
+    another user could have changed is refused. See docs/security.md.
+
+    Args:
+        run_or_dir: a run that `start` made, or a run's directory; either may still go on.
+        episodes: how many.
+        which: the weights: "last", the newest published ones of a `Run`, the last checkpoints of a directory; "best",
+            by the run's evaluations; or the step of a kept checkpoint.
+        envs: copies of the environment.
+        seed: the same seed plays the same episodes.
+        explore: as actors do with these weights, instead of greedily.
+        policies: by name of a policy or an agent, what acts instead: a policy that `load_policy` returned; a script: a
+            function of an observation, or a class or an object with a method `act(obs)`, of which each environment
+            copy has its own; or a name, module:name of a script or the directory of a run, whose last policy of that
+            name or agent acts. A script gets the mask of the allowed actions as obs["action_mask"], beside
+            obs["observation"], if there is one; its method `reset()`, if it has one, is called where an episode begins.
+        env_fn: makes environments; by default as the run does.
+        trust: also load a directory that another user could have changed.
+
+    Raises:
+        ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled, in
+            one line.
+        EnvironmentFailed: the environment raised.
+        Whatever a script raises.
+    """
+    for label, value in {"episodes": episodes, "envs": envs}.items():
+        check_whole(label, value)
+    check_whole("seed", seed, 0)
+    run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
+    with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
+        players = {
+            agent: run.player(agent, env.copies, child, explore)
+            for agent, child in zip(env.agents, _seeds(seed, len(env.agents)), strict=True)
+        }
+        outcome = play(env, players, episodes, seed)
+    assert outcome is not None
+    return outcome
+
+
+class EvaluatedRun:
+    """The environment and the policies of a run to evaluate; arguments as those of `evaluate`.
+
+    Attributes:
+        env_fn: makes environments.
+
+    Raises: ValueError, TypeError: bad input, in one line.
+    """
+
+    def __init__(
+        self,
+        run_or_dir: LiveRun | str | Path,
+        which: str = "last",
+        policies: Mapping[str, Replacement] | None = None,
+        env_fn: Callable[[], Any] | str | None = None,
+        trust: bool = False,
+    ) -> None:
+        live: LiveRun | None = None
+        if isinstance(run_or_dir, LiveRun):
+            live, self._saved = run_or_dir, run_or_dir.saved
+        else:
+            self._saved = SavedRun.of(run_or_dir, trust=trust)
+        self._load = live.policy if live is not None and which == "last" else self._from_checkpoint
+        self._which = which
+        self._loaded: dict[str, LoadedPolicy] = {}
+        self._policy_of = {agent: policy.name for policy in self._saved.policies for agent in policy.agents}
+        self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
+        if env_fn is not None:
+            self.env_fn = factory(env_fn)
+        else:
+            self.env_fn = live.env_fn if live is not None else self._saved.env_fn
+
+    def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
+        """A new player of an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
+        if agent not in self._policy_of:
+            raise ValueError(f"env_fn: expected the agents {sorted(self._policy_of)}, got {agent!r}")
+        name = self._policy_of[agent]
+        chosen = self._instead.get(agent, self._instead.get(name))
+        if chosen is None:
+            if name not in self._loaded:
+                self._loaded[name] = self._load(name)
+            chosen = self._loaded[name]
+        if isinstance(chosen, LoadedPolicy):
+            return chosen.player(copies, seed, explore)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, self._spaces(agent), copies)
+
+    def _checked(self, name: str, player: Any, trust: bool) -> Any:
+        """A policy or a script that can act for an agent or a policy of the run."""
+        label = f"policies[{name!r}]"
+        if name not in self._policy_of and name not in self._policy_of.values():
+            known = sorted({*self._policy_of, *self._policy_of.values()})
+            raise ValueError(f"policies: expected names among {known}, got {name!r}")
+        if isinstance(player, str):
+            player = _named(label, name, player, trust)
+        spaces = self._spaces(name)
+        if not isinstance(player, LoadedPolicy):
+            ScriptedPlayer(label, player, spaces, 1)  # it checks the script
+        elif replace(player.spaces, stack=1) != replace(spaces, stack=1):
+            raise ValueError(f"{label}: expected a policy for {spaces}, got one for {player.spaces}")
+        return player
+
+    def _spaces(self, name: str) -> Spaces:
+        return next(policy for policy in self._saved.policies if name == policy.name or name in policy.agents).spaces
+
+    def _from_checkpoint(self, name: str) -> LoadedPolicy:
+        return self._saved.policy(name, self._which)
+
+
+def _named(label: str, name: str, reference: str, trust: bool) -> Any:
+    """The script, or the policy of the run, that a reference names."""
+    if is_importable(reference):
+        return resolve(label, reference)
+    if not Path(reference).is_dir():
+        raise ValueError(f"{label}: expected module:name or the directory of a run, got {reference!r}")
+    return SavedRun.of(reference, trust=trust).policy(name)
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]

@@ -1,0 +1,251 @@
+"""Trained policies for use outside a run: from its directory, or from the shared memory of one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...checks import absolute, as_field, came
+from ...envs.agent_view import AgentView
+from ...errors import TimedOut
+from ...interfaces import Algorithm
+from ...observations import ALONE, Values
+from ...spaces import JOINT, MASK, Spaces
+from ...weights import ParameterStore
+from ..config import AssignedPolicy, Config, schedules_of
+from ..loops import ActingModel, Policy, PolicyPlayer, exploration_of
+from ..record import (
+    check_trusted,
+    checkpoint_path,
+    described_policies,
+    kept_steps,
+    load_checkpoint,
+    read_sealed,
+    write_policies,
+    write_sealed,
+)
+from ..workers import Blueprint, build_model
+
+__all__ = ["LoadedPolicy", "SavedRun", "load_policy", "published_policy", "save_policies"]
+
+FIRST_WEIGHTS_S = 60.0
+FILE = "checkpoints/run.pickle"
+
+
+class LoadedPolicy:
+    """A policy that acts in one environment, as its actors did; it is greedy. Made by `load_policy` or `Run.policy`.
+
+    Attributes:
+        spaces: its agents' spaces.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: ActingModel,
+        spaces: Spaces,
+        pad: Literal["repeat", "zero"],
+        numbers: Mapping[str, float],
+    ) -> None:
+        """Args:
+        numbers: of exploration, as they were for these weights.
+        """
+        self.spaces = spaces
+        self._algorithm = algorithm
+        self._model = model
+        self._pad: Literal["repeat", "zero"] = pad
+        self._numbers = numbers
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins an episode: clears the stack of observations and the recurrent state."""
+        self._player = self.player(1)
+        self._begins = np.ones(1, np.bool_)
+
+    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> int | NDArray[Any]:
+        """The action for an observation, as the environment's `step` takes it: an int for a Discrete.
+
+        Args:
+            obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
+                if the environment puts it there.
+            mask: of the allowed actions, if the environment gives it elsewhere.
+            reward: of the action before; recurrent policies may have it as an input. Ignored where an episode begins.
+
+        Raises: ValueError, TypeError: the observation is not of the space.
+        """
+        self._player.reward(np.array([reward]), slice(None))
+        chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
+        self._begins = np.zeros(1, np.bool_)
+        action = self.spaces.shifted(chosen.action)[0]
+        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
+
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> PolicyPlayer:
+        """The policy in several copies of the environment.
+
+        Args:
+            seed: of the algorithm's draws.
+            explore: as actors do with these weights; otherwise greedily.
+        """
+        numbers = self._numbers if explore else None
+        generator = np.random.default_rng(seed)
+        policy = Policy(self._algorithm, self._model, generator, torch.device("cpu"), numbers)
+        return PolicyPlayer(policy, self.spaces, copies, self._pad)
+
+    def __repr__(self) -> str:
+        return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
+
+
+def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
+    """An environment's observation with a first axis of 1, checked."""
+    if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
+        obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
+    if mask is not None and spaces.masked:
+        mask = AgentView("", spaces, "info", False).mask(mask).astype(bool)
+    joint = next((part for part in spaces.parts if part.name == JOINT), None)
+    if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
+        obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
+    values = spaces.values(obs, mask)
+    if isinstance(values, dict):
+        assert isinstance(spaces.obs, Mapping)
+        return {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
+    assert not isinstance(spaces.obs, Mapping)
+    return as_field("obs", spaces.obs, values)[None]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What a run's directory says of its environment and policies; `of` reads it.
+
+    Attributes:
+        path: the directory, absolute.
+        policies: the run's. config: its settings.
+        pickled_env_fn: None if cloudpickle could not pickle it, or nothing was to be unpickled.
+    """
+
+    path: Path
+    policies: tuple[AssignedPolicy, ...]
+    config: Config
+    pickled_env_fn: bytes | None = None
+
+    @classmethod
+    def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
+        """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
+        path = absolute(run_dir)
+        if weights_only:
+            return cls(path, *described_policies(path))
+        path = check_trusted(path, trust)
+        try:
+            saved = cloudpickle.loads(read_sealed(path / FILE))
+            return cls(path, saved["policies"], saved["config"], saved["env_fn"])
+        except Exception as error:  # unpickling may raise anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(
+                f"run_dir: expected a run's directory with {FILE}, got {str(run_dir)!r} ({reason})"
+            ) from None
+
+    @property
+    def env_fn(self) -> Callable[[], Any]:
+        """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
+        if self.pickled_env_fn is None:
+            reason = "it could not be pickled"
+        else:
+            try:
+                found: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
+                return found
+            except Exception as error:  # unpickling may raise anything
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn=")
+
+    def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
+        """See `load_policy`."""
+        assigned = _named(name, self.policies)
+        path = checkpoint_path(self.path, assigned.name, str(which))
+        state = load_checkpoint(path)
+        if not state:
+            kept = ", ".join(map(str, kept_steps(self.path, assigned.name))) or "none"
+            raise ValueError(f"which: expected a checkpoint at {path}, which does not exist; steps kept: {kept}")
+        model = build_model(assigned, self.config, self.policies.index(assigned))
+        model.restore(state)
+        counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}
+        schedules = schedules_of(assigned.algorithm, self.config)
+        numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
+        return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
+
+
+def load_policy(
+    run_dir: str | Path,
+    name: str,
+    which: str | int = "last",
+    *,
+    trust: bool = False,
+    weights_only: bool = False,
+) -> LoadedPolicy:
+    """A policy from a run's checkpoint.
+
+    A run's directory is code: its algorithm is unpickled, which can execute anything. So a run that another user could
+    have changed is refused. See docs/security.md.
+
+    Args:
+        run_dir: of the run, which may still go on.
+        name: of the policy, or of one of its agents.
+        which: "last"; "best", by the run's evaluations; or a step count of a kept checkpoint.
+        trust: also load a run that another user could have changed.
+        weights_only: unpickle and import nothing of the run, so that any run may be loaded; only for policies of
+            built-in algorithms. Schedules of exploration that are functions are left out.
+
+    Raises: ValueError: there is no such run, policy or checkpoint, or the run is not trusted.
+    """
+    saved = SavedRun.of(run_dir, trust=trust, weights_only=weights_only)
+    try:
+        return saved.policy(name, which)
+    except (KeyError, MemoryError, OSError, OverflowError, RuntimeError, TypeError) as error:
+        if not weights_only:
+            raise
+        expected = "weights_only: expected a policy and weights that fit it"
+        raise ValueError(f"{expected}, got {str(run_dir)!r} ({came(error)})") from None
+
+
+def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
+    """A policy with the newest weights of a run that goes on; waits for its first ones.
+
+    Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
+    """
+    plan = _named(name, blueprint.policies)
+    model = build_model(plan, blueprint.config, blueprint.policies.index(plan))
+    with ParameterStore.attach(plan.weights) as store:
+        subscriber = store.subscriber(model.acting)
+        if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
+            raise TimedOut(f"policy: {plan.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
+        numbers = exploration_of(subscriber.extras)
+    return LoadedPolicy(plan.algorithm, model.acting, plan.spaces, blueprint.config.replay.pad, numbers)
+
+
+def save_policies(
+    run_dir: Path, env_fn: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config
+) -> None:
+    """Saves what `SavedRun` reads; without the environment function if cloudpickle cannot pickle it."""
+    try:
+        pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
+    except Exception:  # pickling may raise anything; in serial mode nothing else needs it
+        pickled = None
+    write_policies(run_dir, policies, config)
+    write_sealed(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+
+
+def _named(name: str, policies: Any) -> Any:
+    """The policy of that name, or of the agent of that name."""
+    for policy in policies:
+        if name == policy.name:
+            return policy
+    for policy in policies:
+        if name in policy.agents:
+            return policy
+    known = sorted({one for policy in policies for one in (policy.name, *policy.agents)})
+    raise ValueError(f"policy: expected one of {known}, got {name!r}")

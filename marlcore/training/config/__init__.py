@@ -1,0 +1,58 @@
+"""A run's settings: dataclasses that check their own numbers, schedules, files of settings, and policies by agent.
+
+This room reads settings and relates them to an environment's agents and to an algorithm. It never trains, starts no
+process and imports no torch.
+"""
+
+from .applied import check_applied, schedules_of, source_of
+from .config import (
+    ActorConfig,
+    Config,
+    EvaluationConfig,
+    ExplorationConfig,
+    LearnerConfig,
+    MetricsConfig,
+    ReplayConfig,
+    SupervisionConfig,
+)
+from .policies import AssignedPolicy, assign, policy_names
+from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
+from .sections import EPSILON
+from .self_play import BOTH, SelfPlayConfig, absolute_anchors
+from .settings_file import Settings, read_settings
+from .worker_names import EVALUATOR, actor_names, is_learner, learner_names, policy_of
+
+__all__ = [
+    "BOTH",
+    "EPSILON",
+    "EVALUATOR",
+    "ActorConfig",
+    "AssignedPolicy",
+    "Config",
+    "Constant",
+    "Custom",
+    "EvaluationConfig",
+    "ExplorationConfig",
+    "Exponential",
+    "LearnerConfig",
+    "Linear",
+    "MetricsConfig",
+    "Piecewise",
+    "ReplayConfig",
+    "Schedule",
+    "SelfPlayConfig",
+    "Settings",
+    "SupervisionConfig",
+    "absolute_anchors",
+    "actor_names",
+    "assign",
+    "check_applied",
+    "is_custom",
+    "is_learner",
+    "learner_names",
+    "policy_names",
+    "policy_of",
+    "read_settings",
+    "schedules_of",
+    "source_of",
+]

@@ -1,0 +1,210 @@
+"""The settings of a training run. Every field is an option of `marlcore train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ...checks import absolute
+from .schedules import Exponential, Schedule, Stages
+from .sections import (
+    EPSILON,
+    SINKS,
+    ActorConfig,
+    EvaluationConfig,
+    ExplorationConfig,
+    LearnerConfig,
+    MetricsConfig,
+    ReplayConfig,
+    SupervisionConfig,
+    check_setting,
+)
+from .self_play import SelfPlayConfig, absolute_anchors
+
+if TYPE_CHECKING:
+    from ...replay import RateLimiter
+
+__all__ = [
+    "EPSILON",
+    "SINKS",
+    "ActorConfig",
+    "Config",
+    "EvaluationConfig",
+    "ExplorationConfig",
+    "LearnerConfig",
+    "MetricsConfig",
+    "ReplayConfig",
+    "SelfPlayConfig",
+    "SupervisionConfig",
+]
+
+
+if TYPE_CHECKING:
+    PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
+else:
+    PolicyOf = dict[str, str]  # what the command line reads
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
+
+    Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
+    """
+
+    total_steps: int = 300_000
+    """Steps of the whole run; a step is one action of one agent."""
+    seed: int = 0
+    """Seed of all randomness; in serial mode the same seed gives the same run."""
+    mode: Literal["async", "serial"] = "async"
+    """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
+    updates_per_step: float | None = 0.1
+    """Updates of each learner per step of its agent after the warm-up; None lets actors and learners run free."""
+    updates_tolerance: int = 32
+    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads."""
+    run_dir: str | None = None
+    """Directory for the results, new or empty. By default runs/<date and time>."""
+    stages: tuple[int, ...] = ()
+    """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
+    numbers of an algorithm's `explore`."""
+    policies: PolicyOf | None = None
+    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
+    also a function of the agent's name."""
+    learners: dict[str, LearnerConfig] = field(default_factory=dict)
+    """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
+    `processes` and `threads` always are."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+
+    def __post_init__(self) -> None:
+        self._check_parts()
+        check_setting(self, "total_steps", 1)
+        check_setting(self, "seed", 0, 2**63)
+        if self.mode not in ("async", "serial"):
+            raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
+        for policy, learner in self.learners.items():
+            if not isinstance(learner, LearnerConfig):
+                raise TypeError(f"learners: expected a LearnerConfig for {policy!r}, got {learner!r}")
+        object.__setattr__(self, "stages", Stages(self.stages).begins)
+        self._check_ratio()
+        self.check_rows()
+
+    def _check_parts(self) -> None:
+        for one in fields(self):
+            part, value = one.default_factory, getattr(self, one.name)
+            if isinstance(part, type) and not isinstance(value, part):
+                article = "an" if part.__name__[0] in "AEIOU" else "a"
+                raise TypeError(f"{one.name}: expected {article} {part.__name__}, got {value!r}")
+
+    def learner_of(self, policy: str) -> LearnerConfig:
+        """The settings of a policy's learner."""
+        return self.learners.get(policy, self.learner)
+
+    def check_rows(self, policy: str = "", agents: int = 1) -> None:
+        """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
+        replay, learner = self.replay, self.learner_of(policy)
+        lanes = self.lanes * agents * replay.parts
+        need = replay.frames + learner.n_step
+        if replay.capacity // lanes < need:
+            raise ValueError(
+                f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
+                f"{replay.frames} + {learner.n_step} rows; rows of a lane are capacity / "
+                f"(processes x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
+            )
+        rows = replay.capacity // lanes * lanes
+        if learner.warmup > rows:
+            raise ValueError(
+                f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, "
+                f"got {learner.warmup}"
+            )
+
+    def _check_ratio(self) -> None:
+        check_setting(self, "updates_tolerance", 1)
+        if self.updates_per_step is not None:
+            check_setting(self, "updates_per_step", 1e-6, 1e6, whole=False)
+        elif self.mode == "serial":
+            raise ValueError("updates_per_step: expected a number in serial mode, got None")
+
+    def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
+        """The rate limiter between a policy's learner and its actors; None when they run free.
+
+        Args:
+            policy: its name.
+            lanes: of its replay.
+        """
+        from ...replay import RateLimiter
+
+        learner = self.learner_of(policy)
+        if self.updates_per_step is None:
+            return None
+        samples_per_insert = self.updates_per_step * learner.batch_size
+        # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
+        # serial mode, or where no process can be started, one thread is both sides.
+        least = samples_per_insert * (lanes + 1) + learner.batch_size
+        tolerance = max(self.updates_tolerance * learner.batch_size, least)
+        return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
+        return self.exploration.numbers | ({"stage": Stages(self.stages)} if self.stages else {})
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of each agent in its policy's replay: one for each environment copy of each actor."""
+        return self.actor.processes * self.actor.envs
+
+    def to_dict(self) -> dict[str, Any]:
+        """A form ready for JSON; schedules are text."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    def with_absolute_paths(self) -> Config:
+        """The same settings wherever the working directory moves to; a run_dir of None stays None."""
+        run_dir = self.run_dir and str(absolute(self.run_dir))
+        replay = replace(self.replay, path=self.replay.path and str(absolute(self.replay.path)))
+        self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
+        return replace(self, run_dir=run_dir, replay=replay, self_play=self_play)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Config:
+        """The configuration from which `to_dict` made `plain`; missing fields get their defaults.
+
+        Raises ValueError: a value is out of range.
+        """
+        given: dict[str, Any] = {}
+        for one in fields(cls):
+            value = plain.get(one.name, MISSING)
+            if one.name == "learners":
+                common = plain.get("learner", {})
+                given[one.name] = {
+                    policy: LearnerConfig(**{**common, **section})
+                    for policy, section in plain.get("learners", {}).items()
+                }
+            elif value is not MISSING:
+                part = one.default_factory
+                given[one.name] = value if part is MISSING else type(part())(**_of_today(value))
+        return cls(**given)
+
+
+def _of_today(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of a configuration, whose epsilon version 0.1.0 gave by four settings instead of a schedule."""
+    if "epsilon_start" not in section:
+        return dict(section)
+    start, end, decay, every = (section[f"epsilon_{name}"] for name in ("start", "min", "decay", "decay_freq"))
+    return {"epsilon": Exponential(start, end, rate=1 - decay, every=every, of="updates")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return str(value)
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,92 @@
+"""The actor's loop: observe, record the outcomes, act; it waits for a learner only where a limiter holds the ratio.
+
+It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from ...errors import EnvironmentFailed
+from ...interfaces import Turn, VectorEnvironment
+from ...spaces import Spaces
+from .policy import PublishedPolicy
+from .seat import Ended, Seat
+
+__all__ = ["ActorRun", "act", "act_until_done", "observe"]
+
+Seats = Mapping[str, Seat]
+
+
+class ActorRun(Protocol):
+    """The worker of an actor's loop."""
+
+    def acting(self) -> bool:
+        """Whether steps of this actor's share are left, and the run was not told to stop."""
+
+    def begin(self, turn: Turn) -> None:
+        """Fills the columns of the seats in the copies in which an episode begins."""
+
+    def report_ended(self, ended: Ended) -> None: ...
+
+    def report_lost(self, agent: str, transitions: int) -> None: ...
+
+    def count_steps(self, steps: int) -> None:
+        """Counts the steps of a round, and shows that the worker does not hang."""
+
+
+def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], run: ActorRun) -> None:
+    """Steps the copies of an environment, and writes each agent's transitions.
+
+    Args:
+        env: the copies, whose first episodes have begun.
+        seats: by agent.
+        policies: by which they act, each with its first weights.
+
+    Raises: EnvironmentFailed: the environment raised, or returned values that the replay refuses.
+    """
+    while run.acting():
+        turns = observe(env, seats, run)
+        act(env, seats, policies, turns, run)
+
+
+def observe(env: VectorEnvironment, seats: Seats, run: ActorRun) -> list[Turn]:
+    """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
+    outcomes, turns = env.observe()
+    for outcome in outcomes:
+        ended = seats[outcome.agent].record(outcome)
+        if ended is not None:
+            run.report_ended(ended)
+    return turns
+
+
+def act(
+    env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], turns: list[Turn], run: ActorRun
+) -> None:
+    """Takes the actions that are due, by the newest weights if it is time for them."""
+    for policy in policies:
+        policy.pull_if_due()
+    for turn in turns:
+        seat = seats[turn.agent]
+        if turn.begins.any():
+            run.begin(turn)
+            lost = seat.begin(turn.copies[turn.begins])
+            if lost:
+                run.report_lost(turn.agent, lost)
+        action = seat.act(turn)
+        try:
+            env.act(turn, action)
+        except EnvironmentFailed:
+            check_actions(env.spaces[turn.agent], action)  # whose fault it is
+            raise
+    run.count_steps(sum(len(turn.copies) for turn in turns))
+
+
+def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
+    """Raises ValueError: an action is outside the action space."""
+    for value in spaces.shifted(action):
+        if not spaces.action.contains(value):
+            raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")

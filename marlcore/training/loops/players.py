@@ -1,0 +1,131 @@
+"""Players of an agent in several copies of the environment: scripts, and several players of whom one acts in each copy.
+
+The player that a policy makes is in policy.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import as_field, came, check_finite
+from ...interfaces import Action
+from ...observations import ALONE, Values, rows_at
+from ...spaces import JOINT, MASK, Spaces
+
+__all__ = ["Player", "ScriptedPlayer", "choose_by_number", "reward_by_number"]
+
+PlayerOf = Callable[[int], "Player"]
+
+
+class Player(Protocol):
+    """An agent's actions in several copies of the environment."""
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """Actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
+
+    def reward(self, reward: NDArray[Any], at: Any) -> None:
+        """Takes in the rewards [k] of the last actions in the copies `at`."""
+
+
+class ScriptedPlayer:
+    """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
+
+    Each copy of the environment has an object of the class, or a copy of the object. A method `reset()`, if there is
+    one, is called where an episode begins. A script gets the observation as `Spaces.obs` says, with the mask if there
+    is one, and returns an action of the space.
+
+    Args:
+        name: of the script, for errors.
+        script: the function, class or object.
+    """
+
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:
+        """Raises TypeError: it is none of these."""
+        self._name = name
+        self._spaces = spaces
+        self._resets: list[Callable[[], Any]] = []
+        if not hasattr(script, "act"):
+            if isinstance(script, type):
+                raise TypeError(f"{name}: expected a class with a method act(obs), got {came(script)}")
+            if not callable(script):
+                expected = "a function of an observation, or a class or object with a method act(obs)"
+                raise TypeError(f"{name}: expected {expected}, got {came(script)}")
+            self._acts: list[Callable[[Any], Any]] = [script] * copies
+            return
+        players = [script() if isinstance(script, type) else self._copied(script) for _ in range(copies)]
+        self._acts = [player.act for player in players]
+        if callable(getattr(script, "reset", None)):
+            self._resets = [player.reset for player in players]
+
+    def _copied(self, script: Any) -> Any:
+        try:
+            return copy.deepcopy(script)
+        except Exception as error:  # an object may raise anything
+            expected = "an object that can be copied for each copy of the environment, or its class"
+            raise TypeError(f"{self._name}: expected {expected}, got {came(script)} ({came(error)})") from None
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
+        copies = np.arange(len(self._acts))[at].tolist()
+        if self._resets:
+            for i in np.flatnonzero(begins).tolist():
+                self._resets[copies[i]]()
+        return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
+
+    def reward(self, reward: NDArray[Any], at: Any) -> None:
+        """Scripts take no rewards."""
+
+    def _action(self, copy: int, obs: Any) -> NDArray[Any]:
+        spaces = self._spaces
+        label = f"action of {self._name}"
+        action = as_field(label, spaces.action_field, self._acts[copy](_own(obs)))
+        if action.dtype.kind == "f":
+            check_finite(label, action)
+        if not spaces.action.contains(action):
+            raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
+        of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action
+        if spaces.masked and not self._allowed(of_row, obs[MASK]):
+            raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
+        return of_row
+
+    def _allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> bool:
+        """Whether the mask of an observation allows each component of a row's action."""
+        sizes = np.atleast_1d(getattr(self._spaces.action, "nvec", self._spaces.choices)).ravel()
+        return bool(mask[np.cumsum(sizes) - sizes + action.ravel()].all())
+
+
+def _own(obs: Any) -> Any:
+    """An observation without the part that is for critics alone."""
+    if not isinstance(obs, Mapping) or JOINT not in obs:
+        return obs
+    own = {name: value for name, value in obs.items() if name != JOINT}
+    return own[ALONE] if own.keys() == {ALONE} else own
+
+
+def choose_by_number(
+    numbers: NDArray[np.int64], player_of: PlayerOf, obs: Values, copies: NDArray[np.int64], begins: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """The actions [k, ...] where player numbers[i] acts in copies[i]: one call for each distinct number."""
+    action: NDArray[Any] | None = None
+    for number in np.unique(numbers).tolist():
+        at = np.flatnonzero(numbers == number)
+        rows = player_of(number).choose(rows_at(obs, at), copies[at], begins[at]).action
+        if action is None:
+            action = np.zeros((len(numbers), *rows.shape[1:]), rows.dtype)
+        action[at] = rows
+    assert action is not None
+    return action
+
+
+def reward_by_number(
+    numbers: NDArray[np.int64], player_of: PlayerOf, reward: NDArray[Any], copies: NDArray[np.int64]
+) -> None:
+    """Gives the players of `choose_by_number` their rewards [k]."""
+    for number in np.unique(numbers).tolist():
+        at = numbers == number
+        player_of(number).reward(reward[at], copies[at])

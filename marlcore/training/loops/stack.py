@@ -1,0 +1,39 @@
+"""The last observations of each copy of the environment, for models that take several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...observations import Values, each
+from ...spec import Field
+
+__all__ = ["Stack"]
+
+
+class Stack:
+    """The last observations of each copy, oldest first, in the form [copies, stack, ...] of a model's input."""
+
+    def __init__(
+        self, obs: Field | Mapping[str, Field], copies: int, stack: int, pad: Literal["repeat", "zero"]
+    ) -> None:
+        self._frames: Values = each(lambda field: np.zeros((copies, stack, *field.shape), field.dtype), obs)
+        self._pad = pad
+
+    def push(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Values:
+        """The stacks [k, stack, ...] that end with these observations [k, ...]."""
+        stacks: Values = each(lambda frames, newest: self._pushed(frames, newest, at, begins), self._frames, obs)
+        return stacks
+
+    def _pushed(self, frames: NDArray[Any], obs: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        stacks: NDArray[Any] = frames[at]
+        stacks[:, :-1] = stacks[:, 1:]
+        stacks[:, -1] = obs
+        if begins.any():
+            stacks[begins, :-1] = obs[begins, None] if self._pad == "repeat" else 0
+        if not isinstance(at, slice):
+            frames[at] = stacks
+        return stacks

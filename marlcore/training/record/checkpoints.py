@@ -1,0 +1,98 @@
+"""Checkpoints: reading one, and those that evaluations keep of a policy, the best one and the last few."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .files import ZIP, read_sealed, write_sealed
+from .run_directory import checkpoint_path
+
+__all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint", "save_checkpoint"]
+
+
+class KeptCheckpoints:
+    """A policy's checkpoints by evaluation; one that continues another's directory continues its best.
+
+    Args:
+        run_dir: of the run.
+        policy: its name.
+        keep: how many of the last ones are kept.
+
+    Attributes:
+        best: the highest return so far; -inf before the first. last: the step of the newest one; 0 without any.
+    """
+
+    def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
+        """Raises ValueError: the best checkpoint is damaged."""
+        self._run_dir = run_dir
+        self._policy = policy
+        self._keep = keep
+        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))
+        self.last = max(kept_steps(run_dir, policy), default=0)
+
+    def best_weights(self) -> dict[str, torch.Tensor] | None:
+        """Those of the acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
+        return load_checkpoint(self._path("best")).get("acting")
+
+    def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
+        """Saves a state among the last ones, and as the best if its mean return exceeds the best one's.
+
+        Args:
+            state: the weights of the acting part as "acting", and their "version", "updates" and "step".
+            mean: return, over the policy's agents.
+            best: return of the best weights in the same games; None for what they had when they were saved.
+        """
+        state["return"] = mean
+        step = int(state["step"])
+        if self._keep:
+            save_checkpoint(self._path(str(step)), state)
+            for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
+                self._path(str(old)).unlink(missing_ok=True)
+        if mean > (self.best if best is None else best):
+            save_checkpoint(self._path("best"), state)
+            self.best = mean
+        self.last = step
+
+    def _path(self, which: str) -> Path:
+        return checkpoint_path(self._run_dir, self._policy, which)
+
+
+def kept_steps(run_dir: Path, policy: str) -> list[int]:
+    """The steps of a policy's kept checkpoints, ascending."""
+    last = checkpoint_path(run_dir, policy)
+    between = [path.name[len(last.stem) + 1 : -len(".pt")] for path in last.parent.glob(f"{last.stem}.*.pt")]
+    return sorted(int(step) for step in between if step.isdecimal())
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, which `torch.load` can read too. Raises OSError: see `write_atomically`."""
+    data = io.BytesIO()
+    torch.save(dict(state), data)
+    write_sealed(path, data.getvalue())
+
+
+def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
+    """A checkpoint; empty if there is none yet. No code of the file runs.
+
+    Args:
+        own_name: refuse a file that was written under another name.
+
+    Raises: ValueError: the file is damaged, or a copy of another one.
+    """
+    if not path.exists():
+        return {}
+    try:
+        data = read_sealed(path, own_name=own_name)
+        if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
+            raise ValueError("expected a zip")
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch may raise anything for a file that it did not write
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error
+    return state

@@ -1,0 +1,188 @@
+"""Files of a run: a reader never sees half of one, damage is noticed, and an error names the file.
+
+A sealed file ends with its own name and a SHA-256 of all that precedes the digest. The text of this seal fits the three
+formats that a run writes: it is the last two members of a JSON object, the comment of a zip (a checkpoint, which
+`torch.load` still reads), and behind a pickle, whose reader stops earlier.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from ...checks import came
+
+__all__ = [
+    "ZIP",
+    "check_regular",
+    "make_directory",
+    "naming",
+    "opener",
+    "read_json",
+    "read_regular",
+    "read_sealed",
+    "write_atomically",
+    "write_json",
+    "write_sealed",
+]
+
+_DIGITS = 64
+_SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
+_REST_OF_A_SEAL = re.compile(rb"[0-9a-f]{32}")
+_LONGEST = 4096  # of a seal
+ZIP = b"PK\x03\x04"  # with which one begins
+log = logging.getLogger(__name__)
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open`: a new file may be read by all and written by this user, whatever the umask; a link is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory that only this user may write, whatever the umask. Raises FileExistsError."""
+    path.mkdir(mode=0o755)
+
+
+def write_atomically(path: Path, *data: bytes | memoryview) -> None:
+    """Make `path` hold the parts of `data`, atomically: even after a crash, a reader sees all of it or the old content.
+
+    Other users may read the file, as far as the umask lets them, and never write it.
+
+    Raises OSError: the disk is full or failed; the old content is intact, as the error says.
+    """
+    for left in path.parent.glob(f".{escape(path.name)}.*.new"):  # by a killed process: each file has one writer
+        left.unlink(missing_ok=True)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
+    try:
+        with naming(path, f"{sum(map(len, data)):,} bytes were not written, {kept}"):
+            with open(aside, "xb", opener=opener) as file:
+                file.writelines(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_sealed(path: Path, data: bytes) -> None:
+    """Writes a pickle or a zip with a seal; see `write_atomically`."""
+    start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
+    end = b'"}\n'
+    if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
+        length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
+        _write_sealed(path, memoryview(data)[:-2], length + start, end)
+    else:
+        _write_sealed(path, data, start, end)
+
+
+def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None) -> None:
+    """Writes a JSON object with a seal as its last members; paths become strings. See `write_atomically`.
+
+    Raises: ValueError, TypeError: JSON cannot hold a member.
+    """
+    sealed = {**members, "file": path.name, "sha256": ""}
+    text = json.dumps(sealed, indent=indent, allow_nan=False, default=os.fspath).encode() + b"\n"
+    at = text.rindex(b'""') + 1
+    _write_sealed(path, text[:at], b"", text[at:])
+
+
+def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes) -> None:
+    digest = hashlib.sha256(data)
+    digest.update(start)
+    write_atomically(path, data, start, digest.hexdigest().encode(), end)
+
+
+def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
+    """The bytes of a sealed file, the seal included. A file without a seal, as earlier versions wrote, is logged.
+
+    Args:
+        own_name: refuse a file that was written under another name.
+
+    Raises: ValueError: it is damaged, or a copy of another file. OSError: it cannot be read.
+    """
+    data = read_regular(path)
+    fault = _fault(path, data, own_name)
+    if fault:
+        raise ValueError(f"{str(path)!r}: {fault}")
+    if fault is None:
+        _warn_once(f"{str(path)!r} has no checksum, as files of earlier versions have none, and is not verified")
+    return data
+
+
+def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
+    """The members of a JSON object that `write_json` wrote, without its seal.
+
+    Args:
+        editable: a file that was changed since is taken too, and the change is logged.
+
+    Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
+    """
+    if editable:
+        data = read_regular(path)
+        if fault := _fault(path, data, own_name=True):
+            _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
+    else:
+        data = read_sealed(path)
+    try:
+        members = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
+    if not isinstance(members, dict):
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(members)}")
+    for name in ("file", "sha256"):
+        members.pop(name, None)
+    return members
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file. Raises: ValueError: it is a pipe or a device, which may never end. OSError."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        check_regular(path, file.fileno())
+        return file.read()
+
+
+def check_regular(path: Path, fd: int) -> None:
+    """Raises ValueError: the open file is a pipe or a device."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise ValueError(f"{str(path)!r}: expected a regular file, got a pipe or a device")
+
+
+def _fault(path: Path, data: bytes, own_name: bool) -> str | None:
+    """The contradiction between a file and its seal; empty if they agree, None without a seal."""
+    seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
+    if seal is None and not _REST_OF_A_SEAL.search(data, max(len(data) - 2 * _DIGITS, 0)):
+        return None
+    if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
+        return "expected the file as the run wrote it, got a changed or damaged one"
+    if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():
+        return f"expected {path.name}, got a copy of {seal[1].decode(errors='replace')}"
+    return ""
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
+@contextmanager
+def naming(path: Path, kept: str) -> Iterator[None]:
+    """Adds to an error of a write, which names no file, the file's name and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
+        raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error

@@ -1,0 +1,147 @@
+"""The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from time import monotonic
+
+from ...processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
+from .progress import Progress
+from .run_directory import RunDirectory
+from .sinks import Sink
+
+__all__ = ["STOPPING", "Monitor", "Status"]
+
+NOTE_S = 5.0  # between saves of the run's progress
+RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
+RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
+TICK_S = 0.25  # between ticks of a serial run
+RETURNS = 100  # episodes in an agent's mean return
+STOPPING = "stopping: writing checkpoints ..."
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at a moment.
+
+    Attributes:
+        running: whether it goes on.
+        steps, total_steps: taken by all agents together, and to take.
+        seconds: since its beginning, earlier parts of a resumed run included.
+        updates: by policy.
+        returns: by agent, the mean return of its last 100 episodes.
+        restarts: by worker.
+        metrics: the newest value of each metric, by (agent or policy, name).
+    """
+
+    running: bool
+    steps: int
+    total_steps: int
+    seconds: float
+    updates: dict[str, int]
+    returns: dict[str, float]
+    restarts: dict[str, int]
+    metrics: dict[tuple[str, str], float]
+
+
+class Monitor:
+    """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        sinks: Sink,
+        control: Control,
+        telemetry: Telemetry,
+        table: Progress | None,
+        total_steps: int,
+        began: float,
+    ) -> None:
+        self._run = run
+        self._sinks = sinks
+        self._control = control
+        self._telemetry = telemetry
+        self._table = table
+        self._total = total_steps
+        self._began = began
+        now = monotonic() - began
+        self._counted = deque([(now, control.steps)], maxlen=RATES + 1)  # (seconds, steps)
+        self._rate = 0.0
+        self._ticked = now
+        self._noted = -NOTE_S
+        self._newest: dict[tuple[str, str], float] = {}
+        self._returns: dict[str, deque[float]] = {}
+        self.status = self._look(now)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last tick was `TICK_S` ago."""
+        return monotonic() - self._began - self._ticked >= TICK_S
+
+    def tick(self) -> None:
+        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress."""
+        for metric in self._telemetry.tail():
+            self._record(metric)
+        steps, now = self._control.steps, monotonic() - self._began
+        self._ticked = now
+        if steps:
+            self._run.keep()
+        if now - self._counted[-1][0] >= RATE_S:
+            self._measure(now, steps)
+            self._sinks.flush()
+        if now - self._noted > NOTE_S:
+            self._note(now)
+        if self._table is not None:
+            self._table.tick(steps, self._total, self._rate)
+        self.status = self._look(now)
+
+    def _measure(self, now: float, steps: int) -> None:
+        """Records the rate since `RATES` measurements ago, or since the first step."""
+        if steps == self._counted[0][1] and len(self._counted) == 1:
+            self._counted.clear()  # workers are starting
+        else:
+            since, before = self._counted[0]
+            self._rate = (steps - before) / max(now - since, 1e-9)
+            self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
+        self._counted.append((now, steps))
+
+    def _look(self, now: float) -> Status:
+        return Status(
+            True,
+            self._control.steps,
+            self._total,
+            now,
+            {policy: tally.load(UPDATES) for policy, tally in self._control.tallies.items()},
+            {agent: sum(returns) / len(returns) for agent, returns in self._returns.items()},
+            {name: own.load(RESTARTS) for name, own in self._control.notes.items()},
+            dict(self._newest),
+        )
+
+    def say(self, text: str) -> None:
+        """Prints a line where progress is shown."""
+        if self._table is not None:
+            self._table.say(text)
+
+    def finish(self) -> None:
+        """Makes the last tick, and saves the progress; a run shorter than `RATE_S` has a rate, too."""
+        now, steps = monotonic() - self._began, self._control.steps
+        if steps != self._counted[-1][1]:
+            self._measure(now, steps)
+        self.tick()
+        self._note(now)
+
+    def _note(self, now: float) -> None:
+        """Saves the progress, from which the run can be resumed."""
+        self._noted = now
+        steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
+        self._run.save_progress({"time_s": now, "steps": steps})
+        self._sinks.flush()
+
+    def _record(self, metric: Metric) -> None:
+        self._sinks.record(metric)
+        self._newest[metric.agent, metric.name] = metric.value
+        if metric.name == "episode_return":
+            self._returns.setdefault(metric.agent, deque(maxlen=RETURNS)).append(metric.value)
+        if self._table is not None:
+            self._table.update(metric)

@@ -1,0 +1,220 @@
+"""A run's progress on the screen: a live table on a terminal, otherwise a line at intervals."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from types import TracebackType
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.live import Live
+
+from ...processes import Metric
+from ...tables import FittedTable
+from .run_directory import agent_order
+
+__all__ = ["Progress", "final_returns", "summary"]
+
+_RETURNS = 100  # episodes in the running mean
+_FRAME_S = 0.25
+_MIN_WIDTH = 8  # of a column of the table
+_LAST = {"loss": ".4g", "epsilon": ".3f", "policy_lag": ".1f", "updates_per_s": ",.0f"}  # metric: format
+_TITLES = {
+    "episode_return": f"return (last {_RETURNS})",
+    "loss": "loss",
+    "epsilon": "epsilon",
+    "policy_lag": "policy lag",
+    "updates_per_s": "updates/s",
+}
+
+
+@dataclass
+class _Agent:
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
+    last: dict[str, float] = field(default_factory=dict)
+
+    def cells(self) -> dict[str, str]:
+        """By metric: the text to show, "-" before its first report."""
+        cells = {"episode_return": f"{_mean(self.returns):,.2f}" if self.returns else "-"}
+        for name, form in _LAST.items():
+            cells[name] = format(self.last[name], form) if name in self.last else "-"
+        return cells
+
+
+class _Watched:
+    """A stream that ignores write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._gone = stream is None  # as in a process started without the stream
+        self._stream: Any = stream
+
+    def write(self, text: str) -> int:
+        self._unless_gone(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_gone(lambda: self._stream.flush())
+
+    def _unless_gone(self, act: Callable[[], object]) -> None:
+        try:
+            if not self._gone:
+                act()
+        except OSError as error:  # metrics.csv still records everything
+            if error.errno is None:  # a signal handler's
+                raise
+            self._gone = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Progress:
+    """Shows a run's progress; a context manager that leaves the last table on the screen.
+
+    It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick` draws, at most
+    four times a second on a terminal and once per `interval` elsewhere. While it is entered, this process's other
+    output to the same terminal appears above the table. Once writing fails, since the terminal was closed or the disk
+    is full, it stays silent.
+    """
+
+    def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
+        """Args:
+        console: where to draw; standard error if None.
+        interval: seconds between lines if the console is not a terminal.
+        """
+        self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
+        self._agents: dict[str, _Agent] = {}
+        self._step, self._total, self._rate = 0, 0, 0.0
+        self._first: int | None = None  # step of the first tick: a resumed run's is not 0
+        self._began = self._drawn = monotonic()
+        self._news = True  # since the last line
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                get_renderable=self._table,
+                redirect_stdout=sys.stdout.isatty(),  # output to a pipe must stay there
+            )
+        self._period = interval if self._live is None else _FRAME_S
+
+    def __enter__(self) -> Progress:
+        self._began = self._drawn = monotonic()
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()  # draws the last state
+        elif self._news:
+            self._draw()
+
+    def update(self, metric: Metric) -> None:
+        """Take in a metric; metrics that the table does not show are ignored."""
+        if metric.name not in _TITLES:
+            return
+        self._news = True
+        agent = self._agents.setdefault(metric.agent, _Agent())
+        if metric.name == "episode_return":
+            agent.returns.append(metric.value)
+        else:
+            agent.last[metric.name] = metric.value
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        """Set the progress in environment steps, and draw if it is time; call it often."""
+        self._news = self._news or (step, total_steps) != (self._step, self._total)
+        self._step, self._total, self._rate = step, total_steps, env_steps_per_s
+        self._first = step if self._first is None else self._first
+        if monotonic() - self._drawn >= self._period:
+            self._draw()
+
+    def say(self, text: str) -> None:
+        """Print a line at once; on a terminal it appears above the table."""
+        self._print(f"marlcore: {text}")
+
+    def _draw(self) -> None:
+        self._drawn, self._news = monotonic(), False
+        if self._live is not None:
+            self._live.refresh()
+        else:
+            self._print(self._line())
+
+    def _print(self, line: str) -> None:
+        # Text only: no markup, no colours, no wrapping at 80 columns.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def _starting(self) -> bool:
+        """Whether no step was taken and no agent reported a metric yet."""
+        return not self._agents and self._step == (self._first or 0)
+
+    def _header(self) -> list[str]:
+        elapsed = f"elapsed {_clock(monotonic() - self._began)}"
+        if self._starting:
+            return ["starting workers", elapsed]
+        left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
+        return [
+            f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
+            f"{self._rate:,.0f} env steps/s",
+            elapsed,
+            f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
+        ]
+
+    def _line(self) -> str:
+        agents = []
+        for name in sorted(self._agents, key=agent_order):
+            cells = self._agents[name].cells()
+            shown = [f"{_TITLES[metric]} {cell}" for metric, cell in cells.items() if cell != "-"]
+            agents.append(f"{name or 'all'}: {', '.join(shown)}")
+        return " | ".join(["  ".join(self._header()), *agents])
+
+    def _table(self) -> FittedTable:
+        rows = {
+            name or "all": list(self._agents[name].cells().values()) for name in sorted(self._agents, key=agent_order)
+        }
+        return FittedTable(self._header(), "agent", list(_TITLES.values()), rows, _MIN_WIDTH, crop=True)
+
+
+def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
+    """By agent: the mean `episode_return` over the last tenth of the run.
+
+    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier. Of an agent without
+    an episode that ended in that time, the last tenth of its episodes counts, at least one; NaN without any.
+    """
+    end = min(total_steps, max((metric.step for metric in metrics), default=0))
+    ended: dict[str, list[Metric]] = {agent: [] for agent in sorted(agents, key=agent_order)}
+    for metric in metrics:
+        if metric.name == "episode_return" and metric.agent in ended:
+            ended[metric.agent].append(metric)
+    returns = {}
+    for agent, episodes in ended.items():
+        last = [one for one in episodes if 10 * one.step >= 9 * end] or episodes[-max(1, len(episodes) // 10) :]
+        returns[agent] = _mean([one.value for one in last]) if last else math.nan
+    return returns
+
+
+def summary(returns: Mapping[str, float]) -> str:
+    """`final_returns` in words, one line per agent."""
+    return "\n".join(
+        f"{agent or 'all'}: {'no episode ended' if math.isnan(mean) else f'mean return {mean:,.2f} at the end'}"
+        for agent, mean in returns.items()
+    )
+
+
+def _mean(values: Collection[float]) -> float:
+    # statistics.fmean raises for two opposite infinities; that must not end a run.
+    return sum(values) / len(values)
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

@@ -1,0 +1,298 @@
+"""A run's directory: its configuration, metrics, logs and checkpoints; one process at a time may write them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from itertools import chain, count, takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from ...checks import absolute, came
+from ...errors import suppress_failed_calls
+from ...memory import is_locked
+from .files import make_directory, opener, read_json, write_json
+from .sinks.csv import PROGRESS, CsvSink
+
+__all__ = [
+    "RUNS",
+    "RunDirectory",
+    "agent_order",
+    "checkpoint_path",
+    "has_ended",
+    "read_config",
+    "read_progress",
+    "setup_logging",
+]
+
+RUNS = "runs"  # parent of run directories without a given path
+
+
+class RunDirectory:
+    """Writes a run's files. Use `create` or `resume`; only one process at a time may write.
+
+    run_dir/
+        config.json             the configuration; its presence marks a run
+        metrics.csv             every metric, one a line
+        tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
+        logs/<worker>.log
+        checkpoints/<agent>.pt, and <agent>.replay where replays are saved
+        checkpoints/<agent>.best.pt and <agent>.<step>.pt, kept by evaluations
+        checkpoints/run.json    the run's progress
+
+    Attributes:
+        path: the directory, absolute.
+        csv: writes metrics.csv; its lock keeps other processes out of the directory.
+    """
+
+    def __init__(self, path: Path, csv: CsvSink) -> None:
+        """Callers use `create` or `resume`."""
+        self.path = path
+        self.csv = csv
+        self._made = _Made()
+
+    @classmethod
+    def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
+        """Make the directory and its parents, and write the configuration.
+
+        As a context manager it removes all of these if an error ends the block before `keep`.
+
+        Args:
+            path: a new or empty directory; None makes one in `runs`, named by date and time.
+            config: anything that JSON holds; paths become strings.
+            runs: see `path`.
+
+        Raises:
+            ValueError: the directory is not empty or not writable, or the configuration holds NaN.
+            TypeError: the configuration holds a value that JSON cannot.
+        """
+        made = _Made()
+        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
+        try:
+            with ExitStack() as unless_whole:
+                unless_whole.callback(made.take_back)
+                root = _make_directory(path, runs, made)
+                _lay_out(root, made)
+                run = cls(root, CsvSink(root / "metrics.csv", "x"))
+                unless_whole.callback(run.close)
+                write_json(root / "config.json", config, indent=2)  # last: this file marks a run
+                run._made = made
+                unless_whole.pop_all()
+            return run
+        except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
+            raise ValueError(
+                f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
+            ) from error
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """Open a run's directory to continue it; an incomplete last line of a killed run is cut off.
+
+        Raises:
+            ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
+        """
+        root = absolute(path)
+        read_config(root)
+        read_progress(root)
+        try:
+            with suppress_failed_calls(errno.EEXIST):  # logs may be deleted
+                make_directory(root / "logs")
+            return cls(root, CsvSink(root / "metrics.csv", "r+"))
+        except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
+            raise _no_run(path, error) from error
+
+    def keep(self) -> None:
+        """From now on, the directory stays however the run ends."""
+        self._made = _Made()
+
+    def replace_config(self, config: Mapping[str, Any]) -> None:
+        """Writes the configuration of the resumed run."""
+        write_json(self.path / "config.json", config, indent=2)
+
+    def save_progress(self, progress: Mapping[str, Any]) -> None:
+        """Replaces the progress that `progress` returns; metrics.csv is verified up to here when it is read."""
+        write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """See `read_progress`."""
+        return read_progress(self.path)
+
+    def close(self) -> None:
+        """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
+        self.csv.close()
+
+    def log_path(self, worker: str) -> Path:
+        """A worker's log file."""
+        return self.path / "logs" / f"{_file_name(worker)}.log"
+
+    def checkpoint_path(self, agent: str) -> Path:
+        """An agent's checkpoint file."""
+        return checkpoint_path(self.path, agent)
+
+    def replay_path(self, agent: str) -> Path:
+        """The file of an agent's saved replay."""
+        return self.path / "checkpoints" / f"{_file_name(agent)}.replay"
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is not None:
+            self._made.take_back()
+
+
+def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
+    """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
+    return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
+    try:
+        return read_json(Path(run_dir) / "config.json", editable=True)
+    except (OSError, ValueError) as error:
+        raise _no_run(run_dir, error) from None
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
+    path = Path(run_dir) / PROGRESS
+    saved = read_json(path) if path.exists() else {}
+    time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
+    if not (_is_number(time_s, float, int) and isinstance(steps, dict)
+            and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
+        raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
+    return saved
+
+
+def has_ended(path: str | Path) -> bool:
+    """Whether it is the directory of a run that no process continues; one that is being made is none."""
+    try:
+        with open(Path(path) / "metrics.csv", "rb") as file:  # its lock is held while the run lives
+            return (Path(path) / "config.json").exists() and not is_locked(file.fileno(), 0)
+    except OSError:
+        return False
+
+
+def agent_order(agent: str) -> tuple[int, str]:
+    """A sort key that puts agent_2 before agent_10."""
+    return len(agent), agent
+
+
+def setup_logging(path: str | Path) -> None:
+    """Send this process's log records of level INFO and above, and its warnings, to a file."""
+    logging.basicConfig(
+        handlers=[_LogFile(path)],
+        level=logging.INFO,
+        format="%(asctime)s %(processName)s %(levelname)s %(message)s",
+        force=True,  # the environment's imports may have installed other handlers
+    )
+    logging.captureWarnings(True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    """Whether a JSON value is a number of a valid kind that fits a word of the control block."""
+    return type(value) in kinds and 0 <= value < 2**63  # type: ignore[operator]
+
+
+def _no_run(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
+
+
+@dataclass
+class _Made:
+    """The files and directories that a run made, to remove them if it fails."""
+
+    directories: list[Path] = field(default_factory=list)  # the run's directory and its parents, the outermost first
+    contents: list[Path] = field(default_factory=list)  # in the run's directory
+
+    def make(self, directory: Path) -> None:
+        """Makes a directory with its parents. Raises FileExistsError: it exists."""
+        missing = takewhile(lambda path: not path.exists(), directory.parents)
+        for parent in reversed([*missing]):
+            with suppress_failed_calls(errno.EEXIST):  # another run was quicker
+                make_directory(parent)
+                self.directories.append(parent)
+        make_directory(directory)
+        self.directories.append(directory)
+
+    def take_back(self) -> None:
+        """Removes them; files that other processes put there stay, and so do the directories that hold them."""
+        for path in self.contents:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        for directory in reversed(self.directories):
+            with suppress_failed_calls():
+                directory.rmdir()
+
+
+def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> Path:
+    """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
+    if path is not None:
+        root = absolute(path)
+        if root.exists() and not root.is_dir():
+            raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+        with suppress_failed_calls(errno.EEXIST):
+            made.make(root)
+        return root
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in chain([""], (f"-{number}" for number in count(1))):
+        root = absolute(Path(runs, name + suffix))
+        try:
+            made.make(root)
+        except FileExistsError:
+            continue
+        break
+    return root
+
+
+def _lay_out(root: Path, made: _Made) -> None:
+    if (root / "config.json").exists():
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds a run")
+    if any(root.iterdir()):
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
+    checkpoints, logs = root / "checkpoints", root / "logs"
+    make_directory(checkpoints)  # if two runs race for the directory, one fails here
+    made.contents += [checkpoints, logs, root / "metrics.csv", root / "config.json"]
+    made.contents += [root / "tensorboard", root / "wandb"]  # which their sinks make
+    make_directory(logs)
+
+
+def _file_name(name: str) -> str:
+    """The name itself if it is plain, such as "agent_0"; others, such as slashes, are percent-encoded.
+
+    Dots are too, so that no checkpoint of a policy "a.best" is taken for the best of a policy "a".
+    """
+    return quote(name, safe="").replace(".", "%2E")

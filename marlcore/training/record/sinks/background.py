@@ -1,0 +1,138 @@
+"""A sink behind a bounded queue, with a thread of its own: the run never waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Final
+
+from ....processes import Metric
+from .sink import Sink
+
+__all__ = ["CAPACITY", "CLOSE_S", "Background"]
+
+CAPACITY = 10_000  # metrics that wait; about 2 MB
+CLOSE_S = 5.0  # for a sink to write what waits and to close
+
+log = logging.getLogger(__name__)
+
+
+class _Flush:
+    pass
+
+
+class _End:
+    pass
+
+
+FLUSH: Final = _Flush()
+END: Final = _End()
+
+
+class Background:
+    """A sink that another thread makes and uses; what it cannot take is dropped and counted.
+
+    The first metric starts the thread, so a run that fails before it leaves no trace in the sink. `record`, `flush` and
+    `close` are for one thread, the run's. Each of them returns at once, except that `close` waits for a bounded time.
+
+    The thread is a daemon: a sink that hangs for ever does not keep the interpreter from its exit. A forked process
+    has the object without its thread, and must not use it; workers are not forked from the run's process.
+
+    Args:
+        name: of the sink, for messages.
+        make: makes the sink, in the thread.
+        capacity: metrics that wait at most.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
+        self.name = name
+        self._make = make
+        self._capacity = capacity
+        self._queue: SimpleQueue[Metric | _Flush | _End] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._offered = 0  # written by the run's thread
+        self._written = 0  # written by the sink's thread
+        self._given_up = False  # written by either
+        self._ended = False
+
+    @property
+    def lost(self) -> int:
+        """Metrics that the sink was offered and has not taken; until it is closed, those that wait are among them."""
+        return self._offered - self._written
+
+    def record(self, metric: Metric) -> None:
+        """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
+        self._offered += 1
+        if self._takes_more:
+            if self._thread is None:
+                self._start()
+            self._queue.put(metric)
+
+    def flush(self) -> None:
+        """Asks the sink to flush once it has taken what waits."""
+        if self._thread is not None and self._takes_more:
+            self._queue.put(FLUSH)
+
+    def end(self) -> None:
+        """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
+        if not self._ended:
+            self._ended = True
+            self._queue.put(END)
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says."""
+        self.end()
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive() and not self._given_up:
+            self._given_up = True  # if it wakes up, it only closes
+            log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
+
+    @property
+    def _takes_more(self) -> bool:
+        return not self._given_up and not self._ended and self._queue.qsize() < self._capacity
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system starts no thread
+            self._thread = None
+            self._fail(error)
+
+    def _work(self) -> None:
+        with self._reporting():
+            sink = self._make()
+            with self._reporting():
+                self._serve(sink)
+            sink.close()
+
+    def _serve(self, sink: Sink) -> None:
+        while not self._given_up and (asked := self._queue.get()) is not END:
+            if isinstance(asked, Metric):
+                sink.record(asked)
+                self._written += 1
+            else:
+                sink.flush()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # a function of the user may raise anything
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Says once, in one line, why the sink gets no more metrics."""
+        if self._given_up:
+            return
+        self._given_up = True
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        log.warning("metrics: the sink %s failed and gets no more metrics: %s%s", self.name, reason, place)

@@ -1,0 +1,150 @@
+"""metrics.csv, a run's own record of its metrics: written, continued and read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import zlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+from ....checks import came
+from ....errors import ClosedError
+from ....memory import try_lock
+from ....processes import Metric
+from ..files import check_regular, naming, opener, read_json, read_regular
+
+__all__ = ["PROGRESS", "CsvSink", "read_metrics"]
+
+PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
+
+_HEADER = ["time_s", "step", "agent", "name", "value"]
+
+
+class CsvSink:
+    """Writes a metrics.csv in the run's own thread; its lock on the file makes it the run's only process.
+
+    Args:
+        path: of the file.
+        mode: "x" makes a new file; "r+" continues one, and cuts off an incomplete last line of a killed run.
+
+    Raises:
+        ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
+        self._path = path
+        self._raw = _Summed(path, mode, opener=opener)
+        self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
+        try:
+            check_regular(path, self._file.fileno())
+            if not try_lock(self._file.fileno(), 0, exclusive=True):
+                raise ValueError(
+                    f"resume: expected a run that has ended, got {str(path.parent)!r}, which is still running"
+                )
+            self._rows = csv.writer(self._file, lineterminator="\n")
+            if mode == "x":
+                self._rows.writerow(_HEADER)
+                self._file.flush()
+            else:
+                _cut_off_half_a_line(path)
+                self._raw.take(path.read_bytes())
+        except BaseException:
+            self._file.close()
+            raise
+
+    def record(self, metric: Metric) -> None:
+        """Appends a metric; buffered until `flush`.
+
+        Raises:
+            ClosedError: the file was closed.
+            OSError: a write failed; the message names the file.
+        """
+        if self._file.closed:
+            raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
+        # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
+        time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
+        with self._naming():
+            self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to the operating system. Raises OSError: a write failed."""
+        with self._naming():
+            self._file.flush()
+
+    def sync(self) -> list[int]:
+        """Puts everything recorded so far on disk; returns its bytes and their CRC-32. Raises OSError."""
+        self.flush()
+        with self._naming():
+            os.fsync(self._raw.fileno())
+        return [self._raw.size, self._raw.crc]
+
+    def close(self) -> None:
+        """Flushes and closes the file; closing twice is fine. Raises OSError: see `flush`; the file is closed."""
+        with self._naming():
+            self._file.close()
+
+    def _naming(self) -> AbstractContextManager[None]:
+        return naming(self._path, "its whole lines are kept")
+
+
+class _Summed(io.FileIO):
+    """A file with the number of its bytes and their CRC-32."""
+
+    size, crc = 0, 0
+
+    def take(self, content: bytes) -> None:
+        """Continues after the content, which the file has."""
+        self.size, self.crc = len(content), zlib.crc32(content)
+        self.seek(self.size)
+
+    def write(self, data: Any, /) -> int:
+        count = super().write(data)
+        self.size, self.crc = self.size + count, zlib.crc32(memoryview(data)[:count], self.crc)
+        return count
+
+
+def read_metrics(path: str | Path) -> list[Metric]:
+    """Read a metrics.csv, in the order written.
+
+    A last line without a newline, left by a killed run, is dropped: its number may be cut short. In a run's directory
+    the file is verified as far as the run's last saved progress reaches.
+
+    Raises:
+        ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
+    """
+    text = _verified(Path(path)).decode("utf-8", errors="replace")
+    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
+    header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
+    if header != expected:
+        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {came(header)}")
+    rows = csv.reader(lines[1:])
+    try:
+        return [
+            Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
+        ]
+    except (ValueError, csv.Error) as error:
+        line = 1 + rows.line_num
+        raise ValueError(
+            f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
+        ) from None
+
+
+def _verified(path: Path) -> bytes:
+    """Raises ValueError: the file's beginning is not what the run has saved."""
+    progress = path.parent / PROGRESS
+    size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
+    data = read_regular(path)  # after the progress: a live run appends
+    if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
+        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
+    return data
+
+
+def _cut_off_half_a_line(path: Path) -> None:
+    """Removes an incomplete line after the last whole metric. Raises ValueError: the file is not a metrics.csv."""
+    read_metrics(path)
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    os.truncate(path, len(whole) + len(newline))

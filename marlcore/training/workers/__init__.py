@@ -1,0 +1,28 @@
+"""A run's workers: each builds its loop from a picklable blueprint, and runs it in its own process or in turn.
+
+Here loops meet shared memory and the run directory: writers, samplers, weights, counters, metrics, checkpoints. A
+worker that was killed is followed by one that continues from what shared memory and the last checkpoint hold.
+"""
+
+from .actor_worker import ActorWorker
+from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from .evaluator_worker import EvaluatorWorker
+from .learner_worker import LearnerWorker
+from .memories import create_memory
+from .roles import run_worker
+from .routes import part_of_tag
+from .worker import Worker
+
+__all__ = [
+    "ActorWorker",
+    "Blueprint",
+    "EvaluatorWorker",
+    "LearnerWorker",
+    "PolicyPlan",
+    "Worker",
+    "build_model",
+    "create_memory",
+    "part_of_tag",
+    "run_seed",
+    "run_worker",
+]

@@ -1,0 +1,73 @@
+"""The common part of a run's workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ...errors import ClosedError
+from ...memory import SegmentHandle, invalidate_after_fork
+from ...processes import BEATS, Control, Telemetry, fitting_name, leave_if_forked
+
+__all__ = ["WAIT_S", "Worker"]
+
+WAIT_S = 0.1  # of workers, between looks at the parent's word
+
+
+class Worker:
+    """The common part of all workers: counters, heartbeat, telemetry, and resources to close."""
+
+    def __init__(self, name: str, control: SegmentHandle, telemetry: SegmentHandle, began: float) -> None:
+        self.name = name
+        self._pid = os.getpid()
+        self._is_fork = False
+        invalidate_after_fork(self)
+        self.control = Control.attach(control)
+        self.counters = self.control.workers[name]
+        self._beats = self.counters.load(BEATS)
+        self._telemetry = Telemetry.attach(telemetry)
+        self._reporter = self._telemetry.reporter(name)
+        self._began = began
+        self._held = ExitStack()
+        for thing in (self.control, self._telemetry, self._reporter):
+            self.hold(thing)
+
+    def hold(self, thing: Any) -> Any:
+        """Closes `thing` at the end, before things held earlier."""
+        leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
+        self._held.callback(thing.close)
+        return thing
+
+    def forked(self) -> None:
+        """In a process that the environment forked: `beat` and the other methods end it."""
+        self._is_fork = True
+
+    def beat(self) -> None:
+        """Advances the heartbeat, so that the parent sees no hang."""
+        if self._is_fork:
+            leave_if_forked(self._pid)
+        self._beats += 1
+        self.counters.store(BEATS, self._beats)
+
+    def show_patience(self) -> None:
+        """The check of a wait: advances the heartbeat. Raises ClosedError: the run stops."""
+        self.beat()
+        if self.control.stopping:
+            raise ClosedError("the run was told to stop")
+
+    def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
+        """Reports a metric; at the present step if `step` is None."""
+        self.report_each(agent, name, [value], step)
+
+    def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:
+        """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
+        now = time.monotonic() - self._began
+        self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
+
+    def close(self) -> None:
+        """Closes everything held, even if one closing fails."""
+        leave_if_forked(self._pid)
+        self._held.close()
