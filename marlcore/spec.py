@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .checks import check_whole
+from .observations import by_name
 
 __all__ = ["Field", "Sequence", "TransitionSpec"]
 
@@ -161,8 +162,8 @@ class TransitionSpec:
 
     @property
     def obs_fields(self) -> dict[str, Field]:
-        """The observation's fields by name; a single Field has the name ""."""
-        return {"": self.obs} if isinstance(self.obs, Field) else dict(self.obs)
+        """The observation's fields by name; a single Field has the name observations.ALONE."""
+        return by_name(self.obs)
 
     def to_dict(self) -> dict[str, Any]:
         """A form ready for JSON; equal specs give equal forms."""

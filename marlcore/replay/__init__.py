@@ -5,12 +5,13 @@ prefetching, the rate limiter and snapshots build on samplers. This room never m
 asked for a limiter.
 """
 
+from ..spec import Sequence
 from .buffer import ReplayBuffer
 from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
-from .sampler import Sampler, Sequence
+from .sampler import Sampler
 from .snapshot import Stateful
 from .uniform import Uniform
 

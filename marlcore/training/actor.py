@@ -15,7 +15,8 @@ from ..checks import rows_of
 from ..envs import views_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Action, Outcome, Turn, VectorEnvironment
-from ..spaces import Spaces, Values
+from ..observations import Values, in_form, put_rows, rows_at
+from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .policy import Player, PublishedPolicy
 
@@ -86,7 +87,7 @@ class Seat:
         copies = len(self._lanes)
         self.parts = np.zeros(copies, np.int64)
         fields = {name: np.zeros((copies, *one.shape), one.dtype) for name, one in spec.obs_fields.items()}
-        self._obs: Values = fields if isinstance(spec.obs, Mapping) else fields[""]
+        self._obs: Values = in_form(fields, spec.obs)
         self._action = np.zeros((copies, *spec.action.shape), spec.action.dtype)
         self._extras = {name: np.zeros((copies, *one.shape), one.dtype) for name, one in spec.extras.items()}
         self._waiting = np.zeros(copies, np.bool_)
@@ -119,7 +120,7 @@ class Seat:
         at = self._at(outcome.copies)
         try:
             self.writer.add(
-                _taken(self._obs, at),
+                rows_at(self._obs, at),
                 self._action[at],
                 outcome.reward,
                 outcome.terminated if some_ended else None,
@@ -146,7 +147,7 @@ class Seat:
         chosen = self._player.choose(turn.obs, at, turn.begins)
         self._settle(turn, chosen)
         self._put_extras(at, chosen, len(turn.copies))
-        _put(self._obs, at, turn.obs)
+        put_rows(self._obs, at, turn.obs)
         self._action[at] = chosen.action
         self._versions[at] = self._player.policy.version
         self._waiting[at] = True
@@ -261,7 +262,7 @@ def part_of(outcome: Outcome, which: NDArray[np.bool_]) -> Outcome:
         outcome.reward[which],
         outcome.terminated[which],
         outcome.truncated[which],
-        None if outcome.final_obs is None else _taken(outcome.final_obs, which),
+        None if outcome.final_obs is None else rows_at(outcome.final_obs, which),
     )
 
 
@@ -270,16 +271,3 @@ def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
     for one in spaces.shifted(action):
         if not spaces.action.contains(one):
             raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {one.tolist()}")
-
-
-def _taken(values: Values, at: Any) -> Values:
-    return {name: rows[at] for name, rows in values.items()} if isinstance(values, dict) else values[at]
-
-
-def _put(values: Values, at: Any, new: Values) -> None:
-    if isinstance(values, dict):
-        assert isinstance(new, dict)
-        for name, rows in values.items():
-            rows[at] = new[name]
-    else:
-        values[at] = new

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import as_field, came, check_finite
-from ..spaces import ALONE, JOINT, MASK, Spaces, Values
+from ..observations import ALONE, Values, rows_at
+from ..spaces import JOINT, MASK, Spaces
 from .policy import Player
 
-__all__ = ["Chooser", "PolicyPlayer", "ScriptedPlayer", "choose_by_number", "rows_at", "tell_by_number"]
+__all__ = ["Chooser", "PolicyPlayer", "ScriptedPlayer", "choose_by_number", "tell_by_number"]
 
 ChooserOf = Callable[[int], "Chooser"]
 
@@ -136,8 +137,3 @@ def tell_by_number(
     for number in np.unique(numbers).tolist():
         at = numbers == number
         chooser_of(number).told(reward[at], copies[at])
-
-
-def rows_at(obs: Values, which: Any) -> Any:
-    """The rows of an observation that an index selects."""
-    return {name: rows[which] for name, rows in obs.items()} if isinstance(obs, dict) else obs[which]

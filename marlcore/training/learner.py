@@ -13,6 +13,7 @@ import torch
 from ..checks import came
 from ..errors import NotEnoughData, TimedOut
 from ..interfaces import BatchSource, Publisher, Trainer, Update
+from ..observations import rows_at
 from ..transitions import Batch, TorchBatch
 from .config import LearnerConfig
 from .finite import FiniteCheck
@@ -231,7 +232,7 @@ class Learner:
 
 def _held(obs: Any, held: torch.Tensor) -> Any:
     """The observations [n, ...] of the steps, `held` bool [B, T], that windows have: zeros follow an episode's end."""
-    return {name: one[held] for name, one in obs.items()} if isinstance(obs, dict) else obs[held]
+    return rows_at(obs, held)
 
 
 def crosses(interval: int, before: int, after: int) -> bool:

@@ -16,7 +16,8 @@ from ..checks import absolute, as_field, came
 from ..envs.agent_view import AgentView
 from ..errors import TimedOut
 from ..interfaces import Algorithm
-from ..spaces import ALONE, JOINT, MASK, Spaces, Values
+from ..observations import ALONE, Values, by_name
+from ..spaces import JOINT, MASK, Spaces
 from ..weights import ParameterStore
 from .blueprint import Blueprint, build_model, schedules_of
 from .checkpoints import kept_steps, load_checkpoint
@@ -108,10 +109,8 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
         obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
     values = spaces.values(obs, mask)
     if isinstance(values, dict):
-        assert isinstance(spaces.obs, Mapping)
-        return {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
-    assert not isinstance(spaces.obs, Mapping)
-    return as_field("obs", spaces.obs, values)[None]
+        return {name: as_field(name, by_name(spaces.obs)[name], value)[None] for name, value in values.items()}
+    return as_field("obs", by_name(spaces.obs)[ALONE], values)[None]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..checks import check_finite, names_error, rows_of
 from ..errors import TimedOut
 from ..interfaces import PREVIOUS_REWARD, Action, Algorithm
-from ..spaces import MASK, Spaces, Values
+from ..observations import Values
+from ..spaces import MASK, Spaces
 from .normalizer import Normalizer
 from .stack import Stack
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spaces import Values
+from ..observations import Values, by_name, each, in_form
 from ..spec import Field
 
 __all__ = ["Stack"]
@@ -20,27 +20,22 @@ class Stack:
     def __init__(
         self, obs: Field | Mapping[str, Field], copies: int, stack: int, pad: Literal["repeat", "zero"]
     ) -> None:
-        self._frames: Values = (
-            np.zeros((copies, stack, *obs.shape), obs.dtype)
-            if isinstance(obs, Field)
-            else {name: np.zeros((copies, stack, *one.shape), one.dtype) for name, one in obs.items()}
-        )
+        fields = by_name(obs).items()
+        self._frames = in_form({name: np.zeros((copies, stack, *one.shape), one.dtype) for name, one in fields}, obs)
         self._pad = pad
 
     def push(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Values:
         """The stacks [k, stack, ...] that end with these observations [k, ...]."""
-        if isinstance(self._frames, dict):
-            assert isinstance(obs, dict)
-            return {name: self._pushed(frames, obs[name], at, begins) for name, frames in self._frames.items()}
-        assert not isinstance(obs, dict)
-        return self._pushed(self._frames, obs, at, begins)
 
-    def _pushed(self, frames: NDArray[Any], obs: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        stacks: NDArray[Any] = frames[at]
-        stacks[:, :-1] = stacks[:, 1:]
-        stacks[:, -1] = obs
-        if begins.any():
-            stacks[begins, :-1] = obs[begins, None] if self._pad == "repeat" else 0
-        if not isinstance(at, slice):
-            frames[at] = stacks
+        def pushed(frames: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+            stacks: NDArray[Any] = frames[at]
+            stacks[:, :-1] = stacks[:, 1:]
+            stacks[:, -1] = new
+            if begins.any():
+                stacks[begins, :-1] = new[begins, None] if self._pad == "repeat" else 0
+            if not isinstance(at, slice):
+                frames[at] = stacks
+            return stacks
+
+        stacks: Values = each(pushed, self._frames, obs)
         return stacks

@@ -5,6 +5,7 @@ no writer overwrote them meanwhile. The replay and the trajectory queue build on
 """
 
 from .batch import Batch, BatchMemory, TorchBatch
+from .gate import Gate, VectorGate
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
 from .staging import MEMORYVIEW_ITEMS, setter
@@ -20,12 +21,14 @@ __all__ = [
     "Batch",
     "BatchMemory",
     "Drawing",
+    "Gate",
     "LaneView",
     "Place",
     "RecordLayout",
     "Strategy",
     "TorchBatch",
     "TransitionLanes",
+    "VectorGate",
     "VectorWriter",
     "Window",
     "Writer",

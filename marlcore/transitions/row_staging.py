@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import rows_of
+from ..memory import NativeVector, NativeWriter
 from ..spec import Field, TransitionSpec
 from .layout import REWARD_OFFSET, Place, RecordLayout
-from .staging import Put, put_all, put_of_observation
+from .staging import FieldSetters, Put, put_all
 
-__all__ = ["RowStaging", "Slots"]
+__all__ = ["BatchStaging", "VectorStaging"]
 
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
@@ -23,28 +24,24 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Where the values of `count` rows go: the indices of their records."""
+class _Slots:
+    """The places of `count` rows among the staged ones."""
 
     count: int
     at: slice | NDArray[np.int64]
 
 
-class RowStaging:
+class _RowStaging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
     Args:
         spec, layout: of the replay.
         records: staging, uint8 [n, record bytes].
-        rows: the records of the transitions.
-        finals: the records of the boundary rows.
+        rows, finals: the records of the transitions, and of the boundary rows.
         ends: bool [3, m]; its first two lines are the transitions' terminated and truncated.
         ended: the transitions' places in those lines.
-        column_put: makes the callable that checks and lends the rows of a large field, given its place, its name in
-            errors, and `rows` or `finals`.
-
-    Attributes:
-        rows: transitions.
+        lend: makes the callable that checks and lends the rows of a large field, given its place, its name in errors,
+            and `rows` or `finals`.
     """
 
     def __init__(
@@ -52,32 +49,24 @@ class RowStaging:
         spec: TransitionSpec,
         layout: RecordLayout,
         records: NDArray[np.uint8],
-        rows: Slots,
-        finals: Slots,
+        rows: _Slots,
+        finals: _Slots,
         ends: NDArray[np.bool_],
-        ended: Slots,
-        column_put: Callable[[Place, str, Slots], Put],
+        ended: _Slots,
+        lend: Callable[[Place, str, _Slots], Put],
     ) -> None:
+        def put_of(place: Place, label: str, final: bool) -> Put:
+            slots = finals if final else rows
+            if place.column:
+                return lend(place, label, slots)
+            return _rows_put(label, place.field, place.views(records), slots)
+
         self.rows = rows.count
         self._ends = ends
         self._some_ended = False
-
-        def put_of(place: Place, label: str, slots: Slots = rows) -> Put:
-            if place.column:
-                return column_put(place, label, slots)
-            return rows_put(label, place.field, place.views(records), slots)
-
-        def observation(role: str, label: str, slots: Slots) -> Put:
-            return put_of_observation(label, spec, layout.of_role(role), lambda place, one: put_of(place, one, slots))
-
-        self._put_reward = rows_put("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
-        self._put_ends = [rows_put(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))]
-        self._put_obs = observation("obs", "obs", rows)
-        self._put_action = put_of(layout.of_role("action")[0], "action")
-        self._extras = {place.name: put_of(place, place.label) for place in layout.of_role("extra")}
-        if spec.next_obs:
-            self._extras["next_obs"] = observation("next_obs", "next_obs", rows)
-        self._put_finals = observation("obs", "final_obs", finals)
+        self._put_reward = _rows_put("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
+        self._put_ends = [_rows_put(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))]
+        self._fields = FieldSetters(spec, layout, put_of)
 
     def put(
         self,
@@ -92,12 +81,13 @@ class RowStaging:
         """Checks and stages every field, each with a leading axis of its rows."""
         self._put_reward(reward)
         self._stage_ends(terminated, truncated)
+        fields = self._fields
         if final_obs is not None:
-            self._put_finals(final_obs)
-        self._put_obs(obs)
-        self._put_action(action)
-        if extras or self._extras:
-            put_all("extras", self._extras, extras)
+            fields.final_obs(final_obs)
+        fields.obs(obs)
+        fields.action(action)
+        if extras or fields.extras:
+            put_all("extras", fields.extras, extras)
 
     def _stage_ends(self, terminated: Any, truncated: Any) -> None:
         """Stages the flags of rows that ended their episode; None: no row did."""
@@ -113,7 +103,116 @@ class RowStaging:
         self._some_ended = some
 
 
-def rows_put(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
+class BatchStaging(_RowStaging):
+    """Consecutive transitions of one lane, each truncated one followed by its boundary row; for `Writer.add_batch`.
+
+    Args:
+        native, spec, layout: of the writer.
+        rows: transitions.
+        spare: rows of the lane that a batch leaves free.
+        truncated: bool [rows], the transitions that boundary rows follow; None: none.
+
+    Attributes:
+        rows: transitions.
+        boundaries: boundary rows.
+
+    Raises: ValueError: the lane has no room for so many rows.
+    """
+
+    def __init__(
+        self,
+        native: NativeWriter,
+        spec: TransitionSpec,
+        layout: RecordLayout,
+        rows: int,
+        spare: int,
+        truncated: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
+        self._all = rows + self.boundaries
+        capacity = native.raw.lane.capacity
+        if capacity < self._all + spare:
+            of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
+            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {self._all}")
+        records = np.zeros((self._all, layout.record_bytes), np.uint8)
+        ends = np.zeros((3, self._all), np.bool_)
+        slots, finals = _Slots(rows, slice(None)), _Slots(0, slice(0))
+        if truncated is not None:
+            at = np.arange(rows) + np.cumsum(truncated) - truncated
+            slots, finals = _Slots(rows, at), _Slots(self.boundaries, at[truncated] + 1)
+            ends[2, finals.at] = True
+        self._frames: list[Any] = [None] * (len(layout.columns) - 1)
+        super().__init__(spec, layout, records, slots, finals, ends, slots, self._lend)
+        self._append = native.rows_adder(records, ends.view(np.uint8), not spec.next_obs)
+
+    def append(self) -> int:
+        """The first row's ticket, or a negative code."""
+        return self._append(self._frames)
+
+    def release_frames(self) -> None:
+        """Releases the caller's arrays."""
+        if self._frames:
+            self._frames[:] = [None] * len(self._frames)
+
+    def _lend(self, place: Place, label: str, slots: _Slots) -> Put:
+        """Lends the caller's array; with boundary rows between the transitions, one of all rows."""
+        frames, column, all_rows, as_it_is = self._frames, place.column - 1, self._all, not self.boundaries
+
+        def put(value: Any) -> None:
+            array = rows_of(label, place.field, value, slots.count)
+            if as_it_is:
+                frames[column] = np.ascontiguousarray(array)
+                return
+            if frames[column] is None:
+                frames[column] = np.zeros((all_rows, *place.field.shape), place.field.dtype)
+            frames[column][slots.at] = array
+
+        return put
+
+
+class VectorStaging(_RowStaging):
+    """Rows of different lanes; record 2 i is row i's, record 2 i + 1 its boundary row's; for `VectorWriter.add`.
+
+    Attributes:
+        rows: their number, k.
+        append, check: see AddVector.
+        which: int64 [k], the index of each row's writer.
+        left_out: bool [k], rows that a queue has no room for.
+        tickets: int64 [k], filled by `append`.
+    """
+
+    def __init__(
+        self, native: NativeVector, spec: TransitionSpec, layout: RecordLayout, records: NDArray[np.uint8]
+    ) -> None:
+        rows = len(records) // 2
+        self.which, self.tickets = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self._frames: list[Any] = []  # lent to the C core for one call
+        ends = np.zeros((3, rows), np.bool_)
+        self.left_out = ends[2]
+        transitions, finals = _Slots(rows, slice(0, None, 2)), _Slots(rows, slice(1, None, 2))
+
+        def lend(place: Place, label: str, slots: _Slots) -> Put:
+            def put(value: Any) -> None:
+                array = np.ascontiguousarray(rows_of(label, place.field, value, rows))
+                self._frames.append(native.set_frame(place.column, array, slots is finals))
+
+            return put
+
+        super().__init__(spec, layout, records, transitions, finals, ends, _Slots(rows, slice(None)), lend)
+        self.append = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
+        self.check = self.append.check
+
+    def ended(self) -> NDArray[np.bool_]:
+        """The rows that ended their episode, bool [k]."""
+        ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]
+        return ended
+
+    def release_frames(self) -> None:
+        """Releases the caller's arrays."""
+        self._frames.clear()
+
+
+def _rows_put(label: str, field: Field, view: NDArray[Any], slots: _Slots) -> Put:
     """A callable that checks a field's rows, [count, *shape], and writes them into `view` at the slots."""
     rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
     at: Any = slots.at
@@ -122,7 +221,7 @@ def rows_put(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
     direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
     wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
     if dtype in _FLOATS:  # the C core itself refuses rewards that float32 does not hold
-        direct = {one for one in _FLOATS if one.itemsize <= dtype.itemsize or field is _REWARD}
+        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize or field is _REWARD}
         wider = _FLOATS - direct
 
     def put(value: Any) -> None:

@@ -11,13 +11,42 @@ from numpy.typing import NDArray
 
 from ..checks import as_field, names_error
 from ..spec import Field, TransitionSpec
-from .layout import Place
+from .layout import Place, RecordLayout
 
-__all__ = ["MEMORYVIEW_ITEMS", "Put", "put_all", "put_of_observation", "setter"]
+__all__ = ["MEMORYVIEW_ITEMS", "FieldSetters", "Put", "put_all", "setter"]
 
 Put = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
+
+
+class FieldSetters:
+    """Callables that check and stage the values of each field of a transition, except reward and ends.
+
+    Args:
+        put_of: makes that of one place, given its name in errors and whether it is for the boundary row.
+    """
+
+    def __init__(self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Put]) -> None:
+        def observation(role: str, label: str, final: bool = False) -> Put:
+            places = layout.of_role(role)
+            if isinstance(spec.obs, Field):
+                return put_of(places[0], label, final)
+            puts = {place.name: put_of(place, f"{label}[{place.name!r}]", final) for place in places}
+
+            def put(value: Any) -> None:
+                if not isinstance(value, Mapping):
+                    raise names_error(label, puts.keys(), value)
+                put_all(label, puts, value)
+
+            return put
+
+        self.obs = observation("obs", "obs")
+        self.final_obs = observation("obs", "final_obs", final=True)
+        self.action = put_of(layout.of_role("action")[0], "action", False)
+        self.extras = {place.name: put_of(place, place.name, False) for place in layout.of_role("extra")}
+        if spec.next_obs:
+            self.extras["next_obs"] = observation("next_obs", "next_obs")
 
 
 def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> None:
@@ -26,22 +55,6 @@ def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> N
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
         put(values[name])
-
-
-def put_of_observation(
-    label: str, spec: TransitionSpec, places: list[Place], put_of: Callable[[Place, str], Put]
-) -> Put:
-    """A callable that stages an observation: one value, or a dict of them; `put_of` makes that of one place."""
-    if isinstance(spec.obs, Field):
-        return put_of(places[0], label)
-    puts = {place.name: put_of(place, f"{label}[{place.name!r}]") for place in places}
-
-    def put(value: Any) -> None:
-        if not isinstance(value, Mapping):
-            raise names_error(label, puts.keys(), value)
-        put_all(label, puts, value)
-
-    return put
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Put:

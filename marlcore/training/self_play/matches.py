@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import Outcome, Turn
-from ..choosers import Chooser, choose_by_number, rows_at, tell_by_number
+from ...observations import rows_at
+from ..choosers import Chooser, choose_by_number, tell_by_number
 from .odds import LATEST, name_of
 from .players import FrozenPlayers
 from .settings import BOTH, SelfPlayConfig

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import VectorEnvironment
-from ...spaces import Values
+from ...observations import Values
 from ..choosers import Chooser, choose_by_number, tell_by_number
 from ..config import Config
 from ..episodes import counted, play

@@ -14,22 +14,19 @@ import pytest
 from mapped import Mapped
 from meanwhile import running
 from model import SPECS, Model, chi_square_limit, columns, fill, random_row
-from seams import patch
 
 from marlcore import (
     ClosedError,
     Field,
     LaneBusy,
-    LayoutMismatch,
     NotEnoughData,
     ReplayBuffer,
     SegmentCorrupt,
     SegmentNotFound,
-    SharedMemoryFull,
     StaleHandle,
     TransitionSpec,
 )
-from marlcore.memory import Event, Segment
+from marlcore.memory import Event
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -304,8 +301,6 @@ def test_rows_with_their_own_next_obs_stand_alone():
         assert drawn(replay, gamma=0.5) == {1: (2, 0.5, 6, False, True)}
         writer.add(1.0, 0, 2.0, terminated=True, next_obs=7.0)
         assert drawn(replay, gamma=0.5) == {2: (2, 0, 7, True, False)}
-        with pytest.raises(ValueError, match=r"^stack, n_step: expected 1 and 1"):
-            replay.sampler(1, stack=2)
         with pytest.raises(ValueError, match=r"^final_obs: expected None"):
             writer.add(1.0, 0, 2.0, truncated=True, next_obs=6.0, final_obs=6.0)
         with pytest.raises(ValueError, match=r"^extras: expected the fields .'next_obs'"):
@@ -739,19 +734,6 @@ def test_a_replay_in_a_file_attaches_after_all_closed_it(tmp_path):
         ReplayBuffer.attach(handle)
 
 
-def test_attaching_with_another_spec_is_a_mismatch():
-    with ReplayBuffer.create(SCALAR, 8) as replay:
-        ReplayBuffer.attach(replay.handle, SCALAR).close()
-        with pytest.raises(LayoutMismatch, match=r": spec obs: expected float32 \(\), got "):
-            ReplayBuffer.attach(replay.handle, VECTOR)
-
-
-def test_attaching_to_a_segment_of_another_kind_is_refused():
-    with pytest.raises(SegmentCorrupt, match="expected a replay, got another kind of segment"):
-        other = Segment.create("other", {"kind": "weights"}, 100)
-        ReplayBuffer.attach(other.handle)
-
-
 def test_a_closed_replay_says_so():
     replay = ReplayBuffer.create(SCALAR, 8)
     write(replay, [(1, 0, "terminated")])
@@ -955,71 +937,6 @@ def test_a_bad_batch_is_refused_by_name_and_changes_nothing(columns, error, mess
         assert set(batch.index.tolist()) == {0, 1, 2, 3, 4}
         assert not batch.truncated.any()
         assert (batch.obs["id"] == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"spec": {"obs": 1}}, TypeError, "spec: expected a TransitionSpec, got "),
-        ({"capacity": 0}, ValueError, "capacity: expected an integer of at least 1, got 0"),
-        ({"capacity": -5}, ValueError, "capacity: expected an integer of at least 1, got -5"),
-        ({"capacity": 10.0}, ValueError, "capacity: expected an integer of at least 1, got 10.0"),
-        ({"capacity": True}, ValueError, "capacity: expected an integer of at least 1, got True"),
-        (
-            {"capacity": 1},
-            ValueError,
-            "capacity: expected at least 2, 2 rows a lane for a truncated transition and its",
-        ),
-        ({"capacity": 2**32}, ValueError, "capacity: expected from 1 rows, one a lane, to 4294967295, got 4294967296"),
-        ({"capacity": 3, "lanes": 4}, ValueError, "capacity: expected from 4 rows, one a lane, to 4294967295, got 3"),
-        ({"lanes": 0}, ValueError, "lanes: expected an integer of at least 1, got 0"),
-        ({"lanes": None}, ValueError, "lanes: expected an integer of at least 1, got None"),
-        ({"name": "a/b"}, ValueError, "name: expected letters, digits, '_' and '.', got 'a/b'"),
-        ({"capacity": 2**32 - 1}, SharedMemoryFull, "/dev/shm: "),
-    ],
-)
-def test_a_replay_that_cannot_be_is_refused(arguments, error, message, monkeypatch):
-    patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 30)
-    with pytest.raises(error) as caught:
-        ReplayBuffer.create(**{"spec": SCALAR, "capacity": 10, **arguments})
-    assert str(caught.value).startswith(message)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
-        ({"batch_size": 2.0}, "batch_size: expected an integer of at least 1, got 2.0"),
-        ({"stack": 0}, "stack: expected an integer of at least 1, got 0"),
-        ({"stack": True}, "stack: expected an integer of at least 1, got True"),
-        ({"n_step": -1}, "n_step: expected an integer of at least 1, got -1"),
-        ({"stack": 5}, "stack + n_step: expected at most the 5 rows of a lane, got 5 + 1"),
-        ({"n_step": 5}, "stack + n_step: expected at most the 5 rows of a lane, got 1 + 5"),
-        ({"gamma": 1.1}, "gamma: expected a number from 0 to 1, got 1.1"),
-        ({"gamma": math.nan}, "gamma: expected a number from 0 to 1, got nan"),
-        ({"gamma": "0.9"}, "gamma: expected a number from 0 to 1, got '0.9'"),
-        ({"pad": "edge"}, "pad: expected 'repeat' or 'zero', got 'edge'"),
-        ({"min_size": 0}, "min_size: expected an integer of at least 1, got 0"),
-        ({"min_size": "1"}, "min_size: expected an integer of at least 1, got '1'"),
-    ],
-)
-def test_a_sampler_that_cannot_be_is_refused(options, message):
-    with ReplayBuffer.create(SCALAR, 10, lanes=2) as replay:
-        with pytest.raises(ValueError) as caught:
-            replay.sampler(**{"batch_size": 4, **options})
-        assert str(caught.value).startswith(message)
-        replay.sampler(4, stack=4)
-        replay.sampler(4, n_step=4)
-
-
-@pytest.mark.parametrize("lane", [-1, 2, "0", None, 0.0])
-def test_a_lane_that_is_not_there_is_refused(lane):
-    with (
-        ReplayBuffer.create(SCALAR, 10, lanes=2) as replay,
-        pytest.raises(ValueError, match=r"^lane: expected 0 to 1, got "),
-    ):
-        replay.writer(lane)
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():

@@ -210,26 +210,6 @@ def test_damage_of_one_lane_is_found_before_anything_is_written(damaged):
 # ---- lanes and lives ----
 
 
-@pytest.mark.parametrize(
-    ("lanes", "message"),
-    [
-        ([0, 4], r"lanes: expected different numbers from 0 to 3, got \[0, 4\]"),
-        ([-1], r"lanes: expected different numbers from 0 to 3, got \[-1\]"),
-        ([1, 1], r"lanes: expected different numbers from 0 to 3, got \[1, 1\]"),
-        ([], r"lanes: expected different numbers from 0 to 3, got \[\]"),
-        (["a"], r"lanes: expected different numbers from 0 to 3, got \['a'\]"),
-    ],
-)
-def test_lanes_that_cannot_be_claimed_are_named(lanes, message):
-    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, pytest.raises(ValueError, match=message):
-        replay.vector_writer(lanes)
-
-
-def test_a_negative_timeout_is_refused():
-    with ReplayBuffer.create(SMALL, 40) as replay, pytest.raises(ValueError, match="timeout: expected seconds"):
-        replay.vector_writer(timeout=-1.0)
-
-
 def test_all_lanes_are_claimed_or_none():
     shared = TransitionSpec(Field((4,)), Field((), "int64"), next_obs=True)
     with ReplayBuffer.create(shared, 40, lanes=4) as replay:

@@ -1,0 +1,47 @@
+"""Observations as arrays: one array, or several by name; the one indexing of both forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+__all__ = ["ALONE", "Values", "by_name", "each", "in_form", "put_rows", "rows_at"]
+
+ALONE = "observation"  # the name of an only part; also PettingZoo's, of an observation beside its mask
+
+Values = NDArray[Any] | dict[str, NDArray[Any]]  # the arrays of an observation's field, or of its fields by name
+
+T = TypeVar("T")
+
+
+def by_name(parts: T | Mapping[str, T]) -> dict[str, T]:
+    """The parts by name; an only one, such as an array or a Field, has the name ALONE."""
+    return dict(parts) if isinstance(parts, Mapping) else {ALONE: parts}
+
+
+def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
+    """The inverse of `by_name`: parts in the form of an observation, its fields or its values."""
+    return dict(parts) if isinstance(form, Mapping) else parts[ALONE]
+
+
+def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
+    """`function` of each part of the values, and of the same part of others; in the form of the values."""
+    if isinstance(values, Mapping):
+        return {name: function(value, *(other[name] for other in others)) for name, value in values.items()}
+    return function(values, *others)
+
+
+def rows_at(values: Any, index: Any) -> Any:
+    """The rows that an index selects."""
+    return {name: rows[index] for name, rows in values.items()} if isinstance(values, dict) else values[index]
+
+
+def put_rows(values: Any, index: Any, new: Any) -> None:
+    """Writes the rows that an index selects."""
+    if isinstance(values, dict):
+        for name, rows in values.items():
+            rows[index] = new[name]
+    else:
+        values[index] = new
