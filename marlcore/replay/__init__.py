@@ -12,7 +12,7 @@ from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
 from .sampler import Sampler
-from .snapshot import Stateful
+from .save import Stateful
 from .uniform import Uniform
 
 __all__ = [

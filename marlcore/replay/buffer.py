@@ -14,7 +14,7 @@ from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorWriter, Writer
 from .gates import SLOTS, WriteGate
 from .limiter import RateLimiter
-from .snapshot import Stateful, copy_segment, read_state, save_segment
+from .save import Stateful, copy_segment, read_state, save_segment
 
 if TYPE_CHECKING:
     from .prioritized import Prioritized
@@ -215,7 +215,7 @@ class ReplayBuffer(TransitionLanes):
         from .sampler import Sampler
 
         self._segment.check_open()
-        options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
+        options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
         geometry, native = self._geometry, self._lanes
         if lanes is not None:
             whole = isinstance(lanes, range) and len(lanes) and lanes.step == 1

@@ -82,8 +82,8 @@ class Mixture:
         seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
         options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
         self.samplers: list[Sampler] = [
-            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, lanes=part, **options)
-            for replay, one_seed, one, part in zip(replays, seeds, preferred, parts, strict=True)
+            replay.sampler(batch_size, seed=own_seed, min_size=min_size, prioritized=priorities, lanes=part, **options)
+            for replay, own_seed, priorities, part in zip(replays, seeds, preferred, parts, strict=True)
         ]
         self._sources = [sampler.source for sampler in self.samplers]
         self._shared = [source for source, share in zip(self._sources, self._fractions, strict=True) if share > 0]
@@ -250,14 +250,14 @@ def _check_replays(replays: Any) -> None:
 
 def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.float64]:
     try:
-        found = np.array(fractions, np.float64)
+        shares = np.array(fractions, np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
-    if not replays or found.shape != (replays,):
+    if not replays or shares.shape != (replays,):
         raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
-    if not (found >= 0).all() or not math.isclose(found.sum(), 1.0, abs_tol=1e-6):
+    if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
-    exact: NDArray[np.float64] = found / found.sum()
+    exact: NDArray[np.float64] = shares / shares.sum()
     return exact
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -50,36 +51,29 @@ class SamplerOptions:
     """A sampler's options; see `ReplayBuffer.sampler`."""
 
     batch_size: int
-    window: Window
-    seed: int | None = None
-    min_size: int | None = None
-    prioritized: Prioritized | None = None
+    stack: int
+    n_step: int
+    gamma: float
+    seed: int | None
+    pad: str
+    min_size: int | None
+    prioritized: Prioritized | None
+    sequence: Sequence | None
 
-    @classmethod
-    def of(
-        cls,
-        batch_size: int,
-        stack: int,
-        n_step: int,
-        gamma: float,
-        seed: int | None,
-        pad: str,
-        min_size: int | None,
-        prioritized: Prioritized | None,
-        sequence: Sequence | None,
-    ) -> SamplerOptions:
-        """Raises TypeError: prioritized or sequence is of another class."""
-        for name, value, kind in (("prioritized", prioritized, Prioritized), ("sequence", sequence, Sequence)):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name}: expected a {kind.__name__} or None, got {value!r}")
-        window = Window(stack, n_step, gamma, pad)
-        if sequence is not None:
-            period = sequence.period or sequence.length - sequence.burn_in
-            window = Window(stack, n_step, gamma, pad, sequence.length, sequence.burn_in, period)
-        return cls(batch_size, window, seed, min_size, prioritized)
+    @cached_property
+    def window(self) -> Window:
+        """The rows read around a ticket."""
+        window, sequence = Window(self.stack, self.n_step, self.gamma, self.pad), self.sequence
+        if sequence is None:
+            return window
+        period = sequence.period or sequence.length - sequence.burn_in
+        return replace(window, length=sequence.length, burn_in=sequence.burn_in, period=period)
 
     def check(self, lanes: LaneView) -> None:
         """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
+        for name, kind in (("prioritized", Prioritized), ("sequence", Sequence)):
+            if not isinstance(getattr(self, name), (kind, NoneType)):
+                raise TypeError(f"{name}: expected a {kind.__name__} or None, got {getattr(self, name)!r}")
         check_whole("batch_size", self.batch_size)
         self.window.check(lanes.spec, lanes.geometry.capacity)
         self.window.check_periods(lanes.spec, lanes.geometry.capacity)
@@ -139,7 +133,11 @@ class RowSource:
     def can_sample(self) -> bool:
         """Whether a batch can be drawn now."""
         able = self.able()
-        return able if self.gate is None else self.gate.can_sample(able)
+        if self.is_limited():
+            return False
+        if not able:
+            self.starve()
+        return able
 
     def starve(self) -> None:
         """Tells the limiter that too few rows can be drawn, until `finish`."""
@@ -250,9 +248,9 @@ class RowSource:
             self.starve()
         began = time.monotonic()
         until = began if deadline is None else deadline
-        found = sleep_until(missing, self._drawing.event, until, self.check_open)
+        enough = sleep_until(missing, self._drawing.event, until, self.check_open)
         self.stats.waited += time.monotonic() - began
-        if not found:
+        if not enough:
             error = NotEnoughData if deadline is None else TimeoutError
             raise error(f"{self._view.segment.path}: {self._shortage()}")
 

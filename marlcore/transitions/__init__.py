@@ -8,7 +8,7 @@ from .batch import Batch, BatchMemory, TorchBatch
 from .gate import Gate, VectorGate
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
-from .staging import MEMORYVIEW_ITEMS, setter
+from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
 from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer

@@ -14,15 +14,15 @@ from ..memory import LaneClaim, NativeLanes, NativeVector, invalidate_after_fork
 from ..spec import Field, TransitionSpec
 from .gate import VectorGate
 from .layout import RecordLayout
-from .row_staging import VectorStaging
-from .writing_end import WritingEnd
+from .staging import VectorStaging
+from .writer_base import WriterBase
 
 __all__ = ["VectorWriter"]
 
 Ints = NDArray[np.int64]
 
 
-class VectorWriter(WritingEnd):
+class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by the `vector_writer` of a replay or queue.
 
     For vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
@@ -116,7 +116,7 @@ class VectorWriter(WritingEnd):
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
-        which = self._places.take(_numbers(lanes) + 1, mode="clip")
+        which = self._indices(_numbers(lanes))
         if (which < 0).any():
             raise self._lanes_error(lanes)
         self._native.new_episode(which.tolist())
@@ -136,8 +136,12 @@ class VectorWriter(WritingEnd):
             if not 1 <= rows <= len(self.lanes):
                 raise self._lanes_error(lanes)
             staging = self._stagings[rows] = self._new_staging(rows)
-        self._places.take(numbers + 1, out=staging.which, mode="clip")
+        staging.which[:] = self._indices(numbers)
         return staging
+
+    def _indices(self, numbers: Ints) -> Ints:
+        """The indices of these lanes' writers; -1 for a lane that has none here."""
+        return self._places.take(numbers + 1, mode="clip")
 
     def _pass(self, gate: VectorGate, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
         """Waits until the rows may be added, and marks those to leave out."""
@@ -148,7 +152,7 @@ class VectorWriter(WritingEnd):
     def _check(self, code: int, lanes: ArrayLike | None) -> None:
         """Raises the error of a negative code."""
         if code == -errno.EINVAL and lanes is not None:
-            which = self._places.take(_numbers(lanes) + 1, mode="clip")
+            which = self._indices(_numbers(lanes))
             if (which < 0).any() or len(set(which.tolist())) < len(which):
                 raise self._lanes_error(lanes)
         if code:

@@ -31,16 +31,16 @@ from ..memory import (
 from ..spec import Field, TransitionSpec
 from .gate import Gate
 from .layout import REWARD_OFFSET, Place, RecordLayout
-from .row_staging import BatchStaging
-from .staging import FieldSetters, Put, put_all, setter
-from .writing_end import WritingEnd
+from .setters import FieldSetters, Put, put_all, setter
+from .staging import BatchStaging
+from .writer_base import WriterBase
 
 __all__ = ["Writer"]
 
 _FLAG = Field((), "bool")
 
 
-class Writer(WritingEnd):
+class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
     Any thread may use it, but only one at a time: a second thread that adds meanwhile gets UsedByTwoThreads. Any thread

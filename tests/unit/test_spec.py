@@ -15,7 +15,7 @@ from refused import Refused, check_refused
 from marlcore import Field, TransitionSpec
 from marlcore.transitions.layout import HEAD_BYTES, INLINE_BYTES, RecordLayout
 
-OBS, ACTION = Field((4,)), Field((), "int64")
+OBS, ACTION, STATE = Field((4,)), Field((), "int64"), Field((2,), every=4)
 
 
 def test_a_field_is_a_float32_scalar_unless_told_otherwise():
@@ -150,6 +150,14 @@ REFUSED: dict[str, Refused] = {
     "obs 'a b'": (spec(obs={"a b": OBS}), ValueError, "TransitionSpec obs: expected names that are identifiers"),
     "obs 1": (spec(obs={1: OBS}), ValueError, "TransitionSpec obs: expected names that are identifiers"),
     "a part": (spec(obs={"a": "float32"}), TypeError, "TransitionSpec obs['a']: expected a Field"),
+    "obs at intervals": (spec(obs=STATE), ValueError, "TransitionSpec obs: expected every=1, got every=4"),
+    "a part at intervals": (spec(obs={"h": STATE}), ValueError, "TransitionSpec h: expected every=1, got every=4"),
+    "action at intervals": (spec(action=STATE), ValueError, "TransitionSpec action: expected every=1, got every=4"),
+    "two intervals": (
+        spec(extras={"h": STATE, "c": Field((), every=2)}), ValueError,
+        "TransitionSpec extras: expected one interval for all, got every=[2, 4]",
+    ),
+    "next_obs and intervals": (spec(extras={"h": STATE}, next_obs=True), ValueError, "extras: expected every=1, since"),
     "action": (spec(action="int64"), TypeError, "TransitionSpec action: expected a Field"),
     "extras": (spec(extras=[OBS]), TypeError, "TransitionSpec extras: expected a dict"),
     "an extra": (spec(extras={"x": 3}), TypeError, "TransitionSpec extras['x']: expected a Field"),

@@ -334,7 +334,7 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
 
     with make(SMALL) as replay, replay.writer(shared=True, timeout=5.0) as writer:
         monkeypatch.setattr("marlcore.transitions.writer.time", clock)
-        monkeypatch.setattr("marlcore.transitions.row_staging.BatchStaging.append", busy)
+        monkeypatch.setattr("marlcore.transitions.staging.BatchStaging.append", busy)
         monkeypatch.setattr(writer, "_add_row", busy)
         monkeypatch.setattr(writer, "_gate", Gate())
         with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
