@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import pickle
 import threading
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -38,12 +39,12 @@ def rng():
 
 
 def write(replay, rows, lane=0):
-    """Rows (obs, reward, ending[, final_obs]), where ending is "", "terminated" or "truncated"."""
+    """Rows (obs, reward, ending[, final_obs]), where ending has the words "terminated", "truncated", both or none."""
     with replay.writer(lane) as writer:
         for obs, reward, ending, *final in rows:
             writer.add(
                 obs, 0, reward,
-                terminated=ending == "terminated", truncated=ending == "truncated",
+                terminated="terminated" in ending, truncated="truncated" in ending,
                 final_obs=final[0] if final else None,
             )  # fmt: skip
 
@@ -201,57 +202,43 @@ def test_the_policy_version_goes_with_the_rows_from_then_on():
 
 # ---- what follows what ----
 
-
-def test_next_obs_of_a_truncated_row_is_its_final_obs():
-    with ReplayBuffer.create(SCALAR, 10) as replay:
-        write(replay, [(1, 1, ""), (2, 1, "truncated", 30), (4, 1, ""), (5, 1, "")])
-        assert drawn(replay, gamma=0.5) == {
-            0: (1, 0.5, 2, False, False),
-            1: (1, 0.5, 30, False, True),
-            3: (1, 0.5, 5, False, False),
-        }
-
-
-def test_discount_is_zero_after_termination():
-    with ReplayBuffer.create(SCALAR, 10) as replay:
-        write(replay, [(1, 1, "terminated"), (2, 1, "terminated", 30), (4, 1, "terminated")])
-        got = drawn(replay, gamma=0.5)
-        assert set(got) == {0, 1, 3}
-        assert got[1] == (1, 0, 30, True, False)
-        assert got[0][1] == got[3][1] == 0
-        assert math.isfinite(got[0][2])
-
-
-def test_a_row_that_is_terminated_and_truncated_is_both():
-    with ReplayBuffer.create(SCALAR, 10) as replay, replay.writer() as writer:
-        writer.add(1.0, 0, 1.0, terminated=True, truncated=True, final_obs=9.0)
-        assert drawn(replay) == {0: (1, 0, 9, True, True)}
-        with pytest.raises(ValueError, match=r"^final_obs"):
-            writer.add(1.0, 0, 1.0, terminated=True, truncated=True)
-
-
-def test_n_step_returns_end_at_every_edge():
-    with ReplayBuffer.create(SCALAR, 30) as replay:
-        write(replay, [(i, 2**i, "") for i in range(4)] + [(4, 16, "terminated")])  # 0..4
-        write(replay, [(i, 2**i, "") for i in range(5, 7)] + [(7, 128, "truncated", 70)])  # 5..7, 8
-        write(replay, [(9, 1, ""), (10, 2, ""), (11, 4, ""), (12, 8, "")])  # 9..12, then a seam
-        write(replay, [(13, 1, ""), (14, 2, ""), (15, 4, ""), (16, 8, "")])  # 13..16, then the head
-        got = drawn(replay, n_step=3, gamma=0.5)
-        end = {t: got[t][:2] + got[t][3:] for t in (2, 3, 4)}  # next_obs means nothing there
-        assert end == {
-            2: (4 + 4 + 4, 0, True, False),
-            3: (8 + 8, 0, True, False),
-            4: (16, 0, True, False),
-        }
-        assert {t: row for t, row in got.items() if t not in end} == {
-            0: (0 + 1 + 1 + 1, 0.125, 3, False, False),
-            1: (2 + 2 + 2, 0.125, 4, False, False),
-            5: (32 + 32 + 32, 0.125, 70, False, True),
-            6: (64 + 64, 0.25, 70, False, True),
+STEPS = [(0, 1, ""), (1, 2, ""), (2, 4, ""), (3, 8, "")]
+EXAMPLES = {  # the rows of each writer; n_step; by ticket (reward, discount, next_obs, terminated, truncated)
+    "truncated": (
+        [[(1, 1, ""), (2, 1, "truncated", 30), (4, 1, ""), (5, 1, "")]], 1,
+        {0: (1, 0.5, 2, False, False), 1: (1, 0.5, 30, False, True), 3: (1, 0.5, 5, False, False)},
+    ),
+    "terminated": (
+        [[(1, 1, "terminated"), (2, 1, "terminated", 30), (4, 1, "terminated")]], 1,
+        {0: (1, 0, ANY, True, False), 1: (1, 0, 30, True, False), 3: (1, 0, ANY, True, False)},
+    ),
+    "both": ([[(1, 1, "terminated truncated", 9)]], 1, {0: (1, 0, 9, True, True)}),
+    "two rows": ([[(1, 5, ""), (2, 6, "")]], 1, {0: (5, 0.5, 2, False, False)}),
+    "three steps": (
+        [
+            [*STEPS, (4, 16, "terminated")],  # tickets 0 to 4
+            [(5, 32, ""), (6, 64, ""), (7, 128, "truncated", 70)],  # 5 to 7, and 8 with the final observation
+            [(9, 1, ""), (10, 2, ""), (11, 4, ""), (12, 8, "")],  # then a seam
+            [(13, 1, ""), (14, 2, ""), (15, 4, ""), (16, 8, "")],  # then the write head
+        ], 3,
+        {
+            0: (1 + 1 + 1, 0.125, 3, False, False), 1: (2 + 2 + 2, 0.125, 4, False, False),
+            2: (4 + 4 + 4, 0, ANY, True, False), 3: (8 + 8, 0, ANY, True, False), 4: (16, 0, ANY, True, False),
+            5: (32 + 32 + 32, 0.125, 70, False, True), 6: (64 + 64, 0.25, 70, False, True),
             7: (128, 0.5, 70, False, True),
-            9: (1 + 1 + 1, 0.125, 12, False, False),
-            13: (1 + 1 + 1, 0.125, 16, False, False),
-        }
+            9: (1 + 1 + 1, 0.125, 12, False, False), 13: (1 + 1 + 1, 0.125, 16, False, False),
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_returns_end_where_their_episode_does(name):
+    writers, n_step, expected = EXAMPLES[name]
+    with ReplayBuffer.create(SCALAR, 2 if name == "two rows" else 30) as replay:
+        for rows in writers:
+            write(replay, rows)
+        assert drawn(replay, n_step=n_step, gamma=0.5) == expected
 
 
 @pytest.mark.parametrize("pad", ["repeat", "zero"])
@@ -338,14 +325,6 @@ def test_capacity_is_rounded_down_to_whole_lanes():
     with ReplayBuffer.create(SCALAR, 11, lanes=3) as replay:
         assert replay.capacity == 9
         assert replay.nbytes > 9 * 32
-
-
-def test_two_rows_a_lane_are_enough_for_a_step():
-    with ReplayBuffer.create(SCALAR, 2) as replay:
-        write(replay, [(1, 5, ""), (2, 6, "")])
-        assert drawn(replay, gamma=0.5) == {0: (5, 0.5, 2, False, False)}
-        write(replay, [(3, 7, "truncated", 4)])
-        assert drawn(replay, gamma=0.5) == {2: (7, 0.5, 4, False, True)}
 
 
 # ---- drawing ----
@@ -808,6 +787,7 @@ BAD_ROWS = {
         ({"log_prob": 1e39}, r"log_prob: expected values in float32's range, got 1e+39"),
         (with_obs(state=[0, -1e39, 0]), r"obs['state']: expected values in float32's range, got -1e+39"),
         ({"truncated": True}, r"final_obs: expected the observation after a truncated transition, got None"),
+        ({"terminated": True, "truncated": True}, r"final_obs: expected the observation after a truncated transition"),
         ({"final_obs": good_row()["obs"]}, r"final_obs: expected None unless terminated or truncated"),
         (
             {"truncated": True, "final_obs": with_obs(state=[1])["obs"]},
