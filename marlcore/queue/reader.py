@@ -275,13 +275,10 @@ class TrajectoryReader:
         finally:
             self.stats.waited += time.monotonic() - began
 
-    def _committed(self) -> int:
-        """Rows written to all lanes together since their creation."""
-        self._drawing.read_windows()
-        return int(self._drawing.windows[rows.HI].sum())
-
     def _missing(self, committed: int) -> int:
-        return max(0, committed - self._committed())
+        """Rows still to be written to all lanes together until `committed` were."""
+        self._drawing.read_windows()
+        return max(0, committed - int(self._drawing.windows[rows.HI].sum()))
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"
