@@ -12,15 +12,13 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from .checks import check_whole
+from .observations import ALONE, Values, in_form
 from .spec import Field
 
-__all__ = ["ALONE", "JOINT", "MASK", "Part", "Spaces", "Values", "fields_of", "is_text", "parts_of"]
+__all__ = ["JOINT", "MASK", "Part", "Spaces", "fields_of", "is_text", "parts_of"]
 
 MASK = "action_mask"  # PettingZoo's name
 JOINT = "joint_observation"  # the part of an observation that is for critics alone; see envs/joint.py
-ALONE = "observation"  # PettingZoo's name of an observation beside its mask
-
-Values = NDArray[Any] | dict[str, NDArray[Any]]  # a field's values, or those of several fields by name
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class Spaces:
             if mask is None:
                 raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")
             found[MASK] = np.asarray(mask)
-        return found if isinstance(self.obs, dict) else found[ALONE]
+        return in_form(found, self.obs)
 
 
 def fields_of(label: str, space: gym.Space) -> Field | dict[str, Field]:

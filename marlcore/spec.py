@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_whole
+from .observations import by_name
 
 __all__ = ["Field", "Sequence", "TransitionSpec"]
 
@@ -119,10 +120,11 @@ class TransitionSpec:
             raise TypeError(f"TransitionSpec next_obs: expected a bool, got {self.next_obs!r}")
 
     def _check_intervals(self) -> None:
-        for label, one in [*self.obs_fields.items(), ("action", self.action)]:
-            if one.every != 1:
-                raise ValueError(f"TransitionSpec {label or 'obs'}: expected every=1, got every={one.every}")
-        intervals = {one.every for one in self.extras.values()} - {1}
+        obs = self.obs if isinstance(self.obs, Mapping) else {"obs": self.obs}
+        for label, part in [*obs.items(), ("action", self.action)]:
+            if part.every != 1:
+                raise ValueError(f"TransitionSpec {label}: expected every=1, got every={part.every}")
+        intervals = {extra.every for extra in self.extras.values()} - {1}
         if len(intervals) > 1:
             raise ValueError(f"TransitionSpec extras: expected one interval for all, got every={sorted(intervals)}")
         if intervals and self.next_obs:
@@ -149,12 +151,12 @@ class TransitionSpec:
             ValueError: a space is of another kind, such as a Tuple or a Dict in a Dict.
             TypeError: an argument is an environment, not a space.
         """
-        for label, given in (("observation_space", observation_space), ("action_space", action_space)):
-            if hasattr(given, label):
-                raise TypeError(f"{label}: expected a space, got an environment, {given!r}; pass env.{label}")
+        for label, space in (("observation_space", observation_space), ("action_space", action_space)):
+            if hasattr(space, label):
+                raise TypeError(f"{label}: expected a space, got an environment, {space!r}; pass env.{label}")
         members = getattr(observation_space, "spaces", None)
         if isinstance(members, Mapping):
-            obs: Any = {name: _field_of(f"observation_space[{name!r}]", one) for name, one in members.items()}
+            obs: Any = {name: _field_of(f"observation_space[{name!r}]", space) for name, space in members.items()}
         else:
             obs = _field_of("observation_space", observation_space, "Box, Discrete, MultiDiscrete, MultiBinary or Dict")
         return cls(obs=obs, action=_field_of("action_space", action_space), extras=extras, next_obs=next_obs)
@@ -162,12 +164,12 @@ class TransitionSpec:
     @property
     def state_every(self) -> int:
         """Rows of an episode between two stored recurrent states; 1 when every row stores every extra."""
-        return max((one.every for one in self.extras.values()), default=1)
+        return max((extra.every for extra in self.extras.values()), default=1)
 
     @property
     def obs_fields(self) -> dict[str, Field]:
-        """The observation's fields by name; a single Field has the name ""."""
-        return {"": self.obs} if isinstance(self.obs, Field) else dict(self.obs)
+        """The observation's fields by name; a single Field has the name observations.ALONE."""
+        return by_name(self.obs)
 
     def to_dict(self) -> dict[str, Any]:
         """A form ready for JSON; equal specs give equal forms."""
@@ -232,18 +234,18 @@ def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete
         raise ValueError(f"{label}: {error}") from None
 
 
-def _plain(one: Field) -> list[Any]:
-    return [list(one.shape), one.dtype, one.every]
+def _plain(part: Field) -> list[Any]:
+    return [list(part.shape), part.dtype, part.every]
 
 
 def _plain_fields(fields: Mapping[str, Field]) -> dict[str, list[Any]]:
-    return {name: _plain(one) for name, one in fields.items()}
+    return {name: _plain(part) for name, part in fields.items()}
 
 
 def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
-    for name, one in fields.items():
+    for name, part in fields.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"TransitionSpec {where}: expected names that are identifiers, got {name!r}")
-        if not isinstance(one, Field):
-            raise TypeError(f"TransitionSpec {where}[{name!r}]: expected a Field, got {one!r}")
+        if not isinstance(part, Field):
+            raise TypeError(f"TransitionSpec {where}[{name!r}]: expected a Field, got {part!r}")
     return dict(fields)

@@ -46,7 +46,7 @@ class LanesWriter:
             places = sorted(layout.of_role(role), key=lambda place: place.name)
             return {one.name: view_of(one, records[:, final], frames[final]) for one in places}
 
-        obs, next_obs, action = views("obs", 0), views("obs", 1), views("action", 0)[""]
+        obs, next_obs, action = views("obs", 0), views("obs", 1), views("action", 0)["action"]
         reward = records[:, 0].view(np.float32)[:, REWARD_OFFSET // 4]
         self.step = Step(only(obs), only(next_obs), action, reward, ends)
         self._fields = len(obs)

@@ -23,6 +23,7 @@ from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 from ..checks import came, names_error
 from ..errors import NotEnoughData
 from ..memory import BOUNDARY, TERMINATED, TRUNCATED
+from ..observations import ALONE
 from ..replay import Sampler
 from ..spec import Field, TransitionSpec
 from ..transitions import Batch
@@ -355,7 +356,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
         """A callable that returns an observation's fields by name as arrays of the spec's shapes and dtypes."""
-        check = rows_check(label, self._spec.obs_fields[""], self.n_envs)
+        check = rows_check(label, self._spec.obs_fields[ALONE], self.n_envs)
         return lambda obs: [check(obs)]
 
     def _spaced(self, obs: Any) -> Any:

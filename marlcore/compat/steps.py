@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_field
 from ..memory import TERMINATED, TRUNCATED
+from ..observations import ALONE, rows_at
 from ..spec import Field
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Positions:
         return only({name: self._copied(column, later) for name, column in self._replay.columns("obs").items()})
 
     def actions(self) -> NDArray[Any]:
-        return self._copied(self._replay.columns("action")[""])
+        return self._copied(self._replay.columns("action")["action"])
 
     def rewards(self) -> NDArray[np.float32]:
         return self._copied(self._replay.rewards())
@@ -113,7 +114,7 @@ class Positions:
         return Transitions(
             obs,
             next_obs,
-            self._replay.columns("action")[""][envs, first % capacity],
+            self._replay.columns("action")["action"][envs, first % capacity],
             (rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
             terminated,
             np.where(terminated, 0, gamma**count).astype(np.float32),
@@ -131,11 +132,11 @@ class Positions:
 
 def only(obs: dict[str, Any]) -> Any:
     """An observation's fields by name in the user's form: the array itself if there is only one unnamed field."""
-    return obs[""] if obs.keys() == {""} else obs
+    return obs[ALONE] if obs.keys() == {ALONE} else obs
 
 
 def pick(obs: Any, index: Any) -> Any:
-    return {name: one[index] for name, one in obs.items()} if isinstance(obs, dict) else obs[index]
+    return rows_at(obs, index)
 
 
 def put(rows: Any, first: Any) -> None:

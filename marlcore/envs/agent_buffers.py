@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..checks import as_field, came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from ..spaces import ALONE, MASK, Values
+from ..observations import Values, by_name, in_form, rows_at
+from ..spaces import MASK
 from .agent_view import AgentView, failed, label_of, numbers
 
 __all__ = ["AgentBuffer", "AgentBuffers", "child_seeds"]
@@ -48,8 +49,7 @@ class AgentBuffer:
         self.begin()
 
     def _arrays(self, copies: int) -> dict[str, NDArray[Any]]:
-        obs = self.view.spaces.obs
-        fields = obs if isinstance(obs, dict) else {ALONE: obs}
+        fields = by_name(self.view.spaces.obs)
         return {name: np.zeros((copies, *field.shape), field.numpy) for name, field in fields.items()}
 
     def begin(self) -> None:
@@ -145,8 +145,8 @@ class AgentBuffer:
 
     def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:
         if copies is not self._everywhere:
-            arrays = {name: array[copies] for name, array in arrays.items()}
-        return arrays if isinstance(self.view.spaces.obs, dict) else arrays[ALONE]
+            arrays = rows_at(arrays, copies)
+        return in_form(arrays, self.view.spaces.obs)
 
     def _put(
         self,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ..checks import came, rows_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
-from ..spaces import ALONE, MASK, Spaces, Values
+from ..observations import ALONE, Values, by_name
+from ..spaces import MASK, Spaces
 from ..spec import Field
 
 __all__ = ["LARGEST_REWARD", "AgentView", "failed", "label_of", "may_mask", "numbers", "wrong_values"]
@@ -100,7 +101,7 @@ class AgentView:
         Raises EnvironmentFailed, naming the copy, the agent and the part: a float is not finite, a discrete value is
         out of range or, if the agent is `acting`, its mask allows no action.
         """
-        arrays = values if isinstance(values, dict) else {ALONE: values}
+        arrays = by_name(values)
         for part in self.spaces.parts:
             wrong = wrong_values(part.space, arrays[part.name])
             if wrong is not None and wrong.any():

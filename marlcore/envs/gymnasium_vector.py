@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..checks import as_field, came, rows_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from ..spaces import ALONE, MASK, Part, Spaces, Values
+from ..observations import Values, by_name, in_form, rows_at
+from ..spaces import MASK, Part, Spaces
 from .agent_view import AgentView, failed, label_of, may_mask, numbers
 from .gymnasium import AGENT
 
@@ -122,7 +123,7 @@ class GymnasiumVector:
     def _turn(self, values: Values) -> Turn:
         copies, begins = self._acting, self._begins
         if len(copies) < self.copies:
-            values, begins = _rows(values, copies), begins[copies]
+            values, begins = rows_at(values, copies), begins[copies]
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
 
@@ -152,7 +153,7 @@ class GymnasiumVector:
         self, values: Values, info: Mapping[str, Any], last: Mapping[str, Any], over: NDArray[np.int64]
     ) -> Values:
         """The observations of the acting copies, of which those whose episode is over are at its end."""
-        arrays = {name: array.copy() for name, array in _by_name(values).items()}
+        arrays = {name: array.copy() for name, array in by_name(values).items()}
         if self._mode == "SameStep":  # the final observations are in the info, those of all copies are of later ones
             for copy in over.tolist():
                 mask = last[MASK][copy] if MASK in last else None
@@ -163,9 +164,9 @@ class GymnasiumVector:
                     arrays[MASK][copy] = False if mask is None else mask
         if MASK in arrays:  # no action follows, and many environments allow none
             arrays[MASK][~arrays[MASK].any(axis=1)] = True
-        found = arrays if isinstance(values, dict) else arrays[ALONE]
-        self._view.check(over, _rows(found, over), acting=False)
-        return found if len(self._acting) == self.copies else _rows(found, self._acting)
+        found = in_form(arrays, values)
+        self._view.check(over, rows_at(found, over), acting=False)
+        return found if len(self._acting) == self.copies else rows_at(found, self._acting)
 
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
         """The observations of all copies. Raises EnvironmentFailed: one has another shape or dtype."""
@@ -185,7 +186,7 @@ class GymnasiumVector:
                 arrays[MASK] = self._masks(mask)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
-        return arrays if isinstance(self._view.spaces.obs, dict) else arrays[ALONE]
+        return in_form(arrays, self._view.spaces.obs)
 
     def _value(self, copy: int, part: Part, value: Any) -> NDArray[Any]:
         """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
@@ -262,16 +263,6 @@ def _member(view: AgentView) -> NDArray[Any]:
     space = view.spaces.action
     fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else zero + view.spaces.first_action
     return fixed.astype(zero.dtype)
-
-
-def _rows(values: Values, copies: NDArray[np.int64]) -> Values:
-    if isinstance(values, dict):
-        return {name: array[copies] for name, array in values.items()}
-    return values[copies]
-
-
-def _by_name(values: Values) -> dict[str, NDArray[Any]]:
-    return values if isinstance(values, dict) else {ALONE: values}
 
 
 def _final_info(info: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..checks import as_field
-from ..spaces import ALONE, JOINT, MASK
+from ..observations import ALONE
+from ..spaces import JOINT, MASK
 from ..spec import Field
 
 __all__ = ["JointEnvironment", "JointObservations"]

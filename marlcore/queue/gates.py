@@ -47,7 +47,7 @@ class UnreadLimit:
 
 
 class QueueGate:
-    """The gate that a lane's writer passes before each add; see interfaces.Gate.
+    """The gate that a lane's writer passes before each add; see transitions.Gate.
 
     Args:
         when_full: "wait", "drop_oldest" or "drop_newest".
@@ -157,7 +157,7 @@ class QueueGate:
 
 
 class QueueGates:
-    """The gates of several lanes, which their one writer passes before each add; see interfaces.VectorGate."""
+    """The gates of several lanes, which their one writer passes before each add; see transitions.VectorGate."""
 
     def __init__(self, gates: Iterable[QueueGate], unread: UnreadLimit | None = None) -> None:
         self._gates = list(gates)

@@ -62,7 +62,7 @@ class TrajectoryQueue(TransitionLanes):
         self.when_full: str = segment.description["when_full"]
         if self.when_full not in WHEN_FULL:
             raise ValueError(f"when_full: expected one of {', '.join(WHEN_FULL)}, got {self.when_full!r}")
-        self.max_unread: int | None = segment.description.get("max_unread")
+        self.max_unread: int | None = segment.description["max_unread"]
         super()._understand(segment)
         self._lines = CursorLines(segment, self._geometry)
         self._readers: weakref.WeakSet[TrajectoryReader] = weakref.WeakSet()

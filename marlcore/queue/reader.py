@@ -217,19 +217,19 @@ class TrajectoryReader:
         d = self._drawing
         d.read_windows()
         self._next[:] = self._cursor.now
-        found: tuple[bool, int, int] = inorder.read(
+        copied: tuple[bool, int, int] = inorder.read(
             d.plan, d.columns, memory.address, self._first, self._cursors, self._tallies
         )
-        return found
+        return copied
 
     def _copy_whole(self, memory: BatchMemory) -> tuple[bool, int, int]:
         """`_copy`, repeated until no row that it looked at was overwritten."""
         lapped_since = None
         self._margin[:] = 0
         while True:
-            found = self._copy(memory)
+            copied = self._copy(memory)
             if not self._validate(len(self._whole)):
-                return found
+                return copied
             self.stats.lapped += 1
             # In a lane whose writer is faster than this reader, each try starts further from the oldest row.
             step = 1 + self._view.geometry.capacity // 16
@@ -245,10 +245,10 @@ class TrajectoryReader:
         options, view = self._options, self._view
         if options.length is not None or options.n_step > 1 or view.spec.next_obs:
             return None
-        found = np.zeros(len(batch), np.bool_)
-        np.equal(batch.index[1:] - batch.index[:-1], view.geometry.lanes, out=found[:-1])
-        found &= ~(batch.terminated | batch.truncated)
-        return found
+        continues = np.zeros(len(batch), np.bool_)
+        np.equal(batch.index[1:] - batch.index[:-1], view.geometry.lanes, out=continues[:-1])
+        continues &= ~(batch.terminated | batch.truncated)
+        return continues
 
     def _consume(self, cursor: NDArray[np.int64]) -> None:
         passed, dropped, skipped = (cursor - self._cursor.now)[inorder.PASSED :].sum(axis=1).tolist()
@@ -275,13 +275,10 @@ class TrajectoryReader:
         finally:
             self.stats.waited += time.monotonic() - began
 
-    def _committed(self) -> int:
-        """Rows written to all lanes together since their creation."""
-        self._drawing.read_windows()
-        return int(self._drawing.windows[rows.HI].sum())
-
     def _missing(self, committed: int) -> int:
-        return max(0, committed - self._committed())
+        """Rows still to be written to all lanes together until `committed` were."""
+        self._drawing.read_windows()
+        return max(0, committed - int(self._drawing.windows[rows.HI].sum()))
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"

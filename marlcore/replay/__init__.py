@@ -5,13 +5,14 @@ prefetching, the rate limiter and snapshots build on samplers. This room never m
 asked for a limiter.
 """
 
+from ..spec import Sequence
 from .buffer import ReplayBuffer
 from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
-from .sampler import Sampler, Sequence
-from .snapshot import Stateful
+from .sampler import Sampler
+from .save import Stateful
 from .uniform import Uniform
 
 __all__ = [

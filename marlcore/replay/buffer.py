@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
-from ..interfaces import Gate
 from ..memory import Segment
-from ..spec import TransitionSpec
-from ..transitions import TransitionLanes, VectorWriter, Writer
+from ..spec import Sequence, TransitionSpec
+from ..transitions import Gate, TransitionLanes, VectorWriter, Writer
 from .gates import SLOTS, WriteGate
 from .limiter import RateLimiter
-from .snapshot import Stateful, copy_segment, read_state, save_segment
+from .save import Stateful, copy_segment, read_state, save_segment
 
 if TYPE_CHECKING:
     from .prioritized import Prioritized
-    from .sampler import Sampler, Sequence
+    from .sampler import Sampler
 
 __all__ = ["ReplayBuffer"]
 
@@ -212,10 +211,11 @@ class ReplayBuffer(TransitionLanes):
         Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
         """
         from ..transitions import LaneView
-        from .sampler import Sampler, SamplerOptions
+        from .row_source import SamplerOptions
+        from .sampler import Sampler
 
         self._segment.check_open()
-        options = SamplerOptions.of(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
+        options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
         geometry, native = self._geometry, self._lanes
         if lanes is not None:
             whole = isinstance(lanes, range) and len(lanes) and lanes.step == 1

@@ -159,14 +159,6 @@ class SampleGate(_Side):
                 return LaneClaim(fd), slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
-    def can_sample(self, drawable: bool) -> bool:
-        """Whether a batch can be drawn now; `drawable` tells whether the sampler has enough rows to draw."""
-        if not self.may_sample():
-            return False
-        if not drawable:
-            self.starve()
-        return drawable
-
     def wait(self, deadline: float | None) -> float:
         """Waits until a batch may be drawn, at most until the deadline; returns the seconds slept.
 

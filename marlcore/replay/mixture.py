@@ -14,10 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import came, check_whole, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
+from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
-from .sampler import Sampler, SamplerStats, Sequence
+from .row_source import SamplerStats
+from .sampler import Sampler
 
 __all__ = ["Mixture"]
 
@@ -80,13 +82,14 @@ class Mixture:
         seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
         options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
         self.samplers: list[Sampler] = [
-            replay.sampler(batch_size, seed=one_seed, min_size=min_size, prioritized=one, lanes=part, **options)
-            for replay, one_seed, one, part in zip(replays, seeds, preferred, parts, strict=True)
+            replay.sampler(batch_size, seed=own_seed, min_size=min_size, prioritized=priorities, lanes=part, **options)
+            for replay, own_seed, priorities, part in zip(replays, seeds, preferred, parts, strict=True)
         ]
+        self._sources = [sampler.source for sampler in self.samplers]
+        self._shared = [source for source, share in zip(self._sources, self._fractions, strict=True) if share > 0]
         self._one_replay = len(replays) > 1 and all(replay is replays[0] for replay in replays)
-        if self._one_replay:
-            for sampler in self.samplers:
-                sampler._alone = False
+        for source in self._sources:
+            source.alone = not self._one_replay
         self._batch_size = int(batch_size)
         self._inside: dict[int, None] = {}  # see guard.py
         self._owed = np.zeros(len(replays))
@@ -94,14 +97,13 @@ class Mixture:
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
-        drawn = self._drawn()
-        if any(sampler._limited() for sampler in drawn):
+        if any(source.is_limited() for source in self._shared):
             return False
         if not self._one_replay:
-            return any(sampler.can_sample() for sampler in drawn)
-        able = any(sampler._able() for sampler in drawn)
+            return any(source.can_sample() for source in self._shared)
+        able = any(source.able() for source in self._shared)
         if not able:
-            drawn[0]._starve()
+            self._shared[0].starve()
         return able
 
     @one_thread
@@ -117,13 +119,13 @@ class Mixture:
             the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        memory = self.samplers[0]._memory()
+        memory = self._sources[0].memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
-        for i, sampler in enumerate(self.samplers):
-            sampler._finish(memory, np.flatnonzero(source == i))
+        for i, drawn_from in enumerate(self._sources):
+            drawn_from.finish(memory, np.flatnonzero(source == i))
         batch = memory.batch()
         batch.index *= len(self.samplers)
         batch.index += source
@@ -139,8 +141,8 @@ class Mixture:
         indices, priorities = checked_priorities(index, priority)
         for source, sampler in enumerate(self.samplers):
             if sampler.prioritized:
-                mine = indices % len(self.samplers) == source
-                sampler.update_priorities(indices[mine] // len(self.samplers), priorities[mine])
+                its_own = indices % len(self.samplers) == source
+                sampler.update_priorities(indices[its_own] // len(self.samplers), priorities[its_own])
 
     @one_thread
     def clear(self) -> None:
@@ -151,8 +153,8 @@ class Mixture:
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
-        limited = [sampler for sampler in self._drawn() if sampler._gate is not None]
-        return bool(limited) and all(sampler.due for sampler in limited)
+        gates = [source.gate for source in self._shared if source.gate is not None]
+        return bool(gates) and all(gate.due for gate in gates)
 
     @property
     def stats(self) -> list[SamplerStats]:
@@ -186,17 +188,13 @@ class Mixture:
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
 
-    def _drawn(self) -> list[Sampler]:
-        """The samplers of replays with a share."""
-        return [sampler for sampler, share in zip(self.samplers, self._fractions, strict=True) if share > 0]
-
     def _draw(self, memory: BatchMemory, counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
             # Again after a pause: another sampler may have drawn the rows that a limiter allowed this one.
-            while any(sampler._limited() for sampler in self._drawn()):
-                for sampler in self._drawn():
-                    sampler._wait_for_limiter(deadline)
+            while any(source.is_limited() for source in self._shared):
+                for source in self._shared:
+                    source.wait_for_limiter(deadline)
             try:
                 return self._fill(memory, counts)
             except NotEnoughData as error:
@@ -216,7 +214,7 @@ class Mixture:
             for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
                 try:
                     if len(part):
-                        self.samplers[i]._fill(memory, part, None)
+                        self._sources[i].fill(memory, part, None)
                         source[part] = i
                 except NotEnoughData as error:
                     shares[i] = 0.0
@@ -226,7 +224,7 @@ class Mixture:
                 return source
             if not shares.any():
                 if self._one_replay:
-                    self.samplers[0]._starve()
+                    self._sources[0].starve()
                 raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
 
@@ -252,14 +250,14 @@ def _check_replays(replays: Any) -> None:
 
 def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.float64]:
     try:
-        found = np.array(fractions, np.float64)
+        shares = np.array(fractions, np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
-    if not replays or found.shape != (replays,):
+    if not replays or shares.shape != (replays,):
         raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
-    if not (found >= 0).all() or not math.isclose(found.sum(), 1.0, abs_tol=1e-6):
+    if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
-    exact: NDArray[np.float64] = found / found.sum()
+    exact: NDArray[np.float64] = shares / shares.sum()
     return exact
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..observations import each
 from ..transitions import Batch, TorchBatch
 
 if TYPE_CHECKING:
@@ -33,26 +34,25 @@ class Mover:
     def move(self, batch: Batch) -> TorchBatch:
         """In the thread: returns when the copies are complete, so that the pinned memory can be reused."""
         torch = self._torch
-        found = batch.torch()
-        _replace(found, lambda one: torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one))
+        moved = batch.torch()
+        _replace(moved, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor))
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
-                pinned = dict(vars(found))
-                _replace(found, lambda one: one.to(self._device, non_blocking=True))
+                pinned = dict(vars(moved))
+                _replace(moved, lambda tensor: tensor.to(self._device, non_blocking=True))
                 self._stream.record_event().synchronize()
                 pinned.clear()  # only now: the device was still reading its memory
-        return found
+        return moved
 
     def arrive(self, batch: TorchBatch) -> None:
         """In the consumer: marks memory allocated on the thread's stream as used by the consumer's."""
         if self._stream is not None:
             stream = self._torch.cuda.current_stream(self._device)
-            _replace(batch, lambda one: one.record_stream(stream) or one)
+            _replace(batch, lambda tensor: tensor.record_stream(stream) or tensor)
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:
     """Replaces each tensor by new(tensor); some fields are None, such as the mask of single transitions."""
     for name, value in vars(batch).items():
         if value is not None:
-            made = {key: new(one) for key, one in value.items()} if isinstance(value, dict) else new(value)
-            setattr(batch, name, made)
+            setattr(batch, name, each(new, value))

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import came, check_whole, state_array
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
-from ..spec import TransitionSpec
+from ..spec import Field, TransitionSpec
 from ..transitions import BatchMemory, Drawing, LaneView, RecordLayout, address_of
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
@@ -60,9 +60,9 @@ class Prioritized:
 
     def check(self, spec: TransitionSpec) -> None:
         """Raises ValueError: `initial` is not a float32 scalar extra of the spec."""
-        one = spec.extras.get(self.initial) if self.initial is not None else None
-        if self.initial is not None and (one is None or (one.shape, one.dtype, one.every) != ((), "float32", 1)):
-            came = f"{self.initial!r}, which is {one.describe() if one else 'none of them'}"
+        if self.initial is not None and spec.extras.get(self.initial) != Field():
+            extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
+            came = f"{self.initial!r}, which is {extra}"
             raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {came}")
 
 
@@ -207,8 +207,8 @@ class PriorityTree:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        for name, mine in self.state_dict().items():
-            state_array(state, name, mine.shape, mine.dtype)
+        for name, array in self.state_dict().items():
+            state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
                 raise ValueError(

@@ -1,94 +1,20 @@
-"""Samplers: they choose rows, copy them, validate the copies, and draw lapped rows again."""
+"""Samplers: batches drawn from one replay, as fast as its limiter allows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import check_whole, state_array
-from ..errors import MarlcoreError, NotEnoughData
-from ..kernels.rows import HI
-from ..memory import one_thread, sleep_until
-from ..spec import Sequence
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Strategy, Window
-from .gates import SampleGate
-from .prioritized import Prioritized, PriorityTree
-from .uniform import Uniform
+from ..memory import one_thread
+from ..transitions import Batch, LaneView
+from .prioritized import Prioritized
+from .row_source import RowSource, SamplerOptions, SamplerStats
 
-__all__ = ["Sampler", "SamplerOptions", "SamplerStats", "Sequence"]
-
-EQUAL = Prioritized(alpha=0.0)
-
-
-@dataclass
-class SamplerStats:
-    """A sampler's counters.
-
-    Attributes:
-        drawn: rows returned.
-        lapped: rows that a writer overwrote while they were copied; drawn again.
-        redrawn: all repeated draws, of lapped rows and of rows that were not a whole transition.
-        waited: seconds slept for data.
-        ignored: priorities for rows that were overwritten meanwhile, or never drawn.
-    """
-
-    drawn: int = 0
-    lapped: int = 0
-    redrawn: int = 0
-    waited: float = 0.0
-    ignored: int = 0
-
-
-@dataclass(frozen=True)
-class SamplerOptions:
-    """A sampler's options; see `ReplayBuffer.sampler`."""
-
-    batch_size: int
-    window: Window
-    seed: int | None = None
-    min_size: int | None = None
-    prioritized: Prioritized | None = None
-
-    @classmethod
-    def of(
-        cls,
-        batch_size: int,
-        stack: int,
-        n_step: int,
-        gamma: float,
-        seed: int | None,
-        pad: str,
-        min_size: int | None,
-        prioritized: Prioritized | None,
-        sequence: Sequence | None,
-    ) -> SamplerOptions:
-        """Raises TypeError: prioritized or sequence is of another class."""
-        for name, value, kind in (("prioritized", prioritized, Prioritized), ("sequence", sequence, Sequence)):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name}: expected a {kind.__name__} or None, got {value!r}")
-        window = Window(stack, n_step, gamma, pad)
-        if sequence is not None:
-            period = sequence.period or sequence.length - sequence.burn_in
-            window = Window(stack, n_step, gamma, pad, sequence.length, sequence.burn_in, period)
-        return cls(batch_size, window, seed, min_size, prioritized)
-
-    def check(self, lanes: LaneView) -> None:
-        """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
-        check_whole("batch_size", self.batch_size)
-        self.window.check(lanes.spec, lanes.geometry.capacity)
-        self.window.check_periods(lanes.spec, lanes.geometry.capacity)
-        if self.seed is not None:
-            check_whole("seed", self.seed, 0)
-        if self.min_size is not None:
-            check_whole("min_size", self.min_size)
-        if self.prioritized is not None:
-            self.prioritized.check(lanes.spec)
+__all__ = ["Sampler"]
 
 
 class Sampler:
@@ -98,35 +24,20 @@ class Sampler:
     sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
 
     Attributes:
-        stats: rows drawn, lapped and drawn again, and the time waited.
+        source: draws the rows, whatever the limiter says.
     """
 
     def __init__(self, lanes: LaneView, options: SamplerOptions) -> None:
         options.check(lanes)
-        self.stats = SamplerStats()
+        self.source = RowSource(lanes, options)
+        self._name, self._options = lanes.segment.path, options
         self._inside: dict[int, None] = {}  # see guard.py
-        self._gate = SampleGate.of(lanes.segment, lanes.native, lanes.geometry, int(options.batch_size))
-        self._view = lanes
-        self._options = options
-        self._drawing = Drawing(lanes, options.window, int(options.batch_size))
-        prioritized = options.prioritized
-        if prioritized is None and options.window.period > 1:
-            prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
-        self._strategy: Strategy = (
-            PriorityTree(prioritized, lanes, self._drawing) if prioritized else Uniform(self._drawing)
-        )
-        self._enough = False
-        self._alone = True  # whether writers need not wait while this sampler has too few rows
-        self._cleared_at = 0  # the transitions inserted before
-        self._drawing.generator[:] = np.random.SeedSequence(options.seed).generate_state(4, np.uint64)
         self._all_rows = np.arange(int(options.batch_size))
-        self._strategy.prepare(self._memory())  # now instead of in the first sample
 
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
-        able = self._able()
-        return able if self._gate is None else self._gate.can_sample(able)
+        return self.source.can_sample()
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
@@ -143,22 +54,28 @@ class Sampler:
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        memory = self._memory()
-        self._wait_for_limiter(deadline)
-        self._fill(memory, self._all_rows, deadline)
-        self._finish(memory, self._all_rows)
+        source = self.source
+        memory = source.memory()
+        source.wait_for_limiter(deadline)
+        source.fill(memory, self._all_rows, deadline)
+        source.finish(memory, self._all_rows)
         return memory.batch()
 
     def __repr__(self) -> str:
-        return f"<Sampler of {self._view.segment.path} batch_size={self._options.batch_size}>"
+        return f"<Sampler of {self._name} batch_size={self._options.batch_size}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
 
     @property
+    def stats(self) -> SamplerStats:
+        """Rows drawn, lapped and drawn again, and the time waited."""
+        return self.source.stats
+
+    @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
-        return self._gate is not None and self._gate.due
+        return self.source.gate is not None and self.source.gate.due
 
     @property
     def prioritized(self) -> Prioritized | None:
@@ -184,8 +101,8 @@ class Sampler:
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
-        self._view.segment.check_open()
-        self.stats.ignored += self._strategy.update(index, priority)
+        self.source.check_open()
+        self.stats.ignored += self.source.strategy.update(index, priority)
 
     @one_thread
     def clear(self) -> None:
@@ -194,19 +111,12 @@ class Sampler:
         Other samplers are not concerned, and nothing is erased. No draw reaches back across this point either: a stack
         at the first later transition would, so such transitions are not drawn.
         """
-        self._view.segment.check_open()
-        self._drawing.read_windows()
-        self._drawing.set_floor(self._drawing.windows[HI])
-        self._cleared_at = self._view.native.inserted()
-        self._enough = False
+        self.source.clear()
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
-        state = {"generator": self._drawing.generator.copy()} | self._strategy.state_dict()
-        if self._drawing.has_floor:
-            state |= {"floor": self._drawing.floor.copy(), "cleared_at": np.array(self._cleared_at)}
-        return state
+        return self.source.state_dict()
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -215,121 +125,4 @@ class Sampler:
         Raises ValueError: a part is missing, invalid, or of another shape, dtype or sampler; TypeError: the state is
         not a dict. Nothing was changed.
         """
-        generator = state_array(state, "generator", (4,), np.uint64)
-        if not generator.any():
-            raise ValueError("state: expected generator as uint64 (4,), not all zero")
-        floor, cleared_at = np.zeros_like(self._drawing.floor), 0
-        if "floor" in state:
-            floor = state_array(state, "floor", floor.shape, np.int64)
-            cleared_at = int(state_array(state, "cleared_at", (), np.int64))
-            self._drawing.read_windows()
-            if not ((floor >= 0) & (floor <= self._drawing.windows[HI])).all() or cleared_at < 0:
-                raise ValueError("state: expected floor as tickets of this replay, got others")
-        self._strategy.load_state_dict(state)
-        self._drawing.generator[:] = generator
-        self._drawing.set_floor(floor)
-        self._cleared_at, self._enough = cleared_at, False
-
-    def _able(self) -> bool:
-        """Whether it has enough rows to draw, regardless of the limiter."""
-        self._view.segment.check_open()
-        return self._has_enough() and self._strategy.can_draw()
-
-    def _starve(self) -> None:
-        """Tells the limiter that too few rows can be drawn, until `_finish`."""
-        if self._gate is not None:
-            self._gate.starve()
-
-    def _memory(self) -> BatchMemory:
-        """Memory for a batch: that of a batch which its user has released, if there is one."""
-        return self._drawing.memory()
-
-    def _limited(self) -> bool:
-        """Whether the replay's limiter forbids drawing a batch now."""
-        return self._gate is not None and not self._gate.may_sample()
-
-    def _wait_for_limiter(self, deadline: float | None) -> None:
-        """Waits while `_limited`, until `deadline` of time.monotonic(). Raises: as `sample`."""
-        if self._gate is not None:
-            self._view.segment.check_open()
-            self.stats.waited += self._gate.wait(deadline)
-
-    def _fill(self, memory: BatchMemory, rows: NDArray[np.int64], deadline: float | None) -> None:
-        """Draws the given rows of a batch regardless of the limiter; `_finish` counts them.
-
-        Raises: as `sample`.
-        """
-        self._view.segment.check_open()
-        if not self._enough and not self._has_enough():
-            self._wait(self._missing, deadline)
-        lapped_since = None
-        while len(rows):
-            filled, refused = self._strategy.draw(memory, rows)
-            self.stats.redrawn += refused
-            if filled == 0:
-                self._wait(partial(self._none_drawn, memory, rows[:1]), deadline)
-                continue
-            lapped = self._drawing.lapped(filled)
-            if filled == len(rows) and not len(lapped):
-                break
-            self.stats.lapped += len(lapped)
-            self.stats.redrawn += len(lapped)
-            rows = np.concatenate([rows[lapped], rows[filled:]])
-            lapped_since = lapped_since or time.monotonic()
-            if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                path = self._view.segment.path
-                raise MarlcoreError(f"{path}: writers overwrote every draw; use a larger capacity")
-
-    def _finish(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Ends a batch: weighs and counts the rows, perhaps zero, that this sampler drew of it, and advances beta."""
-        self.stats.drawn += len(rows)
-        if self._gate is not None and (len(rows) or not self._alone):
-            self._gate.count(len(rows))
-        self._strategy.weigh(memory, rows)
-
-    def _has_enough(self) -> bool:
-        self._enough = self._missing() == 0
-        return self._enough
-
-    def _missing(self) -> int:
-        """Transitions still to be written before the replay holds enough."""
-        geometry, floor = self._view.geometry, self._drawing.floor.tolist()
-        # Full lanes never hold more, and some of their rows may be boundary rows.
-        committed = map(self._view.native.committed, range(geometry.lanes))
-        room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
-        return min(room, max(0, (self._options.min_size or self._options.batch_size) - self._held))
-
-    @property
-    def _held(self) -> int:
-        """Transitions that the replay holds since `clear`."""
-        held = self._view.transitions
-        return min(held, self._view.native.inserted() - self._cleared_at) if self._drawing.has_floor else held
-
-    def _none_drawn(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
-        filled, refused = self._strategy.draw(memory, rows)
-        self.stats.redrawn += refused
-        return int(filled == 0)
-
-    def _wait(self, missing: Callable[[], int], deadline: float | None) -> None:
-        """Sleeps until `missing` is 0, woken by writers; without a deadline, only checks once more."""
-        if self._alone:
-            self._starve()
-        began = time.monotonic()
-        until = began if deadline is None else deadline
-        found = sleep_until(missing, self._drawing.event, until, self._view.segment.check_open)
-        self.stats.waited += time.monotonic() - began
-        if not found:
-            error = NotEnoughData if deadline is None else TimeoutError
-            raise error(f"{self._view.segment.path}: {self._shortage()}")
-
-    def _shortage(self) -> str:
-        held = self._held
-        needed = self._options.min_size or self._options.batch_size
-        if held < needed:
-            return f"expected at least {needed} transitions, got {held}"
-        window = self._options.window
-        if self._strategy.all_zero:
-            return f"each of the {held} transitions has a priority of 0, and epsilon is 0"
-        if window.length is not None:
-            return f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
-        return f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"
+        self.source.load_state_dict(state)

@@ -40,9 +40,9 @@ class Uniform:
     def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
         """`draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
         d = self._drawing
-        found = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
-        listed = kernels.list_sampleable(d.plan, found)
-        return int(kernels.draw_listed(d.plan, d.columns, memory.address, rows, found, listed)) if listed else 0
+        tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
+        listed = kernels.list_sampleable(d.plan, tickets)
+        return int(kernels.draw_listed(d.plan, d.columns, memory.address, rows, tickets, listed)) if listed else 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
         """The kernels wrote weights of 1."""

@@ -17,6 +17,7 @@ from ..envs.agent_view import LARGEST_REWARD, AgentView, label_of, may_mask, wro
 from ..envs.copy_by_copy import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
+from ..observations import by_name
 from ..spaces import MASK, Spaces
 
 __all__ = ["check_env"]
@@ -324,13 +325,12 @@ class _Several:
 
     def _values(self, who: str, agent: str, copies: Any, values: Any) -> list[NDArray[Any]]:
         obs = self._env.spaces[agent].obs
-        fields = obs if isinstance(obs, dict) else {"": obs}
-        found = values if isinstance(values, Mapping) else {"": values}
+        fields, found = by_name(obs), by_name(values)
         if found.keys() != fields.keys():
             raise EnvironmentFailed(f"{who}: expected the fields {list(fields)}, got {list(found)}")
-        spaces = {part.name if isinstance(obs, dict) else "": part.space for part in self._env.spaces[agent].parts}
+        spaces = {part.name: part.space for part in self._env.spaces[agent].parts}
         for name, field in fields.items():
-            label = f"{who}[{name!r}]" if name else who
+            label = f"{who}[{name!r}]" if isinstance(obs, dict) else who
             _check_array(label, found[name], (len(copies), *field.shape), field.numpy)
             if name in spaces:
                 _check_floats(label, spaces[name], found[name])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
 from ..memory import LaneGeometry
+from ..observations import each, in_form
 from ..spec import Field, TransitionSpec
 from .layout import Place, RecordLayout
 
@@ -124,7 +125,7 @@ class TorchBatch:
 
         def convert(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: convert(one) for name, one in value.items()}
+                return each(convert, value)
             if value is None:
                 return None
             tensor = torch.from_numpy(value)
@@ -181,8 +182,8 @@ class BatchLayout:
         self._lead = (batch,) if length is None else (batch, length)
         self._stack = stack
         self._geometry = geometry
-        self._obs_names = list(spec.obs_fields)
-        self._extra_names = [name for name, one in spec.extras.items() if one.every == 1 or length is not None]
+        self._form, self._obs_names = spec.obs, list(spec.obs_fields)
+        self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
         if spec.next_obs:
             self._next = NO_NEXT
         else:
@@ -212,14 +213,14 @@ class BatchLayout:
         """A batch's fields as arrays of these bytes; see Batch."""
         arrays = self.plan.arrays
         names = ("reward", "discount", "terminated", "truncated", "valid", "weight", "index", "policy_version")
-        found: dict[str, Any] = {name: arrays[name].of(root) for name in names}
-        found["mask"] = arrays["mask"].of(root) if len(self._lead) > 1 else None
-        found["action"] = arrays["action."].of(root)
-        found["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
+        fields: dict[str, Any] = {name: arrays[name].of(root) for name in names}
+        fields["mask"] = arrays["mask"].of(root) if len(self._lead) > 1 else None
+        fields["action"] = arrays["action.action"].of(root)
+        fields["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
         for role in ("obs", "next_obs"):
-            by_name = {name: arrays[f"{role}.{name}"].of(root) for name in self._obs_names}
-            found[role] = by_name[""] if self._obs_names == [""] else by_name
-        return found
+            arrays_by_name = {name: arrays[f"{role}.{name}"].of(root) for name in self._obs_names}
+            fields[role] = in_form(arrays_by_name, self._form)
+        return fields
 
     @staticmethod
     def flatten(fields: dict[str, Any]) -> list[NDArray[Any]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ..checks import came, check_whole
 from ..errors import LayoutMismatch
-from ..interfaces import Gate, VectorGate
-from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
+from ..memory import LaneClaim, LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
+from .gate import Gate, VectorGate
 from .layout import RecordLayout
 from .vector_writer import VectorWriter
 from .writer import Writer
@@ -95,11 +96,11 @@ class TransitionLanes(Shared):
         """
         if spec is not None and not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: expected a TransitionSpec or None, got {spec!r}")
-        found = super().attach(handle)
-        if spec is not None and spec != found.spec:
-            found.close()
-            raise LayoutMismatch(f"{found._segment.path}: {spec_difference(found.spec, spec)}")
-        return found
+        attached = super().attach(handle)
+        if spec is not None and spec != attached.spec:
+            attached.close()
+            raise LayoutMismatch(f"{attached._segment.path}: {spec_difference(attached.spec, spec)}")
+        return attached
 
     def close(self) -> None:
         """Closes its writers and releases the memory; a segment in /dev/shm disappears when its creator closes it."""
@@ -133,15 +134,12 @@ class TransitionLanes(Shared):
         self._check_writing(timeout)
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        claimed = claim(self._segment, self._lanes, int(lane), shared)
-        try:
-            gate = self._gate(int(lane))
-            writer = Writer(self._lanes, int(lane), self._layout, self.spec, claimed, shared, timeout, gate)
+        lane = int(lane)
+        with _released_on_error(claim(self._segment, self._lanes, lane, shared)) as claimed:
+            gate = self._gate(lane)
+            writer = Writer(self._lanes, lane, self._layout, self.spec, claimed, shared, timeout, gate)
             self._writers.add(writer)
             return writer
-        except BaseException:
-            claimed.release()
-            raise
 
     def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
         self._check_writing(timeout)
@@ -149,15 +147,11 @@ class TransitionLanes(Shared):
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
             raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {came(lanes)}")
         numbers = [int(lane) for lane in numbers]
-        claimed = claim_all(self._segment, self._lanes, numbers)
-        try:
+        with _released_on_error(claim_all(self._segment, self._lanes, numbers)) as claimed:
             gate = self._vector_gate(numbers)
             writer = VectorWriter(self._lanes, numbers, self._layout, self.spec, claimed, timeout, gate)
             self._writers.add(writer)
             return writer
-        except BaseException:
-            claimed.release()
-            raise
 
     def _has_lane(self, lane: object) -> bool:
         return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)
@@ -167,6 +161,15 @@ class TransitionLanes(Shared):
         self._segment.check_open()
         if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
             raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
+
+
+@contextmanager
+def _released_on_error(claimed: LaneClaim) -> Iterator[LaneClaim]:
+    try:
+        yield claimed
+    except BaseException:
+        claimed.release()
+        raise
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:

@@ -24,7 +24,7 @@ INLINE_BYTES = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` distinguishes fields of a role."""
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is its field's."""
 
     number: int  # index in the layout's places
     role: str
@@ -32,13 +32,6 @@ class Place:
     field: Field
     column: int
     offset: int
-
-    @property
-    def label(self) -> str:
-        """The field's name in error messages."""
-        if self.role in ("obs", "next_obs") and self.name:
-            return f"{self.role}[{self.name!r}]"
-        return self.name or self.role
 
     def views(self, records: NDArray[np.uint8]) -> NDArray[Any]:
         """The field in each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
@@ -70,7 +63,7 @@ class RecordLayout:
         fields = [("obs", name, field) for name, field in obs]
         if spec.next_obs:
             fields += [("next_obs", name, field) for name, field in obs]
-        fields += [("action", "", spec.action)]
+        fields += [("action", "action", spec.action)]
         fields += [("extra", name, field) for name, field in extras]
         inline = [entry for entry in fields if _is_inline(entry[2])]
         offsets, end = _pack([field for _, _, field in inline])

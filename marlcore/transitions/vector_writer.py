@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import as_field, came, rows_of
-from ..interfaces import VectorGate
+from ..checks import as_field, came
 from ..memory import LaneClaim, NativeLanes, NativeVector, invalidate_after_fork, one_thread
 from ..spec import Field, TransitionSpec
-from .layout import Place, RecordLayout
-from .row_staging import RowStaging, Slots
-from .staging import Put
-from .writing_end import WritingEnd
+from .gate import VectorGate
+from .layout import RecordLayout
+from .staging import VectorStaging
+from .writer_base import WriterBase
 
 __all__ = ["VectorWriter"]
 
 Ints = NDArray[np.int64]
 
 
-class VectorWriter(WritingEnd):
+class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by the `vector_writer` of a replay or queue.
 
     For vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
@@ -57,7 +56,7 @@ class VectorWriter(WritingEnd):
         # By lane + 1: the index of the lane's writer; -1 for the others, and at both ends for all beyond.
         self._places = np.full(max(self.lanes) + 3, -1)
         self._places[np.add(self.lanes, 1)] = np.arange(len(self.lanes))
-        self._stagings: dict[int, _VectorStaging] = {}  # by the number of rows
+        self._stagings: dict[int, VectorStaging] = {}  # by the number of rows
         self._every_lane = self._new_staging(len(self.lanes))
         self._every_lane.which[:] = np.arange(len(self.lanes))
         invalidate_after_fork(self)
@@ -117,7 +116,7 @@ class VectorWriter(WritingEnd):
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
-        which = self._places.take(_numbers(lanes) + 1, mode="clip")
+        which = self._indices(_numbers(lanes))
         if (which < 0).any():
             raise self._lanes_error(lanes)
         self._native.new_episode(which.tolist())
@@ -125,10 +124,10 @@ class VectorWriter(WritingEnd):
     def __repr__(self) -> str:
         return f"<VectorWriter of {len(self.lanes)} lanes>"
 
-    def _new_staging(self, rows: int) -> _VectorStaging:
-        return _VectorStaging(self._native, self._spec, self._layout, self._records[: 2 * rows])
+    def _new_staging(self, rows: int) -> VectorStaging:
+        return VectorStaging(self._native, self._spec, self._layout, self._records[: 2 * rows])
 
-    def _staging_of(self, lanes: ArrayLike) -> _VectorStaging:
+    def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
         """Staging for these lanes, kept for the next rows of the same number. The C core refuses the index -1."""
         numbers = _numbers(lanes)
         rows = len(numbers)
@@ -137,11 +136,14 @@ class VectorWriter(WritingEnd):
             if not 1 <= rows <= len(self.lanes):
                 raise self._lanes_error(lanes)
             staging = self._stagings[rows] = self._new_staging(rows)
-        np.add(numbers, 1, out=staging.places)
-        self._places.take(staging.places, out=staging.which, mode="clip")
+        staging.which[:] = self._indices(numbers)
         return staging
 
-    def _pass(self, gate: VectorGate, staging: _VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
+    def _indices(self, numbers: Ints) -> Ints:
+        """The indices of these lanes' writers; -1 for a lane that has none here."""
+        return self._places.take(numbers + 1, mode="clip")
+
+    def _pass(self, gate: VectorGate, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
         """Waits until the rows may be added, and marks those to leave out."""
         self._check(staging.check(finals), lanes)
         boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
@@ -150,7 +152,7 @@ class VectorWriter(WritingEnd):
     def _check(self, code: int, lanes: ArrayLike | None) -> None:
         """Raises the error of a negative code."""
         if code == -errno.EINVAL and lanes is not None:
-            which = self._places.take(_numbers(lanes) + 1, mode="clip")
+            which = self._indices(_numbers(lanes))
             if (which < 0).any() or len(set(which.tolist())) < len(which):
                 raise self._lanes_error(lanes)
         if code:
@@ -158,57 +160,6 @@ class VectorWriter(WritingEnd):
 
     def _lanes_error(self, lanes: ArrayLike) -> ValueError:
         return ValueError(f"lanes: expected different lanes of {came(self.lanes)}, got {came(lanes)}")
-
-
-class _VectorStaging:
-    """Rows of different lanes; record 2 i is row i's, record 2 i + 1 its boundary row's.
-
-    Attributes:
-        rows: their number, k.
-        put, append, check: as in RowStaging and AddVector.
-        places, which: int64 [k], for the lanes: see VectorWriter.
-        left_out: bool [k], rows that a queue has no room for.
-        tickets: int64 [k], filled by `append`.
-    """
-
-    def __init__(
-        self, native: NativeVector, spec: TransitionSpec, layout: RecordLayout, records: NDArray[np.uint8]
-    ) -> None:
-        self.rows = rows = len(records) // 2
-        self.places, self.which, self.tickets = (np.zeros(rows, np.int64) for _ in range(3))
-        self._ends = np.zeros((3, rows), np.bool_)
-        self.left_out = self._ends[2]
-        self._frames: list[Any] = []  # lent to the C core for one call
-        self._finals = Slots(rows, slice(1, None, 2))
-        every = Slots(rows, slice(None))
-        staging = RowStaging(
-            spec, layout, records, Slots(rows, slice(0, None, 2)), self._finals, self._ends, every,
-            self._column_put(native),
-        )  # fmt: skip
-        self.put = staging.put
-        self.append = native.rows_adder(self.which, self._ends.view(np.uint8), self.tickets)
-        self.check = self.append.check
-
-    def ended(self) -> NDArray[np.bool_]:
-        """Which rows ended their episode, bool [k]."""
-        ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]
-        return ended
-
-    def release_frames(self) -> None:
-        """Releases the caller's arrays."""
-        self._frames.clear()
-
-    def _column_put(self, native: NativeVector) -> Callable[[Place, str, Slots], Put]:
-        frames, finals = self._frames, self._finals
-
-        def column_put(place: Place, label: str, slots: Slots) -> Put:
-            def put(value: Any) -> None:
-                rows = np.ascontiguousarray(rows_of(label, place.field, value, slots.count))
-                frames.append(native.set_frame(place.column, rows, slots is finals))
-
-            return put
-
-        return column_put
 
 
 def _numbers(lanes: ArrayLike) -> Ints:

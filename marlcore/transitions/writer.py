@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from ..checks import as_field, came, rows_of
 from ..errors import TimedOut
-from ..interfaces import Gate
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -30,17 +29,18 @@ from ..memory import (
     refuse_second,
 )
 from ..spec import Field, TransitionSpec
-from .batch_staging import BatchStaging
+from .gate import Gate
 from .layout import REWARD_OFFSET, Place, RecordLayout
-from .staging import Put, put_all, put_of_observation, setter
-from .writing_end import WritingEnd
+from .setters import FieldSetters, Put, put_all, setter
+from .staging import BatchStaging
+from .writer_base import WriterBase
 
 __all__ = ["Writer"]
 
 _FLAG = Field((), "bool")
 
 
-class Writer(WritingEnd):
+class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
     Any thread may use it, but only one at a time: a second thread that adds meanwhile gets UsedByTwoThreads. Any thread
@@ -72,22 +72,19 @@ class Writer(WritingEnd):
         self._gate = gate
         self._layout = layout
         self._spec = spec
-        self._records = np.zeros((2, layout.record_bytes), np.uint8)
+        self._records = np.zeros((2, layout.record_bytes), np.uint8)  # the transition's and the boundary row's
         self._slice_s = WAIT_SLICE_S if timeout is None else min(timeout, WAIT_SLICE_S)
         lock = (claim.fd, add_lock(lanes.count, lane), self._slice_s) if shared else None
         super().__init__(claim, NativeWriter(lanes, lane, self._records, lock), timeout)
         self._keep: dict[tuple[int, bool], Any] = {}  # frames lent to the C core for the next row
         self._add_row = self._native.add_row
         self._raw = self._native.raw
-        self._put_obs = self._put_many("obs", 0, "obs")
-        self._put_final = self._put_many("obs", 1, "final_obs")
         self._reward = self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4].data.cast("f")
-        self._put_action = self._put(layout.of_role("action")[0], 0)
-        self._extras = {place.name: self._put(place, 0) for place in layout.of_role("extra")}
+        fields = FieldSetters(spec, layout, self._setter)
+        self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
+        self._extras = fields.extras
         self._staging: BatchStaging | None = None
         self._spare_rows = 0 if gate is None else gate.spare_rows
-        if spec.next_obs:
-            self._extras["next_obs"] = self._put_many("next_obs", 0, "next_obs")
         invalidate_after_fork(self)
 
     def add(
@@ -241,30 +238,14 @@ class Writer(WritingEnd):
         self._put_final(final_obs)
         return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0) | BOUNDARY
 
-    def _put_many(self, role: str, record: int, label: str) -> Put:
-        """A callable that stages an observation."""
-        places = self._layout.of_role(role)
-        return put_of_observation(label, self._spec, places, lambda place, one: self._put(place, record, one))
-
-    def _put(self, place: Place, record: int, label: str | None = None) -> Put:
-        """A callable that checks one value and stages it, as cheaply as its kind allows."""
-        label = label or place.label
-        if place.column:
-            return self._frame_put(place, record, label)
-        view = place.views(self._records)[record : record + 1]
-        return setter(label, place.field, view)
-
-    def _frame_put(self, place: Place, record: int, label: str) -> Put:
-        """`_put` of a large field: not staged, since the C core copies it from the caller's array into the lane."""
+    def _setter(self, place: Place, label: str, final: bool) -> Put:
+        """A callable that checks one value and stages it; a large one is lent to the C core, which copies it."""
+        if not place.column:
+            return setter(label, place.field, place.views(self._records)[final : final + 1])
         field, dtype, shape = place.field, place.field.numpy, place.field.shape
+        set_frame, keep, key = self._native.set_frame, self._keep, (place.column, final)
         if place.role != "obs":  # the core copies every column of a boundary row too
-            self._keep[place.column, True] = self._native.set_frame(place.column, np.zeros(shape, dtype), True)
-        set_frame, keep, key, final = (
-            self._native.set_frame,
-            self._keep,
-            (place.column, bool(record)),
-            bool(record),
-        )
+            keep[place.column, True] = set_frame(place.column, np.zeros(shape, dtype), True)
 
         def put(value: Any) -> None:
             if not (

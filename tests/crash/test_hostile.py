@@ -50,10 +50,11 @@ from marlcore import (
     TransitionSpec,
 )
 from marlcore.memory.shared_object import Shared
+from marlcore.observations import in_form
 from marlcore.processes.control import READY, STEPS, Control
 from marlcore.processes.telemetry import Metric, Telemetry
 from marlcore.queue import reader as reader_module
-from marlcore.replay import sampler as sampler_module
+from marlcore.replay import row_source as source_module
 
 SEED = 20_240_101
 PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
@@ -73,7 +74,7 @@ def row_of(spec: TransitionSpec) -> dict[str, Any]:
     fields = {"action": spec.action, **spec.extras}
     row: dict[str, Any] = {name: np.ones(one.shape, one.dtype) for name, one in fields.items()}
     obs = {name: np.ones(one.shape, one.dtype) for name, one in spec.obs_fields.items()}
-    row["obs"] = obs.get("", obs)
+    row["obs"] = in_form(obs, spec.obs)
     return row | {"reward": 1.0} | ({"next_obs": row["obs"]} if spec.next_obs else {})
 
 
@@ -390,7 +391,7 @@ def use(name: str, call: Use, tally: Counter[str]) -> None:
 
 def begin(name: str, folder: Path) -> Case:
     """The case, with every kernel compiled before anything is changed."""
-    sampler_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
+    source_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
     case = CASES[name](folder)
     case.open()
     for use_name, call in case.uses().items():

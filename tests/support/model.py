@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.observations import by_name, in_form
 
 
 @dataclass
@@ -185,7 +186,7 @@ class Model:
         assert batch.valid[at].tolist() == [place - back >= 0 for back in reversed(range(stack))]
         after = place + len(window)
         for name in self.spec.obs_fields:
-            frames = [frame[name] if name else frame for frame in episode.frames()]
+            frames = [part(frame, name) for frame in episode.frames()]
             same(part(batch.obs, name)[at], stacked(frames, place, stack, pad))
             if self.spec.next_obs:
                 same(part(batch.next_obs, name)[at], part(row.extras["next_obs"], name))
@@ -238,7 +239,7 @@ class Priorities:
         self.drawn.update(indices)
         masses = np.array([self.masses[index] for index in indices])
         np.testing.assert_allclose(batch.weight, (masses.min() / masses) ** beta, rtol=1e-6)
-        assert np.isclose(sampler._strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
+        assert np.isclose(sampler.source.strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
         assert sampler.stats.ignored == self.ignored
 
     def check_masses(self, sampler: Any) -> None:
@@ -320,7 +321,7 @@ class InOrder:
 
 
 def part(value, name):
-    return value[name] if name else value
+    return by_name(value)[name]
 
 
 def stacked(frames, place, stack, pad):
@@ -387,7 +388,7 @@ def random_value(rng: np.random.Generator, one: Field) -> np.ndarray:
 
 def random_obs(rng, spec):
     values = {name: random_value(rng, one) for name, one in spec.obs_fields.items()}
-    return values if isinstance(spec.obs, dict) else values[""]
+    return in_form(values, spec.obs)
 
 
 def random_row(spec: TransitionSpec, rng: np.random.Generator, end: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from random_play import plain, sample
 from seams import without_limits
 
 import marlcore as mc
+from marlcore.observations import by_name
 
 _numbers = itertools.count()
 
@@ -288,9 +289,8 @@ class MeanReward:
     def update(self, batch: Any) -> mc.Update:
         assert batch.action.shape[1:] == self.spaces.action.shape
         for values in (batch.obs, batch.next_obs):
-            fields = self.spaces.obs if isinstance(values, dict) else {"": self.spaces.obs}
-            arrays = values if isinstance(values, dict) else {"": values}
-            for name, field in fields.items():
+            arrays = by_name(values)
+            for name, field in by_name(self.spaces.obs).items():
                 assert tuple(arrays[name].shape[1:]) == field.shape, name
         loss = (batch.reward.mean() - self.model.bias.detach()).abs().mean()
         with torch.no_grad():

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces as gym
 
 from marlcore.interfaces import Algorithm
+from marlcore.observations import by_name, in_form
 from marlcore.spaces import MASK, Spaces
 
 
@@ -30,13 +31,12 @@ def continuous_spaces(action: gym.Box | None = None, **options: Any) -> Spaces:
 def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
     """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
     lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
-    fields = spaces.obs if isinstance(spaces.obs, dict) else {"": spaces.obs}
     found = {}
-    for name, field in fields.items():
+    for name, field in by_name(spaces.obs).items():
         shape = (*lead, *field.shape)
         array = rng.random(shape) < 0.6 if name == MASK else rng.normal(size=shape)
         found[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
-    return found if isinstance(spaces.obs, dict) else found[""]
+    return in_form(found, spaces.obs)
 
 
 def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ...checks import absolute, as_field, came
 from ...envs.agent_view import AgentView
 from ...errors import TimedOut
 from ...interfaces import Algorithm
-from ...observations import ALONE, Values
+from ...observations import ALONE, Values, by_name, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
@@ -111,12 +111,9 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
     joint = next((part for part in spaces.parts if part.name == JOINT), None)
     if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
         obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
-    values = spaces.values(obs, mask)
-    if isinstance(values, dict):
-        assert isinstance(spaces.obs, Mapping)
-        return {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
-    assert not isinstance(spaces.obs, Mapping)
-    return as_field("obs", spaces.obs, values)[None]
+    label = "" if isinstance(spaces.obs, Mapping) else "obs"
+    values, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
+    return in_form({name: as_field(label or name, fields[name], values[name])[None] for name in values}, spaces.obs)
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ class Stack:
 
     def push(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Values:
         """The stacks [k, stack, ...] that end with these observations [k, ...]."""
-        stacks: Values = each(lambda frames, newest: self._pushed(frames, newest, at, begins), self._frames, obs)
-        return stacks
 
-    def _pushed(self, frames: NDArray[Any], obs: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        stacks: NDArray[Any] = frames[at]
-        stacks[:, :-1] = stacks[:, 1:]
-        stacks[:, -1] = obs
-        if begins.any():
-            stacks[begins, :-1] = obs[begins, None] if self._pad == "repeat" else 0
-        if not isinstance(at, slice):
-            frames[at] = stacks
+        def pushed(frames: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+            stacks: NDArray[Any] = frames[at]
+            stacks[:, :-1] = stacks[:, 1:]
+            stacks[:, -1] = new
+            if begins.any():
+                stacks[begins, :-1] = new[begins, None] if self._pad == "repeat" else 0
+            if not isinstance(at, slice):
+                frames[at] = stacks
+            return stacks
+
+        stacks: Values = each(pushed, self._frames, obs)
         return stacks

@@ -6,7 +6,8 @@ import torch
 from gymnasium import spaces as gym
 
 from marlcore.algos import MAPPO
-from marlcore.spaces import ALONE, JOINT, Spaces
+from marlcore.observations import ALONE
+from marlcore.spaces import JOINT, Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

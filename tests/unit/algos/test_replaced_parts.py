@@ -17,7 +17,8 @@ from windows import made_windows
 import marlcore as mc
 from marlcore.algos.box import BoxActions
 from marlcore.algos.network import Network
-from marlcore.spaces import ALONE, JOINT, Spaces
+from marlcore.observations import ALONE
+from marlcore.spaces import JOINT, Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

@@ -274,7 +274,7 @@ SEVERAL = {
     "rows": r"turn of agent_1: obs: expected float32 \(3, 5, 5, 5\), got array",
     "kind": r"turn of agent_1: obs: expected float32 \(3, 5, 5, 5\), got array",
     "infinite": "turn of agent_1: obs: expected finite numbers, got inf in",
-    "fields": r"turn of agent_1: obs: expected the fields \[''\], got \['place'\]",
+    "fields": r"turn of agent_1: obs: expected the fields \['observation'\], got \['place'\]",
     "begins": "turn of agent_0: copy 0: expected begins to be True in an episode's first turn",
 }
 

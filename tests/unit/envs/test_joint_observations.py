@@ -11,7 +11,8 @@ from gymnasium import spaces as gym
 
 from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.joint import JointEnvironment, JointObservations
-from marlcore.spaces import ALONE, JOINT, MASK
+from marlcore.observations import ALONE
+from marlcore.spaces import JOINT, MASK
 
 OWN = gym.Box(-9, 9, (2,), np.float32)
 

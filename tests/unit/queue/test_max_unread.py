@@ -105,13 +105,6 @@ def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):
             assert fill(writer) == 2
 
 
-def test_a_limit_needs_writers_that_wait():
-    with pytest.raises(ValueError, match=r"max_unread: expected None with when_full='drop_oldest', got 8"):
-        TrajectoryQueue.create(SPEC, 64, when_full="drop_oldest", max_unread=8)
-    with pytest.raises(ValueError, match=r"max_unread: expected .* got 0"):
-        TrajectoryQueue.create(SPEC, 64, max_unread=0)
-
-
 def test_a_row_continues_where_the_next_is_its_successor():
     """Not at an episode's end, at the seam of another writer, or where the next row is of another lane."""
     with TrajectoryQueue.create(SPEC, 64 * LANES, LANES) as queue, queue.vector_writer() as writer:

@@ -11,7 +11,6 @@ from meanwhile import soon
 
 from marlcore import (
     Field,
-    LayoutMismatch,
     MarlcoreError,
     Mixture,
     NotEnoughData,
@@ -184,7 +183,7 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
 
         before = [sampler.state_dict().get("batches") for sampler in mixture.samplers]
         with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1], "_fill", fails)
+            patch.setattr(mixture.samplers[1].source, "fill", fails)
             mixture.sample()
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
         assert Mapped(replay).sampled == 0
@@ -292,44 +291,6 @@ def test_sequences_are_mixed_too_and_one_seed_gives_one_result(replays):
         assert (first.action[real] // 10_000 == np.repeat(first.source, 6).reshape(16, 6)[real]).all()
         assert first.index.tolist() == second.index.tolist()
         assert first.action.tolist() == second.action.tolist()
-
-
-@pytest.mark.parametrize(
-    ("fractions", "error", "message"),
-    [
-        ([0.5, 0.6], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
-        ([1.5, -0.5], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
-        ([np.nan, 1.0], ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got"),
-        ([1.0], ValueError, "fractions: expected one for each of 2 replays, at least one, got"),
-        ([0.5, "x"], TypeError, "fractions: expected numbers, got"),
-    ],
-)
-def test_fractions_that_cannot_be_are_refused(replays, fractions, error, message):
-    with pytest.raises(error, match=message):
-        Mixture(replays[:2], fractions, 8)
-
-
-def test_other_arguments_that_cannot_be_are_refused(replays):
-    with pytest.raises(ValueError, match=r"^batch_size: expected an integer of at least 1, got 0"):
-        Mixture(replays, [0.5, 0.25, 0.25], 0)
-    with pytest.raises(ValueError, match=r"^prioritized: expected one for each of 3 replays, got 2"):
-        Mixture(replays, [0.5, 0.25, 0.25], 8, prioritized=[None, None])
-    with pytest.raises(ValueError, match=r"^fractions: expected one for each of 0 replays, at least one, got \[\]"):
-        Mixture([], [], 8)
-    with (
-        ReplayBuffer.create(TransitionSpec(Field((3,)), Field((), "int64")), 100) as other,
-        pytest.raises(LayoutMismatch, match=r"^replays\[1\]: spec obs: expected float32 \(2,\), got float32 \(3,\)$"),
-    ):
-        Mixture([replays[0], other], [0.5, 0.5], 8)
-    with pytest.raises(ValueError, match=r"^min_size: expected an integer of at least 1, got None"):
-        Mixture(replays[:1], [1.0], 8, min_size=None)
-
-
-def test_what_is_no_list_of_replays_is_named(replays):
-    with pytest.raises(TypeError, match=r"^replays: expected a list of ReplayBuffers, got <ReplayBuffer .*>$"):
-        Mixture(replays[0], [1.0], 8)
-    with pytest.raises(TypeError, match=r"^replays\[1\]: expected a ReplayBuffer, got <.*Sampler .*>$"):
-        Mixture([replays[0], replays[1].sampler(8)], [0.5, 0.5], 8)
 
 
 def test_stats_are_those_of_each_replays_sampler(replays):

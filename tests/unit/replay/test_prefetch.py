@@ -223,28 +223,6 @@ def test_a_forked_child_is_told_and_does_not_hang(filled):
         pickle.dumps(batches)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("depth", [0, True, 1.5])
-def test_a_bad_depth_is_refused(replay, depth):
-    with pytest.raises(ValueError, match="depth: expected an integer of at least 1"):
-        Prefetch(replay.sampler(8), depth=depth)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("device", ["meta", "foo", None])
-def test_a_device_of_another_kind_is_refused(replay, device):
-    with pytest.raises(ValueError, match=f"^device: expected a cpu or a cuda device, got {device!r}$"):
-        Prefetch(replay.sampler(8), device=device)
-    assert not threads()
-
-
-@pytest.mark.long
-def test_what_is_no_sampler_is_refused(replay):
-    with pytest.raises(TypeError, match=r"^sampler: expected one, such as replay\.sampler.* got <ReplayBuffer .*>$"):
-        Prefetch(replay)
-    assert not threads()
-
-
 def test_what_the_sampler_cannot_do_is_named(filled):
     with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
         filled.save("unused", batches)

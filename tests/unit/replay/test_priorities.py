@@ -335,51 +335,13 @@ def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
         sampler.update_priorities(drawn, priorities)
         assert (sampler.state_dict()["masses"][drawn] == priorities).all()
         assert sampler.stats.ignored == 0
-        assert sampler._strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
+        assert sampler.source.strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
 
 
 def test_a_sampler_that_draws_uniformly_takes_no_priorities(replay):
     sampler = replay.sampler(8)
     with pytest.raises(TypeError, match="expected a sampler with prioritized"):
         sampler.update_priorities(sampler.sample().index, np.ones(8))
-
-
-# ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": -0.1}, "alpha: expected a number of at least 0, got -0.1"),
-        ({"alpha": np.nan}, "alpha: expected a number of at least 0, got nan"),
-        ({"alpha": np.inf}, "alpha: expected a finite number, got inf"),
-        ({"beta": -0.1}, "beta: expected a number from 0 to 1, got -0.1"),
-        ({"beta": 1.5}, "beta: expected a number from 0 to 1, got 1.5"),
-        ({"beta": "1"}, "beta: expected a number from 0 to 1, got '1'"),
-        ({"epsilon": -1e-9}, "epsilon: expected a number of at least 0, got -1e-09"),
-        ({"epsilon": True}, "epsilon: expected a number of at least 0, got True"),
-        ({"beta_steps": 0}, "beta_steps: expected an integer of at least 1, got 0"),
-        ({"beta_steps": 1.5}, "beta_steps: expected an integer of at least 1, got 1.5"),
-    ],
-)
-def test_priorities_that_cannot_be_are_refused(options, message):
-    with refused(ValueError, message):
-        Prioritized(**options)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("extras", "came"),
-    [
-        ({}, "'p', which is none of them"),
-        ({"p": Field((), "float64")}, "'p', which is float64 ()"),
-        ({"p": Field((1,))}, "'p', which is float32 (1,)"),
-    ],
-)
-def test_an_extra_that_holds_no_priority_is_refused(extras, came):
-    message = f"prioritized.initial: expected the name of a float32 () extra, got {came}"
-    with ReplayBuffer.create(TransitionSpec(Field(), Field(), extras), 20) as replay, refused(ValueError, message):
-        replay.sampler(4, prioritized=Prioritized(initial="p"))
 
 
 # ---- states ----

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from model import Model, add_batch, random_row
-from refusals import refused
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.rows import TICKET
@@ -132,22 +131,6 @@ def test_a_short_episode_is_trained_on_from_its_first_row():
     with ReplayBuffer.create(SCALAR, 40) as replay:
         one_episode(replay, 2, terminated=True)
         assert starts(replay, Sequence(6, 4)) == [0]
-
-
-def test_a_lane_too_short_for_a_sequence_is_refused():
-    with (
-        ReplayBuffer.create(SCALAR, 14) as replay,
-        pytest.raises(
-            ValueError, match=r"sequence: expected a lane of at least 15 rows, .* whole window of 8 transitions"
-        ),
-    ):
-        replay.sampler(4, sequence=Sequence(8, 2), n_step=2, min_size=1)
-    with ReplayBuffer.create(SCALAR, 15) as replay:
-        sampler = replay.sampler(4, sequence=Sequence(8, 2), n_step=2, min_size=1)
-        with replay.writer() as writer:
-            for ticket in range(200):
-                writer.add(float(ticket), ticket, 1.0)
-                assert sampler.can_sample() or ticket < 9
 
 
 def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
@@ -296,48 +279,6 @@ def test_batches_of_states_are_tensors_too():
         assert tensors.extras["h"].shape == (4, 2)
         assert tensors.mask.shape == tensors.reward.shape == (4, 4)
         assert (tensors.mask.numpy() == batch.mask).all()
-
-
-# ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0,), "sequence.length: expected an integer of at least 1, got 0"),
-        ((4, -1), "sequence.burn_in: expected an integer of at least 0, got -1"),
-        ((4, 4), "sequence.burn_in: expected less than the length 4, got 4"),
-        ((4, 9), "sequence.burn_in: expected less than the length 4, got 9"),
-        ((4, 0, 0), "sequence.period: expected an integer of at least 1, got 0"),
-        ((4, 0, 2.0), "sequence.period: expected an integer of at least 1, got 2.0"),
-        ((True,), "sequence.length: expected an integer of at least 1, got True"),
-    ],
-)
-def test_a_sequence_that_cannot_be_is_refused(arguments, message):
-    with refused(ValueError, message):
-        Sequence(*arguments)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("spec", "options", "error", "message"),
-    [
-        (SCALAR, {"sequence": Sequence(12)}, ValueError,
-         "stack + n_step + sequence.length - 1: expected at most the 12 rows of a lane, got 1 + 1 + 11"),
-        (SCALAR, {"sequence": Sequence(8), "stack": 3, "n_step": 3}, ValueError,
-         "stack + n_step + sequence.length - 1: expected at most the 12 rows of a lane, got 3 + 3 + 7"),
-        (STATE, {"sequence": Sequence(6)}, ValueError,
-         "sequence.period: expected a multiple of the 4 rows from one stored state to the next, got 6"),
-        (STATE, {"sequence": Sequence(8, 0, 2)}, ValueError,
-         "sequence.period: expected a multiple of the 4 rows from one stored state to the next, got 2"),
-        (TransitionSpec(Field(), Field(), next_obs=True), {"sequence": Sequence(2)}, ValueError,
-         "sequence: expected None, since rows of a spec with next_obs do not follow one another"),
-        (SCALAR, {"sequence": 5}, TypeError, "sequence: expected a Sequence or None, got 5"),
-    ],
-)  # fmt: skip
-def test_a_sampler_of_sequences_that_cannot_be_is_refused(spec, options, error, message):
-    with ReplayBuffer.create(spec, 12) as replay, refused(error, message):
-        replay.sampler(4, **options)
 
 
 def test_a_sequence_that_just_fits_a_lane_is_drawn():

@@ -101,19 +101,6 @@ def test_rows_of_a_shared_lane_all_begin_an_episode():
             assert record[4:6].view(np.uint16)[0] == 0
 
 
-def test_shared_lanes_need_next_obs():
-    with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
-        with pytest.raises(ValueError, match=r"^shared: expected False.*next_obs=True"):
-            replay.writer(shared=True)
-        replay.writer().close()
-
-
-@pytest.mark.parametrize("timeout", [-1, "1", float("nan")])
-def test_a_timeout_is_not_negative(timeout):
-    with make(SMALL) as replay, pytest.raises(ValueError, match=r"^timeout: expected seconds of at least 0 or None"):
-        replay.writer(shared=True, timeout=timeout)
-
-
 def test_a_lane_is_shared_by_all_its_writers_or_has_one():
     with make(SMALL) as replay:
         with replay.writer() as alone:
@@ -347,7 +334,7 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
 
     with make(SMALL) as replay, replay.writer(shared=True, timeout=5.0) as writer:
         monkeypatch.setattr("marlcore.transitions.writer.time", clock)
-        monkeypatch.setattr("marlcore.transitions.batch_staging.BatchStaging.append", busy)
+        monkeypatch.setattr("marlcore.transitions.staging.BatchStaging.append", busy)
         monkeypatch.setattr(writer, "_add_row", busy)
         monkeypatch.setattr(writer, "_gate", Gate())
         with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):

@@ -136,55 +136,6 @@ def test_large_arrays_are_lent_and_given_back():
 # ---- what is refused ----
 
 
-HALF_DONE = np.array([False, True, False])
-BAD = [
-    ({"reward": [0.0, np.nan, 0.0]}, ValueError, "reward: expected a finite number, got NaN or infinity"),
-    ({"reward": np.zeros(2)}, ValueError, "reward: expected float32 (3,), got shape (2,)"),
-    ({"reward": 0.0}, ValueError, "reward: expected float32 (3,), got shape ()"),
-    ({"reward": ["a"] * 3}, TypeError, "reward: expected float32 (3,), got dtype <U1"),
-    ({"obs": np.zeros((3, 5))}, ValueError, "obs: expected float32 (3, 4), got shape (3, 5)"),
-    ({"obs": np.full((3, 4), 1e39)}, ValueError, "obs: expected values in float32's range, got 1e+39"),
-    ({"obs": None}, ValueError, "obs: expected float32 (3, 4), got shape ()"),
-    ({"action": [0.5, 0, 0]}, TypeError, "action: expected int64 (3,), got dtype float64"),
-    ({"terminated": [0, 0, 1]}, TypeError, "terminated: expected bool (3,), got dtype int64"),
-    ({"terminated": HALF_DONE, "truncated": True}, ValueError, "truncated: expected bool (3,), got shape ()"),
-    ({"truncated": HALF_DONE}, ValueError, "final_obs: expected one observation for each truncated row, got None"),
-    (
-        {"truncated": HALF_DONE, "final_obs": np.zeros((1, 4))},
-        ValueError,
-        "final_obs: expected float32 (3, 4), got shape (1, 4)",
-    ),
-    ({"log_prob": np.zeros(3)}, ValueError, "extras: expected the fields [], got ['log_prob']"),
-    ({"lanes": [0, 1, 3]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 3]"),
-    ({"lanes": [0, 1, -1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, -1]"),
-    ({"lanes": [0, 1, 2**63 - 1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 92"),
-    ({"lanes": [2**63]}, ValueError, "lanes: expected values in int64's range"),
-    ({"lanes": [0, 1, 1]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 1]"),
-    ({"lanes": [0, 1, 2, 0]}, ValueError, "lanes: expected different lanes of (0, 1, 2), got [0, 1, 2, 0]"),
-    ({"lanes": []}, ValueError, "lanes: expected int64 (1,), got shape (0,)"),
-    ({"lanes": np.array([], int)}, ValueError, "lanes: expected different lanes of (0, 1, 2), got array([]"),
-    ({"lanes": 1}, ValueError, "lanes: expected int64 (1,), got shape ()"),
-    ({"lanes": [0.0, 1.0, 2.0]}, TypeError, "lanes: expected int64 (3,), got dtype float64"),
-    ({"lanes": [True, True, False]}, TypeError, "lanes: expected lane numbers, got the mask [True, True, False]"),
-    ({"lanes": [0, 1]}, ValueError, "reward: expected float32 (2,), got shape (3,)"),
-]
-
-
-@pytest.mark.parametrize(("changes", "error", "message"), BAD, ids=[one[2] for one in BAD])
-def test_a_bad_value_is_refused_by_name_and_changes_no_lane(changes, error, message):
-    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, replay.vector_writer(range(3)) as vector:
-        vector.add(**rows(3))
-        before = body(replay)
-        with pytest.raises(error) as caught:
-            vector.add(**rows(3) | changes)
-        text = str(caught.value)
-        assert text.startswith(message)
-        assert "\n" not in text
-        assert body(replay) == before
-        assert vector.add(**rows(3)).tolist() == [1, 1, 1]
-        assert [Mapped(replay).column(0, lane)[1, 7] for lane in range(3)] == [0, 0, 0]  # no row ended
-
-
 def test_a_spec_with_next_obs_takes_truncated_rows_and_no_final_obs():
     spec = TransitionSpec(Field((4,)), Field((), "int64"), next_obs=True)
     with ReplayBuffer.create(spec, 40, lanes=2) as replay, replay.vector_writer() as vector:
@@ -208,26 +159,6 @@ def test_damage_of_one_lane_is_found_before_anything_is_written(damaged):
 
 
 # ---- lanes and lives ----
-
-
-@pytest.mark.parametrize(
-    ("lanes", "message"),
-    [
-        ([0, 4], r"lanes: expected different numbers from 0 to 3, got \[0, 4\]"),
-        ([-1], r"lanes: expected different numbers from 0 to 3, got \[-1\]"),
-        ([1, 1], r"lanes: expected different numbers from 0 to 3, got \[1, 1\]"),
-        ([], r"lanes: expected different numbers from 0 to 3, got \[\]"),
-        (["a"], r"lanes: expected different numbers from 0 to 3, got \['a'\]"),
-    ],
-)
-def test_lanes_that_cannot_be_claimed_are_named(lanes, message):
-    with ReplayBuffer.create(SMALL, 40, lanes=4) as replay, pytest.raises(ValueError, match=message):
-        replay.vector_writer(lanes)
-
-
-def test_a_negative_timeout_is_refused():
-    with ReplayBuffer.create(SMALL, 40) as replay, pytest.raises(ValueError, match="timeout: expected seconds"):
-        replay.vector_writer(timeout=-1.0)
 
 
 def test_all_lanes_are_claimed_or_none():

@@ -1,4 +1,4 @@
-"""What every writer has: a claim on lanes, which ends when it is closed, and which a forked child does not inherit."""
+"""The base of all writers: a claim on lanes, which ends when the writer is closed and which a fork does not inherit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from ..errors import StaleHandle
 from ..memory import LaneClaim, NativeVector, NativeWriter
 
-__all__ = ["WritingEnd"]
+__all__ = ["WriterBase"]
 
 _PAUSE_S = 1e-4
 
-W = TypeVar("W", bound="WritingEnd")
+W = TypeVar("W", bound="WriterBase")
 
 
-class WritingEnd:
+class WriterBase:
     """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete.
 
     Args:
