@@ -95,7 +95,7 @@ def _parse(arguments: list[str]) -> Any:
     algorithm = named or settings.algo or TrainOptions.algo
     hyperparameters: Any = algos.find(algorithm)
     given = settings.algorithm if settings.algo in (None, algorithm) else {}
-    kind = dataclasses.make_dataclass(
+    kind: Any = dataclasses.make_dataclass(
         "TrainOptions",
         [("algorithm", hyperparameters, field(default_factory=lambda: _made(kind, hyperparameters, given)))],
         bases=(TrainOptions,),
