@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Set
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,10 +85,22 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
 
 
-def did_you_mean(name: object, known: Iterable[str], section: str = "") -> str:
-    """The end of a message about an unknown name: the known one most like it, in its section; empty without one."""
-    nearest = get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {section}{nearest[0]}?" if nearest else ""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one most like it; empty without one.
+
+    A dotted name may be a misspelt one of its section, or one of another section.
+    """
+
+    def parts(dotted: str) -> tuple[str, str]:
+        section, _, last = dotted.lstrip("-").rpartition(".")
+        return section, last
+
+    section, last = parts(str(name))
+    names = [one for one in known if not section or section == parts(one)[0] or last == parts(one)[1]]
+    best = get_close_matches(last, [parts(one)[1] for one in names], n=1)
+    alike = [one for one in names if parts(one)[1] in best]
+    nearest = max(alike, key=lambda one: SequenceMatcher(None, one, str(name)).ratio(), default=None)
+    return f"; did you mean {nearest}?" if nearest else ""
 
 
 def is_number(value: object) -> bool:

@@ -209,7 +209,8 @@ class ReplayBuffer(TransitionLanes):
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
 
-        Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
+        Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
+            batch would take more bytes than the machine has memory.
         """
         from ..transitions import LaneView
         from .sampler import Sampler, SamplerOptions

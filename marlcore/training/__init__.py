@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .config import SelfPlayConfig as SelfPlayConfig
     from .config import SupervisionConfig as SupervisionConfig
     from .config_file import Settings as Settings
+    from .config_file import names_of as names_of
     from .config_file import read_settings as read_settings
     from .describe import described_run as described_run
     from .episodes import play as play
@@ -88,6 +89,7 @@ _HOME = {
     "load_policy": "loaded",
     "play": "episodes",
     "policy_of": "names",
+    "names_of": "config_file",
     "read_settings": "config_file",
     "read_metrics": "sinks",
     "start": "run",

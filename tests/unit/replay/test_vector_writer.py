@@ -139,6 +139,7 @@ def test_large_arrays_are_lent_and_given_back():
 HALF_DONE = np.array([False, True, False])
 BAD = [
     ({"reward": [0.0, np.nan, 0.0]}, ValueError, "reward: expected a finite number, got NaN or infinity"),
+    ({"reward": np.array([0.0, 1e39, 0.0])}, ValueError, "reward: expected values in float32's range, got 1e+39"),
     ({"reward": np.zeros(2)}, ValueError, "reward: expected float32 (3,), got shape (2,)"),
     ({"reward": 0.0}, ValueError, "reward: expected float32 (3,), got shape ()"),
     ({"reward": ["a"] * 3}, TypeError, "reward: expected float32 (3,), got dtype <U1"),

@@ -25,6 +25,23 @@ def test_settings_of_many_brackets_are_refused(tmp_path, text):
         read_settings(tmp_path / "settings.yaml")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--settings", "learner: {learning_rate: 1}"], "algorithm.learning_rate"),
+        (["--settings", "actor: {batch_size: 1}"], "learner.batch_size"),
+        (["--settings", "algorithm: {gamma: 1}"], "learner.gamma"),
+        (["--learner.learning-rate", "1"], "--algorithm.learning-rate"),
+    ],
+)
+def test_a_setting_of_another_section_is_named(tmp_path, capsys, arguments, hint):
+    if arguments[0] == "--settings":
+        (tmp_path / "settings.yaml").write_text(arguments[1])
+        arguments = ["--settings", str(tmp_path / "settings.yaml")]
+    assert main(["train", *arguments]) == 2
+    assert f"; did you mean {hint}?" in capsys.readouterr().err
+
+
 def test_json_of_many_brackets_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config.json': expected a JSON object, got invalid JSON \(maximum recursion"):
