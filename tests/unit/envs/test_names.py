@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -184,6 +186,12 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     with pytest.raises(ImportError) as caught:
         make(name)
     assert str(caught.value) == f"environment: {name!r}: {says}"
+
+
+@pytest.mark.parametrize("extra", ["atari", "box2d", "mujoco"])
+def test_an_extra_that_is_named_exists(extra: str) -> None:
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    assert re.search(rf"^{extra} = \[", project.read_text(), re.MULTILINE)
 
 
 def test_texts_are_left_out_of_observations() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from marlcore.memory.space import SHM_DIR
 from marlcore.training import Config, Schedule, read_settings
 from marlcore.training.files import read_json
 from marlcore.training.run_directory import RunDirectory
+from marlcore.training.serial import _guarded
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000, "[" * 1_000 + "]" * 1_000, "{a: " * 1_000])
@@ -104,3 +107,13 @@ def test_too_few_descriptors_are_named_with_the_remedy(tmp_path, monkeypatch, ca
     monkeypatch.setattr("marlcore.cli.gc.main", fail)
     assert main(["gc"]) == 2
     assert capsys.readouterr().err == "marlcore: [Errno 24] Too many open files: 'a.py'; raise `ulimit -n`\n"
+
+
+def test_a_full_disk_ends_a_serial_run_in_one_line():
+    def save():
+        raise OSError(errno.ENOSPC, "No space left on device; 9 bytes were not written", "a.pt")
+
+    with pytest.raises(mc.WorkerFailed) as caught:
+        _guarded(SimpleNamespace(name="learner-a"), save)
+    line = "learner-a failed: [Errno 28] No space left on device; 9 bytes were not written: 'a.pt'"
+    assert str(caught.value) == line
