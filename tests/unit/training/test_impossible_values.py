@@ -12,6 +12,8 @@ from gymnasium import spaces as gym
 from refusals import refused
 
 import marlcore as mc
+from marlcore.interfaces import Turn
+from marlcore.training.actor import Seat
 from marlcore.training.loaded import LoadedPolicy
 from marlcore.training.policy import ActingModel, Player
 
@@ -82,3 +84,18 @@ def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any
         player.choose(obs, slice(None), begins)
     with refused(ValueError, line):  # of some copies
         player.choose({name: rows[1:] for name, rows in obs.items()}, np.array([1]), begins[1:])
+
+
+@pytest.mark.parametrize(("name", "bad"), [("value", np.nan), ("value", -np.inf), ("priority", np.nan)])
+def test_an_extra_that_is_not_finite_is_refused(name: str, bad: float) -> None:
+    """But a priority of NaN stands for the highest so far."""
+    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), {name: mc.Field()})
+    chosen = mc.Action(np.zeros(2, np.int64), {name: np.array([0, bad], np.float32)})
+    player: Any = SimpleNamespace(choose=lambda *_: chosen, before={}, policy=SimpleNamespace(version=1))
+    seat = Seat("a", player, None, spec, np.arange(2), lambda *_: None)  # type: ignore[arg-type]
+    turn = Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_))
+    if name == "priority":
+        seat.act(turn)
+        return
+    with refused(ValueError, f"{name} of the algorithm: expected finite numbers, got {bad} in [0.0, {bad}]"):
+        seat.act(turn)
