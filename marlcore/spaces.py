@@ -111,7 +111,8 @@ class Spaces:
     def first_choices(self) -> NDArray[np.int64]:
         """Where each component of an action begins in a mask: [0] for a Discrete."""
         sizes = np.atleast_1d(getattr(self.action, "nvec", self.choices))
-        return np.cumsum(sizes) - sizes
+        starts: NDArray[np.int64] = np.cumsum(sizes) - sizes
+        return starts
 
     @cached_property
     def first_action(self) -> NDArray[np.int64]:

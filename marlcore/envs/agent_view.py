@@ -18,8 +18,20 @@ from ..interfaces import Outcome
 from ..spaces import ALONE, MASK, Spaces, Values
 from ..spec import Field
 
-__all__ = ["LARGEST_REWARD", "AgentView", "failed", "fault_of", "label_of", "may_mask", "numbers", "wrong_values"]
+__all__ = [
+    "LARGEST_REWARD",
+    "AgentView",
+    "failed",
+    "fault_of",
+    "label_of",
+    "may_mask",
+    "numbers",
+    "result_of",
+    "wrong_values",
+]
 
+STEPS = ("observation", "reward", "terminated", "truncated", "info")  # what `step` and `last` return
+RESETS = ("observation", "info")
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -185,6 +197,15 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
         outside: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
         return outside
     return None
+
+
+def result_of(method: str, result: Any) -> Any:
+    """What a method of an environment returned. Raises ValueError: it has another number of values."""
+    expected = RESETS if method == "reset" else STEPS
+    if not isinstance(result, (tuple, list)) or len(result) != len(expected):
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else came(result)
+        raise ValueError(f"{method}: expected ({', '.join(expected)}), got {got}")
+    return result
 
 
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
