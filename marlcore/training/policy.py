@@ -243,7 +243,7 @@ class Player:
         Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype, are not finite or are ones
             that the mask forbids, or its state has other parts or another shape than before.
         """
-        mask = obs[MASK] if self._spaces.masked else None  # type: ignore[call-overload]
+        mask = obs[MASK] if self._spaces.masked else None
         if self._stack is not None:
             obs = self._stack.push(obs, at, begins)
         state = None
