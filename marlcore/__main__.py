@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import shlex
 import signal
@@ -121,7 +122,8 @@ def _run(command: str, arguments: list[str]) -> int:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise
         few = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-        sys.stderr.write(f"marlcore: {error}{'; raise `ulimit -n`' if few else ''}\n")
+        line = re.sub("^env_fn: ", "--env: ", str(error))
+        sys.stderr.write(f"marlcore: {line}{'; raise `ulimit -n`' if few else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write("marlcore: stopped" + _how_to_resume(str(stop)) + "\n")

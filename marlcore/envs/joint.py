@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..checks import as_field
 from ..spaces import ALONE, JOINT, MASK
 from ..spec import Field
+from .agent_view import result_of
 
 __all__ = ["JointEnvironment", "JointObservations"]
 
@@ -71,7 +72,7 @@ class JointEnvironment:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], Any]:
         """Begin an episode."""
-        observations, infos = self._env.reset(seed=seed, options=options)
+        observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
         return self._joined(observations), infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:

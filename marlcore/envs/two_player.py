@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_field, came, check_whole
 from ..spec import Field
+from .agent_view import result_of
 
 __all__ = ["PLAYERS", "TwoPlayer"]
 
@@ -68,7 +69,7 @@ class TwoPlayer:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
-        obs, info = self._env.reset(seed=seed)
+        obs, info = result_of("reset", self._env.reset(seed=seed))
         self.agents = list(PLAYERS)
         self._steps = 0
         return self._by_player(obs), self._infos(info)
@@ -78,7 +79,7 @@ class TwoPlayer:
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
         """Perform both players' actions."""
         both = [actions[agent] if self._table is None else self._table[int(actions[agent])] for agent in PLAYERS]
-        obs, reward, terminated, truncated, info = self._env.step(np.concatenate(both))
+        obs, reward, terminated, truncated, info = result_of("step", self._env.step(np.concatenate(both)))
         self._steps += 1
         if self._max_steps is not None and self._steps >= self._max_steps and not info.get(WINNER):
             terminated, truncated = False, True

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import rows_of
+from ..checks import check_finite, rows_of
 from ..envs import views_of
 from ..errors import EnvironmentFailed
-from ..interfaces import Action, Outcome, Turn, VectorEnvironment
+from ..interfaces import PRIORITY, Action, Outcome, Turn, VectorEnvironment
 from ..spaces import Spaces, Values
 from ..spec import TransitionSpec
 from .policy import Player, PublishedPolicy
@@ -153,7 +153,10 @@ class Seat:
         return chosen.action
 
     def _put_extras(self, at: Any, chosen: Action, rows: int) -> None:
-        """Remembers the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
+        """Remembers the extras of `rows` actions; of those that are parts of the recurrent state, the state before.
+
+        Raises: ValueError, TypeError: they are others than the spec's, or a float is not finite, except in the state.
+        """
         left = self._extras.keys() - chosen.extras.keys()
         state = {name: part.numpy(force=True) for name, part in self._player.before.items() if name in left}
         if chosen.extras.keys() | state.keys() != self._extras.keys():
@@ -163,7 +166,10 @@ class Seat:
             )
         for name, field in self._spec.extras.items():
             value, whose = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
-            self._extras[name][at] = rows_of(f"{name} of the {whose}", field, value, rows)
+            array = rows_of(f"{name} of the {whose}", field, value, rows)
+            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
+                check_finite(f"{name} of the {whose}", array)
+            self._extras[name][at] = array
 
     def _settle(self, turn: Turn, chosen: Action) -> None:
         """Does with earlier transitions what had to wait for the values of this turn."""

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import absolute, as_field, came
-from ..envs.agent_view import AgentView
+from ..checks import absolute, as_field, came, check_finite
+from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
 from ..interfaces import Algorithm
 from ..spaces import ALONE, JOINT, MASK, Spaces, Values
@@ -73,10 +73,14 @@ class LoadedPolicy:
             mask: of the allowed actions, if the environment gives it elsewhere.
             reward: of the action before; recurrent policies may have it as an input. Ignored where an episode begins.
 
-        Raises: ValueError, TypeError: the observation is not of the space.
+        Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
+            finiteness is checked, as in training: values beyond a Box's bounds are accepted.
         """
-        self._player.told(np.array([reward]), slice(None))
-        chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
+        values = _of_one_copy(self.spaces, obs, mask)
+        rewards = np.array([reward])
+        check_finite("reward", rewards)
+        self._player.told(rewards, slice(None))
+        chosen = self._player.choose(values, slice(None), self._begins)
         self._begins = np.zeros(1, np.bool_)
         action = self.spaces.shifted(chosen.action)[0]
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
@@ -106,12 +110,17 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
     joint = next((part for part in spaces.parts if part.name == JOINT), None)
     if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
         obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
-    values = spaces.values(obs, mask)
+    values: Values = spaces.values(obs, mask)
     if isinstance(values, dict):
         assert isinstance(spaces.obs, Mapping)
-        return {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
-    assert not isinstance(spaces.obs, Mapping)
-    return as_field("obs", spaces.obs, values)[None]
+        values = {name: as_field(name, spaces.obs[name], value)[None] for name, value in values.items()}
+    else:
+        assert not isinstance(spaces.obs, Mapping)
+        values = as_field("obs", spaces.obs, values)[None]
+    fault = fault_of(spaces, values, acting=True)
+    if fault is not None:
+        raise ValueError(fault[1])
+    return values
 
 
 @dataclass(frozen=True)

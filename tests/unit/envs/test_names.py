@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pettingzoo.utils import parallel_to_aec
 from random_play import assert_same, child_seeds, play, single
 from relay import Relay
 
+from marlcore import algos
 from marlcore.envs import NamedEnvironment, TreasureHunt, adapt, factory, make, vectorize
 from marlcore.envs.copies import Copies
 from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
@@ -53,6 +55,14 @@ def test_an_unknown_name_is_answered_in_one_line(name: str) -> None:
     assert "\n" not in message
     assert error.value.__cause__ is None
     assert error.value.__suppress_context__ or error.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "known"), [(make, "treasure_hutn", "treasure_hunt"), (algos.find, "IQNN", "iqn")]
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, known: str) -> None:
+    with pytest.raises(ValueError, match=f"got '{name}'; did you mean {known}\\?$"):
+        find(name)
 
 
 class Lone(gymnasium.Env[Any, Any]):

@@ -822,7 +822,7 @@ BAD_ROWS = {
         ({"action": 2**63}, r"action: expected values in int64's range"),
         ({"reward": float("nan")}, r"reward: expected a finite number, got NaN or infinity"),
         ({"reward": float("-inf")}, r"reward: expected a finite number, got NaN or infinity"),
-        ({"reward": 1e39}, r"reward: expected a finite number, got NaN or infinity"),
+        ({"reward": 1e39}, r"reward: expected values in float32's range, got 1e+39"),
         ({"log_prob": 1e39}, r"log_prob: expected values in float32's range, got 1e+39"),
         (with_obs(state=[0, -1e39, 0]), r"obs['state']: expected values in float32's range, got -1e+39"),
         ({"truncated": True}, r"final_obs: expected the observation after a truncated transition, got None"),

@@ -13,6 +13,7 @@ import pytest
 
 import marlcore as mc
 from marlcore.__main__ import main
+from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.memory import Segment
 from marlcore.memory.space import SHM_DIR
 from marlcore.training import Config, Schedule, read_settings
@@ -43,6 +44,12 @@ def test_a_setting_of_another_section_is_named(tmp_path, capsys, arguments, hint
         arguments = ["--settings", str(tmp_path / "settings.yaml")]
     assert main(["train", *arguments]) == 2
     assert f"; did you mean {hint}?" in capsys.readouterr().err
+
+
+def test_the_command_line_calls_the_environment_as_its_option(monkeypatch, capsys):
+    monkeypatch.setattr("marlcore.cli.gc.main", lambda _: vectorize(NamedEnvironment("no_such_environment"), 1))
+    assert main(["gc"]) == 2
+    assert capsys.readouterr().err.startswith("marlcore: --env: ValueError: environment: expected ")
 
 
 def test_json_of_many_brackets_is_refused(tmp_path):
