@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
-from ..checks import came
+from ..checks import came, deadline_of
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..memory import SegmentHandle, interrupt_waits_with
 from .control import Control
@@ -223,7 +223,7 @@ class Workers:
 
         Raises: see `check`, as soon as a worker failed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         while True:
             self.check()
             running = [worker for worker in self._workers if worker.running]
