@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Set
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
@@ -20,7 +21,9 @@ __all__ = [
     "as_field",
     "came",
     "check_finite",
+    "check_timeout",
     "check_whole",
+    "deadline_of",
     "did_you_mean",
     "is_number",
     "names_error",
@@ -114,6 +117,22 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{label}: expected an integer {bounds}, got {came(value)}")
+
+
+def check_timeout(timeout: object, or_none: bool = True) -> None:
+    """Raises ValueError unless it is a number of seconds of at least 0, or None if that is one."""
+    if isinstance(timeout, float) and timeout >= 0.0:
+        return  # by far the quickest check, for waits in a loop
+    if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
+        raise ValueError(f"timeout: expected seconds of at least 0{' or None' * or_none}, got {came(timeout)}")
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """The time of time.monotonic() at which the timeout is over. Raises ValueError: see `check_timeout`."""
+    if timeout is None:
+        return None
+    check_timeout(timeout)
+    return time.monotonic() + timeout
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -117,7 +117,9 @@ class AgentView:
             raise failed(copies[fault[0]], self.agent, fault[1])
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed, naming the copy and the agent: a reward is not finite as a row's float32."""
+        """Raises EnvironmentFailed, naming the copy and the agent: a reward is no number or not finite as float32."""
+        if reward.dtype.kind not in "biuf":
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
         if not fits.all():
             row = int(np.flatnonzero(~fits)[0])
@@ -211,6 +213,16 @@ def result_of(method: str, result: Any) -> Any:
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
     """The error of an agent's value in a copy."""
     return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")
+
+
+def as_reward(value: Any) -> float:
+    """Raises TypeError, ValueError, OverflowError: the value is no number; float takes texts too."""
+    if value.__class__ is float:
+        number: float = value
+        return number
+    if isinstance(value, (str, bytes, bytearray)) or getattr(getattr(value, "dtype", None), "kind", "f") in "cSU":
+        raise TypeError(f"reward: expected a number, got {came(value)}")
+    return float(value)
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_field, came, check_whole
 from ..spec import Field
-from .agent_view import result_of
+from .agent_view import as_reward, result_of
 
 __all__ = ["PLAYERS", "TwoPlayer"]
 
@@ -86,7 +86,7 @@ class TwoPlayer:
         if terminated or truncated:
             self.agents = []
         infos = self._infos(info)
-        rewards = float(reward), self._second_reward(float(reward), infos[PLAYERS[1]])
+        rewards = as_reward(reward), self._second_reward(as_reward(reward), infos[PLAYERS[1]])
         return (
             self._by_player(obs),
             dict(zip(PLAYERS, rewards, strict=True)),
@@ -111,7 +111,7 @@ class TwoPlayer:
         return dict(zip(PLAYERS, (dict(first), second), strict=True))
 
     def _second_reward(self, first: float, info: Mapping[str, Any]) -> float:
-        return -first if self._reward_of_two is None else float(self._reward_of_two(info))
+        return -first if self._reward_of_two is None else as_reward(self._reward_of_two(info))
 
     def render(self) -> Any:
         """See the environment's own."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
+from ..checks import came
 from ..interfaces import Gate
 from ..memory import Segment
 from ..spec import TransitionSpec
@@ -127,6 +128,8 @@ class ReplayBuffer(TransitionLanes):
             own file, or the sampler's state is not arrays of numbers. After any of these, an earlier save is intact.
         """
         self._segment.check_open()
+        if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
+            raise TypeError(f"sampler: expected one with a state_dict, got {came(sampler)}")
         # The sampler first: its state must not miss rows that the cut of the lanes has.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._segment, self._lanes, self._geometry, path, state)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import check_whole, state_array
+from ..checks import check_whole, deadline_of, state_array
 from ..errors import MarlcoreError, NotEnoughData
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
@@ -138,11 +138,11 @@ class Sampler:
         Raises:
             NotEnoughData: without a timeout, the replay holds fewer than min_size transitions, or no whole one.
             TimeoutError: the same, after the timeout.
-            ValueError: an actor stored a priority that is negative or infinite.
+            ValueError: an actor stored a priority that is negative or infinite, or the timeout is out of range.
             MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         memory = self._memory()
         self._wait_for_limiter(deadline)
         self._fill(memory, self._all_rows, deadline)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .run import start as start
     from .run import train as train
     from .run_directory import agent_order as agent_order
+    from .run_directory import has_all_steps as has_all_steps
     from .run_directory import has_ended as has_ended
     from .schedules import Constant as Constant
     from .schedules import Custom as Custom
@@ -84,6 +85,7 @@ _HOME = {
     "compile_before_a_run": "warmup",
     "described_run": "describe",
     "evaluate": "evaluate_run",
+    "has_all_steps": "run_directory",
     "has_ended": "run_directory",
     "is_learner": "names",
     "load_policy": "loaded",

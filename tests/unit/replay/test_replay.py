@@ -1013,7 +1013,7 @@ def test_a_sampler_that_cannot_be_is_refused(options, message):
         replay.sampler(4, n_step=4)
 
 
-@pytest.mark.parametrize("rows", [2**40, 2**70])
+@pytest.mark.parametrize("rows", [2**40, 2**63, 2**70])
 def test_a_batch_beyond_memory_is_refused_with_its_bytes(rows):
     """NumPy's error names neither the option nor the batch; a little less would end the process by the kernel."""
     refused = rf"^batch_size: expected a batch within this machine's [\d,]+ bytes of memory, got {rows}, which takes "
