@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import shlex
 import signal
@@ -70,12 +71,15 @@ def main(argv: list[str] | None = None) -> int:
             return _main(argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as `head -1`, has exited. Python flushes again at exit: let that succeed.
+    except OSError as error:  # of standard output: `_run` reports the others
+        # Python flushes again at exit: let that succeed.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        return 1
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head -1`, has exited
+            return 1
+        sys.stderr.write(f"marlcore: standard output: {error.strerror or error}\n")
+        return 2
 
 
 def _main(argv: list[str] | None) -> int:
@@ -118,10 +122,11 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, OSError) and error.filename is None and _output_fails(error):
             raise
         few = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-        sys.stderr.write(f"marlcore: {error}{'; raise `ulimit -n`' if few else ''}\n")
+        line = re.sub("^env_fn: ", "--env: ", str(error))
+        sys.stderr.write(f"marlcore: {line}{'; raise `ulimit -n`' if few else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write("marlcore: stopped" + _how_to_resume(str(stop)) + "\n")
@@ -129,11 +134,26 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _how_to_resume(run_dir: str) -> str:
-    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}" if run_dir else ""
+    from .training import has_all_steps
+
+    if not run_dir:
+        return ""
+    if has_all_steps(run_dir):
+        written = f"its metrics, curves and last checkpoints are in {shlex.quote(run_dir)}"
+        return f"; the run had taken all its steps; {written}"
+    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}"
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe whose reader has ended."""
+def _output_fails(error: OSError) -> bool:
+    """Whether the error is one of standard output: a full disk, or a pipe whose reader has ended."""
+    try:
+        if getattr(sys.stdout, "write_through", False):  # otherwise what it did not take is still to be flushed
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    if not isinstance(error, BrokenPipeError):
+        return False
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Set
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ __all__ = [
     "as_field",
     "came",
     "check_finite",
+    "check_timeout",
     "check_whole",
+    "deadline_of",
     "did_you_mean",
     "is_number",
     "names_error",
@@ -85,10 +88,22 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
 
 
-def did_you_mean(name: object, known: Iterable[str], section: str = "") -> str:
-    """The end of a message about an unknown name: the known one most like it, in its section; empty without one."""
-    nearest = get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {section}{nearest[0]}?" if nearest else ""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one most like it; empty without one.
+
+    A dotted name may be a misspelt one of its section, or one of another section.
+    """
+
+    def parts(dotted: str) -> tuple[str, str]:
+        section, _, last = dotted.lstrip("-").rpartition(".")
+        return section, last
+
+    section, last = parts(str(name))
+    names = [one for one in known if not section or section == parts(one)[0] or last == parts(one)[1]]
+    best = get_close_matches(last, [parts(one)[1] for one in names], n=1)
+    alike = [one for one in names if parts(one)[1] in best]
+    nearest = max(alike, key=lambda one: SequenceMatcher(None, one, str(name)).ratio(), default=None)
+    return f"; did you mean {nearest}?" if nearest else ""
 
 
 def is_number(value: object) -> bool:
@@ -102,6 +117,22 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{label}: expected an integer {bounds}, got {came(value)}")
+
+
+def check_timeout(timeout: object, or_none: bool = True) -> None:
+    """Raises ValueError unless it is a number of seconds of at least 0, or None if that is one."""
+    if isinstance(timeout, float) and timeout >= 0.0:
+        return  # by far the quickest check, for waits in a loop
+    if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
+        raise ValueError(f"timeout: expected seconds of at least 0{' or None' * or_none}, got {came(timeout)}")
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """The time of time.monotonic() at which the timeout is over. Raises ValueError: see `check_timeout`."""
+    if timeout is None:
+        return None
+    check_timeout(timeout)
+    return time.monotonic() + timeout
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

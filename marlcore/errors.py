@@ -6,8 +6,6 @@ Bad arguments raise ValueError or TypeError, as usual in Python.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -176,15 +174,21 @@ def pass_on_from_handler(error: Exception) -> None:
         raise error
 
 
-@contextmanager
-def suppress_failed_calls(*codes: int) -> Iterator[None]:
+class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
     """Ends the block silently at a failed system call with one of these errnos, or with any if none is named.
 
     TimeoutError, ConnectionError and others are OSErrors too. One that a signal handler raises has no errno, and passes
     through.
     """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or (codes and error.errno not in codes):
-            raise
+
+    # No generator: since Python 3.12 an error that contextlib throws into one is in a cycle with its callers' frames.
+    def __init__(self, *codes: int) -> None:
+        self._codes = codes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, OSError) or error.errno is None:
+            return False
+        return not self._codes or error.errno in self._codes

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from .checks import check_whole
+from .checks import came, check_whole
 from .observations import ALONE, Values, in_form
 from .spec import Field
 
@@ -106,6 +106,13 @@ class Spaces:
         return int(self.action.n) if isinstance(self.action, gym.Discrete) else int(np.sum(self.action.nvec))
 
     @cached_property
+    def first_choices(self) -> NDArray[np.int64]:
+        """Where each component of an action begins in a mask: [0] for a Discrete."""
+        sizes = np.atleast_1d(getattr(self.action, "nvec", self.choices))
+        starts: NDArray[np.int64] = np.cumsum(sizes) - sizes
+        return starts
+
+    @cached_property
     def first_action(self) -> NDArray[np.int64]:
         """The environment's action for the action 0 of a row: a Discrete's or MultiDiscrete's start, otherwise 0."""
         return np.asarray(getattr(self.action, "start", 0), np.int64)
@@ -119,14 +126,14 @@ class Spaces:
 
         Raises: ValueError: a part is missing.
         """
+        if self.masked and mask is None:
+            raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")
         try:
             found = {part.name: np.asarray(part.of(observation)) for part in self.parts}
         except (KeyError, IndexError, TypeError):
-            expected = ", ".join(repr(part.keys) for part in self.parts)
-            raise ValueError(f"obs: expected a value with the keys {expected}, got {observation!r}") from None
+            expected = ", ".join(repr(part.keys[0] if len(part.keys) == 1 else part.keys) for part in self.parts)
+            raise ValueError(f"obs: expected a value with the keys {expected}, got {came(observation)}") from None
         if self.masked:
-            if mask is None:
-                raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")
             found[MASK] = np.asarray(mask)
         return in_form(found, self.obs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import did_you_mean
 from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .dqn import DQN
@@ -30,7 +31,9 @@ def find(name: str) -> type[Algorithm]:
     if name.lower() in ALGORITHMS:
         return ALGORITHMS[name.lower()]
     if ":" not in name:
-        raise ValueError(f"algorithm: expected one of {', '.join(sorted(ALGORITHMS))} or module:Class, got {name!r}")
+        hint = did_you_mean(name.lower(), ALGORITHMS)
+        known = ", ".join(sorted(ALGORITHMS))
+        raise ValueError(f"algorithm: expected one of {known} or module:Class, got {name!r}{hint}")
     found = resolve("algorithm", name)
     if not isinstance(found, type):
         raise ValueError(f"algorithm: expected module:Class, got {name!r}, which is no class")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-from collections.abc import Callable, Iterator
-from difflib import SequenceMatcher, get_close_matches
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tyro
 
-from ..training import Schedule
+from ..checks import did_you_mean
+from ..training import Schedule, names_of
 
 __all__ = ["parse"]
 
 T = TypeVar("T")
-
-ALGORITHM = "--algorithm."
 
 
 def parse(
@@ -79,34 +76,7 @@ def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> 
     option = next((one.partition("=")[0] for one in arguments if one.startswith("-")), None)
     if option is None:
         return f"expected an option, got {arguments[0]!r};"
-    known = [f"--{name}" for name in _names(kind)]
-    if option.startswith(ALGORITHM):  # another section's option would be no help
-        known = [name for name in known if name.startswith(ALGORITHM)]
-    nearest = _nearest(option, known)
-    return refuse(option) + (f"; did you mean {nearest}?" if nearest else ";")
-
-
-def _nearest(option: str, known: list[str]) -> str | None:
-    """The known option whose last part is most similar to `option`'s; among several, the most similar as a whole."""
-
-    def last(name: str) -> str:
-        return name.lstrip("-").rpartition(".")[2].replace("_", "-")
-
-    best = get_close_matches(last(option), [last(name) for name in known], n=1)
-    alike = [name for name in known if last(name) in best]
-    return max(alike, key=lambda name: SequenceMatcher(None, name, option).ratio(), default=None)
-
-
-def _names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The option names of a dataclass and its nested dataclasses."""
-    hints = get_type_hints(kind, include_extras=True)
-    for one in dataclasses.fields(kind):
-        part = one.default_factory
-        if dataclasses.is_dataclass(part):
-            unnamed = any(getattr(mark, "name", None) == "" for mark in getattr(hints[one.name], "__metadata__", ()))
-            yield from _names(part, prefix if unnamed else f"{prefix}{one.name.replace('_', '-')}.")
-        else:
-            yield prefix + one.name.replace("_", "-")
+    return refuse(option) + (did_you_mean(option, [f"--{name.replace('_', '-')}" for name in names_of(kind)]) or ";")
 
 
 def _first_message(box: str) -> str:

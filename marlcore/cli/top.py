@@ -202,9 +202,10 @@ def _find(run_dir: str, once: bool) -> Run:
                 f"run_dir: expected a run that is live or about to start, got {run_dir!r}, which has ended"
             )
         if once:
-            raise ValueError("run_dir: expected one live run, got none")
+            raise ValueError(f"run_dir: expected one live run, got none{f' of {run_dir!r}' if run_dir else ''}")
         if not notified:
-            say(f"waiting for {run_dir or 'a run'} to start")
+            missing = "" if not run_dir or Path(run_dir).exists() else "; this directory does not exist yet"
+            say(f"waiting for {run_dir or 'a run'} to start{missing}")
             notified = True
         time.sleep(POLL_S)
     if len(found) > 1:

@@ -13,7 +13,7 @@ import tyro
 
 from .. import algos
 from ..checks import did_you_mean
-from ..training import Config, Result, Settings, described_run, read_settings, summary, train_seeds
+from ..training import Config, Result, Settings, described_run, names_of, read_settings, summary, train_seeds
 from ..training import train as run
 from .options import parse
 
@@ -95,9 +95,9 @@ def _parse(arguments: list[str]) -> Any:
     algorithm = named or settings.algo or TrainOptions.algo
     hyperparameters: Any = algos.find(algorithm)
     given = settings.algorithm if settings.algo in (None, algorithm) else {}
-    kind = dataclasses.make_dataclass(
+    kind: Any = dataclasses.make_dataclass(
         "TrainOptions",
-        [("algorithm", hyperparameters, field(default_factory=lambda: _made(hyperparameters, given)))],
+        [("algorithm", hyperparameters, field(default_factory=lambda: _made(kind, hyperparameters, given)))],
         bases=(TrainOptions,),
         frozen=True,
         namespace={"__doc__": TrainOptions.__doc__},
@@ -121,10 +121,11 @@ def _given(option: str, arguments: list[str]) -> str | None:
     return None
 
 
-def _made(kind: Any, hyperparameters: dict[str, Any]) -> Any:
+def _made(options: type, kind: Any, hyperparameters: dict[str, Any]) -> Any:
     """Raises ValueError: a file gave the algorithm an unknown hyperparameter."""
     names = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     for name in hyperparameters:
         if name not in names:
-            raise ValueError(f"unknown setting algorithm.{name}{did_you_mean(name, names, 'algorithm.')}")
+            key = f"algorithm.{name}"
+            raise ValueError(f"unknown setting {key}{did_you_mean(key, names_of(options))}")
     return kind(**hyperparameters)

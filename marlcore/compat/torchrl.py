@@ -18,7 +18,7 @@ from torchrl.data.replay_buffers import Sampler as _Sampler
 from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
-from ..checks import names_error
+from ..checks import names_error, rows_of
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..replay import ReplayBuffer as Replay
@@ -118,12 +118,16 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         if leaves.keys() != set(self.keys.values()):
             raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
         arrays = {name: leaves[key].detach().cpu().numpy() for name, key in self.keys.items()}
+        fields = self.replay.spec.extras
         writer = self._own_lane()
         step = self.replay.capacity // self.lanes
         tickets = [torch.zeros(0, dtype=torch.int64)]
         for start in range(0, len(rows), step):
-            part = {name: array[start : start + step] for name, array in arrays.items()}
             count = min(step, len(rows) - start)
+            part = {
+                name: rows_of(str(self.keys[name]), fields[name], array[start : start + count], count)
+                for name, array in arrays.items()
+            }
             first = append(writer, part, count)
             tickets.append(torch.arange(first, first + count))
         return torch.cat(tickets) * self.lanes + writer.lane

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks import check_whole
+from ..checks import check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
@@ -91,7 +91,7 @@ def _bare(name: str, options: dict[str, Any]) -> Any:
         return make_pettingzoo(kind, rest, **options)
     if is_importable(name) and rest:
         return _call(name, options)
-    hint = f"; did you mean gymnasium:{name}?" if _in_gymnasium(name) else ""
+    hint = f"; did you mean gymnasium:{name}?" if _in_gymnasium(name) else did_you_mean(name, OWN)
     raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
 
 

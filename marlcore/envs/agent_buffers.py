@@ -14,7 +14,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK
-from .agent_view import AgentView, failed, label_of, numbers
+from .agent_view import AgentView, as_reward, failed, label_of, numbers
 
 __all__ = ["AgentBuffer", "AgentBuffers", "child_seeds"]
 
@@ -128,7 +128,7 @@ class AgentBuffer:
 
     def _number(self, copy: int, reward: Any) -> float:
         try:
-            return float(reward)
+            return as_reward(reward)
         except (TypeError, ValueError, OverflowError) as error:
             raise failed(copy, self.view.agent, f"reward: expected a number, got {came(reward)}") from error
 

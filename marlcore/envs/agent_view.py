@@ -15,12 +15,24 @@ from numpy.typing import NDArray
 from ..checks import came, rows_of
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
-from ..observations import ALONE, Values, by_name
+from ..observations import ALONE, Values
 from ..spaces import MASK, Spaces
 from ..spec import Field
 
-__all__ = ["LARGEST_REWARD", "AgentView", "failed", "label_of", "may_mask", "numbers", "wrong_values"]
+__all__ = [
+    "LARGEST_REWARD",
+    "AgentView",
+    "failed",
+    "fault_of",
+    "label_of",
+    "may_mask",
+    "numbers",
+    "result_of",
+    "wrong_values",
+]
 
+STEPS = ("observation", "reward", "terminated", "truncated", "info")  # what `step` and `last` return
+RESETS = ("observation", "info")
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -101,31 +113,14 @@ class AgentView:
         Raises EnvironmentFailed, naming the copy, the agent and the part: a float is not finite, a discrete value is
         out of range or, if the agent is `acting`, its mask allows no action.
         """
-        arrays = by_name(values)
-        for part in self.spaces.parts:
-            wrong = wrong_values(part.space, arrays[part.name])
-            if wrong is not None and wrong.any():
-                row = int(np.flatnonzero(wrong.reshape(len(copies), -1).any(axis=1))[0])
-                value = arrays[part.name][row]
-                expected, got = came(part.space), came(value.tolist())
-                if value.dtype.kind in "fc":
-                    expected, got = "finite numbers", f"{value[wrong[row]].flat[0]} in {got}"
-                raise failed(copies[row], self.agent, f"{label_of(part.keys)}: expected {expected}, got {got}")
-        if acting and self.spaces.masked:
-            self._check_choice(copies, arrays[MASK])
-
-    def _check_choice(self, copies: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-        if isinstance(self.spaces.action, gym.MultiDiscrete):
-            first = np.concatenate([[0], np.cumsum(self.spaces.action.nvec)[:-1]])
-            can = np.logical_or.reduceat(mask, first, axis=1).all(axis=1)
-        else:
-            can = mask.any(axis=1)
-        if not can.all():
-            row = int(np.flatnonzero(~can)[0])
-            raise failed(copies[row], self.agent, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}")
+        fault = fault_of(self.spaces, values, acting=acting)
+        if fault is not None:
+            raise failed(copies[fault[0]], self.agent, fault[1])
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed, naming the copy and the agent: a reward is not finite as a row's float32."""
+        """Raises EnvironmentFailed, naming the copy and the agent: a reward is no number or not finite as float32."""
+        if reward.dtype.kind not in "biuf":
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
         if not fits.all():
             row = int(np.flatnonzero(~fits)[0])
@@ -151,6 +146,31 @@ class AgentView:
     def _shifted(self) -> bool:
         """Whether actions of the space do not all count from 0."""
         return bool(self.spaces.first_action.any())
+
+
+def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
+    """(row, the part with what is expected and what came) of the first fault in values [k, ...]; see `check`."""
+    arrays = values if isinstance(values, dict) else {ALONE: values}
+    for part in spaces.parts:
+        array = arrays[part.name]
+        wrong = wrong_values(part.space, array)
+        if wrong is not None and wrong.any():
+            row = int(np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))[0])
+            value = array[row]
+            expected, got = came(part.space), came(value.tolist())
+            if value.dtype.kind in "fc":
+                expected, got = "finite numbers", f"{value[wrong[row]].flat[0]} in {got}"
+            return row, f"{label_of(part.keys)}: expected {expected}, got {got}"
+    if acting and spaces.masked:
+        mask = arrays[MASK]
+        if isinstance(spaces.action, gym.MultiDiscrete):
+            can = np.logical_or.reduceat(mask, spaces.first_choices, axis=1).all(axis=1)
+        else:
+            can = mask.any(axis=1)
+        if not can.all():
+            row = int(np.flatnonzero(~can)[0])
+            return row, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}"
+    return None
 
 
 def label_of(keys: tuple[Any, ...]) -> str:
@@ -182,9 +202,28 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
     return None
 
 
+def result_of(method: str, result: Any) -> Any:
+    """What a method of an environment returned. Raises ValueError: it has another number of values."""
+    expected = RESETS if method == "reset" else STEPS
+    if not isinstance(result, (tuple, list)) or len(result) != len(expected):
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else came(result)
+        raise ValueError(f"{method}: expected ({', '.join(expected)}), got {got}")
+    return result
+
+
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
     """The error of an agent's value in a copy."""
     return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")
+
+
+def as_reward(value: Any) -> float:
+    """Raises TypeError, ValueError, OverflowError: the value is no number; float takes texts too."""
+    if value.__class__ is float:
+        number: float = value
+        return number
+    if isinstance(value, (str, bytes, bytearray)) or getattr(getattr(value, "dtype", None), "kind", "f") in "cSU":
+        raise TypeError(f"reward: expected a number, got {came(value)}")
+    return float(value)
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..interfaces import Environment
-from .agent_view import may_mask
+from .agent_view import may_mask, result_of
 from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
 
 __all__ = ["Copies"]
@@ -35,7 +35,7 @@ class Copies(CopyByCopy):
             while (agent := env.agent) is not None:
                 buffer = self._buffers[agent]
                 with in_copy(copy, agent):
-                    result = env.last()
+                    result = result_of("last", env.last())
                 if not buffer.tell(copy, result):
                     buffer.ask(copy, result[0], result[4])
                     return

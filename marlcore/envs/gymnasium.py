@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from .agent_view import AgentView
+from .agent_view import AgentView, result_of
 
 # Prefix of an environment's id: the package that registers the id when imported.
 PACKAGES = {
@@ -48,7 +48,7 @@ class GymnasiumEnvironment:
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
-        obs, info = self._env.reset(seed=seed)
+        obs, info = result_of("reset", self._env.reset(seed=seed))
         self._last = (obs, 0.0, False, False, info)
         self.agent = AGENT
 
@@ -65,7 +65,7 @@ class GymnasiumEnvironment:
         if action is None:
             self.agent = None
         else:
-            self._last = self._env.step(action)
+            self._last = result_of("step", self._env.step(action))
 
     def close(self) -> None:
         """Close the wrapped environment."""

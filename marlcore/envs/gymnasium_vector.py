@@ -14,7 +14,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK, Part, Spaces
-from .agent_view import AgentView, failed, label_of, may_mask, numbers
+from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 
 __all__ = ["EnvPool", "GymnasiumVector", "is_envpool", "is_gymnasium_vector"]
@@ -68,7 +68,7 @@ class GymnasiumVector:
         self._begins = np.ones(self.copies, bool)
 
     def _reset(self, seed: int) -> Any:
-        return self._env.reset(seed=seed)
+        return result_of("reset", self._env.reset(seed=seed))
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         """The results of the latest actions, and the turn of the copies that act now."""
@@ -111,7 +111,7 @@ class GymnasiumVector:
         """The step waits for `observe`, since it may overwrite the turn's observation."""
 
     def _step(self) -> Any:
-        return self._env.step(self._actions)
+        return result_of("step", self._env.step(self._actions))
 
     def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
         return self._env.reset(options={"reset_mask": ended})
@@ -238,13 +238,13 @@ class EnvPool(GymnasiumVector):
         config = {**pool.config, "seed": seed & 0x7FFFFFFF}  # EnvPool's seed is an int32
         self._env = type(pool)(spec(spec.gen_config(**config)))
         pool.close()
-        return self._env.reset()
+        return result_of("reset", self._env.reset())
 
     def _send(self) -> None:
         self._env.send(self._actions)
 
     def _step(self) -> Any:
-        return self._env.recv()
+        return result_of("step", self._env.recv())
 
 
 def is_gymnasium_vector(env: Any) -> bool:

@@ -14,6 +14,7 @@ from ..checks import as_field
 from ..observations import ALONE
 from ..spaces import JOINT, MASK
 from ..spec import Field
+from .agent_view import result_of
 
 __all__ = ["JointEnvironment", "JointObservations"]
 
@@ -72,7 +73,7 @@ class JointEnvironment:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], Any]:
         """Begin an episode."""
-        observations, infos = self._env.reset(seed=seed, options=options)
+        observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
         return self._joined(observations), infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:

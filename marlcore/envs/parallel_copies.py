@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checks import came
-from .agent_view import failed, may_mask
+from .agent_view import failed, may_mask, result_of
 from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
 from .pettingzoo import spaces_of
 
@@ -32,14 +32,14 @@ class ParallelCopies(CopyByCopy):
         masked = dict.fromkeys(action_spaces, False)
         if any(may_mask(observation_spaces[agent], action_spaces[agent]) for agent in masked):
             with in_copy(0):
-                masked = masks_in(envs[0].reset(seed=0)[1], observation_spaces, action_spaces)
+                masked = masks_in(result_of("reset", envs[0].reset(seed=0))[1], observation_spaces, action_spaces)
         super().__init__(envs, tuple(action_spaces), observation_spaces, action_spaces, masked)
         self._actions: list[dict[str, Any]] = [{} for _ in self._envs]
         self._first: list[Any] = [None] * self.copies  # what a reset returned, until it is observed
 
     def _reset(self, copy: int, env: Any, seed: int) -> None:
         self._actions[copy] = {}
-        self._first[copy] = env.reset(seed=seed)
+        self._first[copy] = result_of("reset", env.reset(seed=seed))
 
     def _advance(self, copy: int, env: Any) -> None:
         first, self._first[copy] = self._first[copy], None
@@ -47,7 +47,7 @@ class ParallelCopies(CopyByCopy):
             return
         for _ in range(EMPTY_EPISODES):
             self._end(copy)
-            if self._begin(copy, env, *env.reset()):
+            if self._begin(copy, env, *result_of("reset", env.reset())):
                 return
         raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
 
@@ -60,7 +60,7 @@ class ParallelCopies(CopyByCopy):
     def _step(self, copy: int, env: Any) -> bool:
         """Steps a copy with the actions of its agents; returns whether an agent acts next."""
         actions, self._actions[copy] = self._actions[copy], {}
-        observations, rewards, terminated, truncated, infos = env.step(actions)
+        observations, rewards, terminated, truncated, infos = result_of("step", env.step(actions))
         ended = {agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)}
         staying = [agent for agent in env.agents if agent not in ended]
         for agent in actions:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from .agent_view import AgentView
+from .agent_view import AgentView, result_of
 
 __all__ = ["AECEnvironment", "ParallelEnvironment", "make_pettingzoo", "spaces_of"]
 
@@ -108,7 +108,7 @@ class ParallelEnvironment:
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
-        self._obs, self.infos = self._env.reset(seed=seed)
+        self._obs, self.infos = result_of("reset", self._env.reset(seed=seed))
         self._rewards: Mapping[str, float] = {}
         self._terminated: Mapping[str, bool] = {}
         self._truncated: Mapping[str, bool] = {}
@@ -138,7 +138,7 @@ class ParallelEnvironment:
             self.agent = self._turns[0]
             return
         if self._actions:
-            step = self._env.step(self._actions)
+            step = result_of("step", self._env.step(self._actions))
             self._obs, self._rewards, self._terminated, self._truncated, self.infos = step
         self._begin_round()
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_field, came, check_whole
 from ..spec import Field
+from .agent_view import as_reward, result_of
 
 __all__ = ["PLAYERS", "TwoPlayer"]
 
@@ -68,7 +69,7 @@ class TwoPlayer:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
-        obs, info = self._env.reset(seed=seed)
+        obs, info = result_of("reset", self._env.reset(seed=seed))
         self.agents = list(PLAYERS)
         self._steps = 0
         return self._by_player(obs), self._infos(info)
@@ -78,14 +79,14 @@ class TwoPlayer:
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
         """Perform both players' actions."""
         both = [actions[agent] if self._table is None else self._table[int(actions[agent])] for agent in PLAYERS]
-        obs, reward, terminated, truncated, info = self._env.step(np.concatenate(both))
+        obs, reward, terminated, truncated, info = result_of("step", self._env.step(np.concatenate(both)))
         self._steps += 1
         if self._max_steps is not None and self._steps >= self._max_steps and not info.get(WINNER):
             terminated, truncated = False, True
         if terminated or truncated:
             self.agents = []
         infos = self._infos(info)
-        rewards = float(reward), self._second_reward(float(reward), infos[PLAYERS[1]])
+        rewards = as_reward(reward), self._second_reward(as_reward(reward), infos[PLAYERS[1]])
         return (
             self._by_player(obs),
             dict(zip(PLAYERS, rewards, strict=True)),
@@ -110,7 +111,7 @@ class TwoPlayer:
         return dict(zip(PLAYERS, (dict(first), second), strict=True))
 
     def _second_reward(self, first: float, info: Mapping[str, Any]) -> float:
-        return -first if self._reward_of_two is None else float(self._reward_of_two(info))
+        return -first if self._reward_of_two is None else as_reward(self._reward_of_two(info))
 
     def render(self) -> Any:
         """See the environment's own."""

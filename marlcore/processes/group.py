@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
+from ..checks import came, deadline_of
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..memory import SegmentHandle, interrupt_waits_with
 from .control import Control
@@ -179,7 +180,7 @@ class Workers:
         """Runs function(context, *args, **kwargs) in a new process, named after the function: "actor-0".
 
         Raises:
-            TypeError: the function or an argument cannot be pickled.
+            TypeError: the function cannot be called, or it or an argument cannot be pickled.
             OSError: the system starts no process.
             WorkerFailed: a worker failed earlier. ClosedError: not inside the block.
         """
@@ -193,6 +194,8 @@ class Workers:
         Raises: see `start`; ValueError: the name is too long or taken.
         """
         self.check()
+        if not callable(function):
+            raise TypeError(f"function: expected a callable, got {came(function)}")
         if not encoded_name("name", name):
             raise ValueError("name: expected at least 1 byte, got ''")
         if any(worker.name == name for worker in self._workers):
@@ -220,7 +223,7 @@ class Workers:
 
         Raises: see `check`, as soon as a worker failed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         while True:
             self.check()
             running = [worker for worker in self._workers if worker.running]

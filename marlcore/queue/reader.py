@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import check_whole, deadline_of
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
@@ -172,9 +172,7 @@ class TrajectoryReader:
             UsedByTwoThreads: another thread is reading.
             ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
         """
-        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
-            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         memory = self._drawing.memory()
         while True:
             self.check_open()

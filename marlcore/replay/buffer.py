@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
+from ..checks import came
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorWriter, Writer
@@ -126,6 +127,8 @@ class ReplayBuffer(TransitionLanes):
             own file, or the sampler's state is not arrays of numbers. After any of these, an earlier save is intact.
         """
         self._segment.check_open()
+        if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
+            raise TypeError(f"sampler: expected one with a state_dict, got {came(sampler)}")
         # The sampler first: its state must not miss rows that the cut of the lanes has.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._segment, self._lanes, self._geometry, path, state)
@@ -208,7 +211,8 @@ class ReplayBuffer(TransitionLanes):
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
 
-        Raises: ValueError, TypeError: an option is out of range, or one draw would read more rows than a lane has.
+        Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
+            batch would take more bytes than the machine has memory.
         """
         from ..transitions import LaneView
         from .row_source import SamplerOptions

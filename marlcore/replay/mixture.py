@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole, state_array
+from ..checks import came, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
 from ..spec import Sequence
@@ -118,7 +118,7 @@ class Mixture:
         Raises: as `Sampler.sample`; NotEnoughData and TimeoutError also if the limiter of a replay with a share forbids
             the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         memory = self._sources[0].memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)

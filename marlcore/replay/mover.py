@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..checks import came
 from ..observations import each
 from ..transitions import Batch, TorchBatch
 
@@ -26,7 +27,13 @@ class Mover:
             raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}") from None
         if self._device.type not in ("cpu", "cuda"):
             raise ValueError(f"device: expected a cpu or a cuda device, got {device!r}")
-        torch.empty(1, pin_memory=True)  # without a device this fails here, not in the thread
+        try:
+            torch.empty(1, pin_memory=True)  # without a device this fails here, not in the thread
+        except RuntimeError as error:
+            label = "pin_memory" if self._device.type == "cpu" else "device"
+            raise RuntimeError(
+                f"{label}: expected an accelerator, which pins memory, got none ({came(error)})"
+            ) from None
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -98,12 +98,14 @@ class Prefetch(Generic[B]):
                 pass through pinned memory, and are on the device when returned.
 
         Raises:
-            TypeError: the sampler lacks a method. ValueError: depth is out of range, or the device is of another kind.
-            RuntimeError: memory cannot be pinned, since there is no device.
+            TypeError: the sampler lacks a method, or pin_memory is no bool. ValueError: depth is out of range, or the
+            device is of another kind. RuntimeError: memory cannot be pinned, since there is no device.
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
             raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {came(sampler)}")
         check_whole("depth", depth)
+        if not isinstance(pin_memory, bool):
+            raise TypeError(f"pin_memory: expected a bool, got {came(pin_memory)}")
         mover = None if str(device) == "cpu" and not pin_memory else Mover(device)
         self._work = Work(sampler, int(depth), mover)
         # The thread references only its work, so that an abandoned Prefetch is collected and ends the thread. At the

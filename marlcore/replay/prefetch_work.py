@@ -10,7 +10,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..checks import came
+from ..checks import came, deadline_of
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
 from ..memory import WAIT_SLICE_S, check_interruption
 from .mover import Mover
@@ -117,7 +117,7 @@ class Work:
         return True
 
     def take(self, timeout: float | None) -> Any:
-        deadline = time.monotonic() + (0.0 if timeout is None else timeout)
+        deadline = deadline_of(timeout)
         asked = self._attempts
         self.check_open()
         self._wanted = False  # an interrupted call may have left it set
@@ -132,8 +132,8 @@ class Work:
                 if dropped == self._dropped:
                     return batch
                 continue
-            # Like a sampler, it tries once more after the deadline; `not <` makes a NaN count as past.
-            if self._starved > asked and not time.monotonic() < deadline:
+            # Like a sampler, it tries once more after the deadline.
+            if self._starved > asked and (deadline is None or time.monotonic() >= deadline):
                 raise (NotEnoughData if timeout is None else TimeoutError)(self._shortage)
             check_interruption()
             self._to_consumer.wait(WAIT_SLICE_S)

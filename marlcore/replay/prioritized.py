@@ -18,6 +18,8 @@ from ..transitions import BatchMemory, Drawing, LaneView, RecordLayout, address_
 
 __all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
 
+FIRST = 1.0  # the priority of the first transitions
+
 
 @dataclass(frozen=True)
 class Prioritized:
@@ -25,7 +27,8 @@ class Prioritized:
 
     The probability of each is proportional to (priority + epsilon)^alpha; one is drawn from each of batch_size equal
     parts of the total. `batch.weight` corrects for that: it is (N P)^-beta, divided by the largest weight of the
-    batch, as in the paper's algorithm 1. A new transition has the highest priority so far, initially 1.
+    batch, as in the paper's algorithm 1. A new transition has the highest priority so far, initially 1; epsilon is
+    added to that too.
 
     Attributes:
         alpha: at least 0; 0 draws uniformly.
@@ -55,8 +58,8 @@ class Prioritized:
 
     def limit(self, leaves: int) -> float:
         """The highest priority for which the sum of `leaves` masses is finite."""
-        highest = sys.float_info.max / (2 * leaves)
-        return highest if self.alpha <= 1 else float(highest ** (1 / self.alpha))
+        mass = sys.float_info.max / (2 * leaves)
+        return float(mass ** (1 / max(1.0, float(self.alpha))) - self.epsilon)
 
     def check(self, spec: TransitionSpec) -> None:
         """Raises ValueError: `initial` is not a float32 scalar extra of the spec."""
@@ -83,6 +86,8 @@ class PriorityTree:
         self._lane_count = geometry.lanes
         self._leaves = leaves
         self._limit = options.limit(leaves)
+        if self._limit < FIRST:
+            raise ValueError(f"prioritized: expected alpha and epsilon with finite masses, got {options}")
         self._offsets = level_offsets(leaves)
         self._tree = empty_tree(self._offsets)
         self._marks = np.zeros(leaves, np.uint8)
@@ -100,7 +105,7 @@ class PriorityTree:
         settings: dict[str, Any] = {
             "alpha": self._options.alpha,
             "epsilon": self._options.epsilon,
-            "highest": 1.0,
+            "highest": FIRST + self._options.epsilon,
             "limit": self._limit,
             "nodes": len(self._tree),
             "levels": len(self._offsets) - 1,

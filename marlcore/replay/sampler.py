@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..checks import deadline_of
 from ..memory import one_thread
 from ..transitions import Batch, LaneView
 from .prioritized import Prioritized
@@ -49,11 +49,11 @@ class Sampler:
         Raises:
             NotEnoughData: without a timeout, the replay holds fewer than min_size transitions, or no whole one.
             TimeoutError: the same, after the timeout.
-            ValueError: an actor stored a priority that is negative or infinite.
+            ValueError: an actor stored a priority that is negative or infinite, or the timeout is out of range.
             MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         source = self.source
         memory = source.memory()
         source.wait_for_limiter(deadline)

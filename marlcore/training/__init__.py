@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .config import Settings as Settings
     from .config import SupervisionConfig as SupervisionConfig
     from .config import is_learner as is_learner
+    from .config import names_of as names_of
     from .config import policy_of as policy_of
     from .config import read_settings as read_settings
     from .loops import Evaluation as Evaluation
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .record import Status as Status
     from .record import agent_order as agent_order
     from .record import described_run as described_run
+    from .record import has_all_steps as has_all_steps
     from .record import has_ended as has_ended
     from .record import read_metrics as read_metrics
     from .record import summary as summary
@@ -81,9 +83,11 @@ _HOME = {
     "compile_before_a_run": "warmup",
     "described_run": "record",
     "evaluate": "after",
+    "has_all_steps": "record",
     "has_ended": "record",
     "is_learner": "config",
     "load_policy": "after",
+    "names_of": "config",
     "play": "loops",
     "policy_of": "config",
     "read_metrics": "record",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..checks import absolute
+from ..checks import absolute, check_timeout
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound, TimedOut
@@ -160,6 +160,7 @@ class Run:
 
         Raises: TimeoutError: it goes on after `timeout` seconds. WorkerFailed and others: the error that ended it.
         """
+        check_timeout(timeout)
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")

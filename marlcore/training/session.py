@@ -167,7 +167,7 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
     The parent may have been killed after a learner's checkpoint and before it saved its progress: then the actors share
-    the steps of that checkpoint, so that schedules do not go back.
+    the steps of that checkpoint, so that schedules do not go back. Metrics of later steps are cut off.
     """
     saved = run.progress
     steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
@@ -175,6 +175,7 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     missing = max(reached - sum(steps.values()), 0)
     for i, name in enumerate(steps):
         control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
+    run.csv.resume_at(control.steps)
     return float(saved.get("time_s", 0.0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -164,6 +165,8 @@ class BatchLayout:
     Attributes:
         columns: see kernels/plan.py; their bases are offsets in the segment's body.
         frames, fields, states: number of columns of each kind.
+
+    Raises ValueError: a batch would take more than the machine's memory.
     """
 
     def __init__(
@@ -196,7 +199,6 @@ class BatchLayout:
         self.frames, self.fields, self.states = len(columns), len(fields), len(states)
         columns += [self._field(place, self._lead) for place in fields]
         columns += [self._field(place, (batch,)) for place in states]
-        self.columns = np.array(columns, COLUMN)
         self._rows("numbers", ("reward", "discount"), np.dtype(np.float32))
         self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
         self.plan.add("policy_version", self._lead, np.int64)
@@ -204,6 +206,13 @@ class BatchLayout:
         self.plan.add("mask", self._lead, np.bool_)
         self.plan.add("index", (batch,), np.int64)
         self.plan.add("weight", (batch,), np.float32)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self.plan.nbytes > memory:
+            raise ValueError(
+                f"batch_size: expected a batch within this machine's {memory:,} bytes of memory, got {batch}, "
+                f"which takes {self.plan.nbytes:,} bytes"
+            )
+        self.columns = np.array(columns, COLUMN)
 
     def offset(self, name: str) -> int:
         """A field's offset in the batch's bytes."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ..checks import came, check_whole
+from ..checks import came, check_timeout, check_whole
 from ..errors import LayoutMismatch
 from ..memory import LaneClaim, LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
@@ -159,8 +159,7 @@ class TransitionLanes(Shared):
     def _check_writing(self, timeout: float | None) -> None:
         """Raises ClosedError, StaleHandle: the object is not open. ValueError: the timeout is out of range."""
         self._segment.check_open()
-        if timeout is not None and not (isinstance(timeout, (int, float, np.number)) and timeout >= 0):
-            raise ValueError(f"timeout: expected seconds of at least 0 or None, got {timeout!r}")
+        check_timeout(timeout)
 
 
 @contextmanager

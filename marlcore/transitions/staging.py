@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,9 +220,11 @@ def _rows_put(label: str, field: Field, view: NDArray[Any], slots: _Slots) -> Pu
         view, at = view[at], ...
     direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
     wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
-    if dtype in _FLOATS:  # the C core itself refuses rewards that float32 does not hold
-        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize or field is _REWARD}
+    if dtype in _FLOATS:
+        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
         wider = _FLOATS - direct
+    raising = Context()  # entering np.errstate in each call takes longer than the assignment
+    raising.run(np.seterr, over="raise")
 
     def put(value: Any) -> None:
         fits = value.__class__ is np.ndarray and value.shape == shape
@@ -230,9 +232,11 @@ def _rows_put(label: str, field: Field, view: NDArray[Any], slots: _Slots) -> Pu
             view[at] = value
             return
         if fits and value.dtype in wider:
-            with suppress(FloatingPointError), np.errstate(over="raise"):
-                view[at] = value
+            try:
+                raising.run(view.__setitem__, at, value)
                 return
+            except FloatingPointError:
+                pass  # `rows_of` says which value
         view[at] = rows_of(label, field, value, rows)
 
     return put

@@ -38,6 +38,7 @@ from .writer_base import WriterBase
 __all__ = ["Writer"]
 
 _FLAG = Field((), "bool")
+_REWARD = Field((), "float32")
 
 
 class Writer(WriterBase):
@@ -141,6 +142,8 @@ class Writer(WriterBase):
                     return self._leave_out()
             ticket: int = self._add_row(self._raw, flags)
             if ticket < 0:
+                if ticket == -errno.EDOM:
+                    as_field("reward", _REWARD, reward)  # refuses a finite one that float32 does not hold
                 ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
             return ticket
         finally:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import check_timeout, check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
@@ -300,9 +300,10 @@ class Subscriber:
 
         Raises:
             TimeoutError: every attempt was overwritten. LayoutMismatch: a tensor of the local model was added or
-            removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. Each leaves the
-            model unchanged.
+            removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. ValueError: the
+            timeout is no number or negative. Each leaves the model unchanged.
         """
+        check_timeout(timeout, or_none=False)
         if self._store.version == self.version:
             return False
         self._take(self._copy_newest(timeout))
@@ -353,7 +354,11 @@ class Subscriber:
         return version
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not."""
+        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not.
+
+        Raises ValueError: the timeout is no number or negative.
+        """
+        check_timeout(timeout, or_none=False)
         store, deadline = self._store, monotonic() + timeout
         return sleep_until(lambda: max(0, newer_than + 1 - store.version), self._event, deadline, store.check_open)
 

@@ -70,6 +70,7 @@ def test_a_run_is_watched_asked_and_stopped(tmp_path: Path, mode: str) -> None:
     result = run.wait()
     assert run.wait() is result and not run.status().running and "ended" in repr(run)
     assert result.steps == run.status().steps > 500 and result.updates == run.status().updates
+    assert result.returns == run.status().returns
     assert run.policy("agent_1").act(env.last()[0]) in range(4)
 
 

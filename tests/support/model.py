@@ -205,7 +205,7 @@ class Priorities:
         self.window = window
         self.masses: dict[int, float] = {}
         self.drawn: set[int] = set()
-        self.highest = 1.0
+        self.highest = 1.0 + options.epsilon
         self.ignored = 0
 
     def catch_up(self) -> dict[int, tuple[Episode, int]]:

@@ -53,3 +53,10 @@ def replayed() -> torch.Tensor:
         batch = replay.sampler(8).sample().torch()
     obs = batch.obs
     return torch.cat(list(obs.values())) if isinstance(obs, dict) else obs
+
+
+def mistaken(policy: mc.LoadedPolicy, batch: mc.Batch) -> None:
+    """Mistakes that mypy must find: it reports an ignore that nothing needs, as where a type is Any."""
+    action: str = policy.act(np.zeros(4, np.float32))  # type: ignore[assignment]
+    obs: str = batch.torch().obs  # type: ignore[assignment]
+    print(action, obs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -57,3 +58,15 @@ def test_a_signal_handlers_exception_is_no_failed_call(limit: Limit) -> None:
         signal.raise_signal(signal.SIGALRM)
     with suppress_failed_calls():
         os.stat("/nowhere/at/all")
+
+
+def test_a_failed_call_keeps_no_caller_alive() -> None:
+    """What the caller held is freed at once, as a forgotten segment must be."""
+
+    def failing() -> weakref.ref[Any]:
+        held = Limit()
+        with suppress_failed_calls():
+            os.stat("/nowhere/at/all")
+        return weakref.ref(held)
+
+    assert failing()() is None

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...checks import absolute, as_field, came
-from ...envs.agent_view import AgentView
+from ...checks import absolute, as_field, came, check_finite
+from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Algorithm
 from ...observations import ALONE, Values, by_name, in_form
@@ -78,10 +78,14 @@ class LoadedPolicy:
             mask: of the allowed actions, if the environment gives it elsewhere.
             reward: of the action before; recurrent policies may have it as an input. Ignored where an episode begins.
 
-        Raises: ValueError, TypeError: the observation is not of the space.
+        Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
+            finiteness is checked, as in training: values beyond a Box's bounds are accepted.
         """
-        self._player.reward(np.array([reward]), slice(None))
-        chosen = self._player.choose(_of_one_copy(self.spaces, obs, mask), slice(None), self._begins)
+        values = _of_one_copy(self.spaces, obs, mask)
+        rewards = np.array([reward])
+        check_finite("reward", rewards)
+        self._player.reward(rewards, slice(None))
+        chosen = self._player.choose(values, slice(None), self._begins)
         self._begins = np.zeros(1, np.bool_)
         action = self.spaces.shifted(chosen.action)[0]
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
@@ -112,8 +116,12 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
     if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
         obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
     label = "" if isinstance(spaces.obs, Mapping) else "obs"
-    values, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
-    return in_form({name: as_field(label or name, fields[name], values[name])[None] for name in values}, spaces.obs)
+    parts, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
+    values = in_form({name: as_field(label or name, fields[name], parts[name])[None] for name in parts}, spaces.obs)
+    fault = fault_of(spaces, values, acting=True)
+    if fault is not None:
+        raise ValueError(fault[1])
+    return values
 
 
 @dataclass(frozen=True)

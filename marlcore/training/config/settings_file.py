@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -14,7 +14,7 @@ from ...checks import did_you_mean
 from .config import Config, LearnerConfig
 from .schedules import Schedule
 
-__all__ = ["Settings", "read_settings"]
+__all__ = ["Settings", "names_of", "read_settings"]
 
 BESIDE = ("env", "algo", "algorithm")
 
@@ -73,6 +73,18 @@ def read_settings(path: str | Path) -> Settings:
         raise ValueError(f"{path}: {error}") from None
 
 
+def names_of(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted names of the fields of a dataclass and its nested dataclasses."""
+    for one in fields(kind):
+        part: Any = one.type if is_dataclass(one.type) else one.default_factory
+        if is_dataclass(part):
+            marks = getattr(get_type_hints(kind, include_extras=True)[one.name], "__metadata__", ())
+            unnamed = any(getattr(mark, "name", None) == "" for mark in marks)
+            yield from names_of(part, prefix if unnamed else f"{prefix}{one.name}.")
+        else:
+            yield prefix + one.name
+
+
 def _without_empty(plain: Any) -> Any:
     """The settings without keys that have nothing after the colon."""
     if not isinstance(plain, dict):
@@ -89,7 +101,12 @@ def _check_keys(where: str, plain: Any, known: Any, beside: tuple[str, ...] = ()
         if key in beside:
             continue
         if key not in names:
-            raise ValueError(f"unknown setting {where}{key}{did_you_mean(key, [*names, *beside], where)}")
+            from ...algos import ALGORITHMS  # which imports torch
+
+            name, near = f"{where}{key}", [where + one for one in (*names, *beside)]
+            others = [one for kind in ALGORITHMS.values() for one in names_of(kind, "algorithm.")]
+            hint = did_you_mean(name, [*near, *names_of(Config)]) or did_you_mean(name, others)
+            raise ValueError(f"unknown setting {name}{hint}")
         inside = getattr(known, key)
         if key == "learners":
             if not isinstance(value, Mapping):

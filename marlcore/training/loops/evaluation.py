@@ -60,9 +60,14 @@ class Evaluation:
 
     @property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """By agent: the mean return's 95 % confidence interval (Student's t); NaN after one game and its copies."""
-        scale = t_975(self.episodes - 1) / math.sqrt(self.episodes)
-        halves = {agent: scale * std for agent, std in self.std.items()}
+        """By agent: the mean return's 95 % confidence interval; NaN after one game and its copies.
+
+        mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
+        mean squared deviation of all episodes: copies of a game add nothing to what is known of the mean.
+        """
+        freedom = self.distinct - 1
+        scale = t_975(freedom) / math.sqrt(max(freedom, 1))
+        halves = {agent: scale * float(returns.std()) for agent, returns in self.returns.items()}
         return {agent: (mean - halves[agent], mean + halves[agent]) for agent, mean in self.mean.items()}
 
     def __rich__(self) -> FittedTable:

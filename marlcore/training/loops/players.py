@@ -95,8 +95,7 @@ class ScriptedPlayer:
 
     def _allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> bool:
         """Whether the mask of an observation allows each component of a row's action."""
-        sizes = np.atleast_1d(getattr(self._spaces.action, "nvec", self._spaces.choices)).ravel()
-        return bool(mask[np.cumsum(sizes) - sizes + action.ravel()].all())
+        return bool(mask[self._spaces.first_choices + action.ravel()].all())
 
 
 def _own(obs: Any) -> Any:

@@ -228,6 +228,10 @@ class PolicyPlayer:
         self.policy = policy
         self._copies = copies
         self._action = spaces.action_field
+        self._spaces = spaces
+        self._choices = np.zeros(0, np.int64)  # of the action 0: where all copies' masks, flattened, hold it
+        if spaces.masked:
+            self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.first_choices).ravel()
         self._stack = Stack(spaces.obs, copies, spaces.stack, pad) if spaces.stack > 1 else None
         self._state: dict[str, torch.Tensor] | None = None
         self.before: Mapping[str, torch.Tensor] = {}
@@ -235,9 +239,10 @@ class PolicyPlayer:
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """Chooses actions for the k observations of the copies `at`, of which some begin an episode.
 
-        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype or are not finite, or its
-            state has other parts or another shape than before.
+        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype, are not finite or are ones
+            that the mask forbids, or its state has other parts or another shape than before.
         """
+        mask = obs[MASK] if self._spaces.masked else None
         if self._stack is not None:
             obs = self._stack.push(obs, at, begins)
         state = None
@@ -250,10 +255,21 @@ class PolicyPlayer:
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
+        if mask is not None:
+            self._check_allowed(action, mask)
         if chosen.state is not None:
             self.before = state or {name: torch.zeros_like(rows) for name, rows in chosen.state.items()}
             self._keep(chosen.state, at, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
+
+    def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
+        """Checks actions [k, ...] against the masks [k, choices]; the environment refuses those outside the space."""
+        allowed = mask.take(action.ravel() + self._choices[: action.size], mode="clip")
+        if not allowed.all():
+            row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]
+            raise ValueError(
+                f"action of the algorithm: expected one that {MASK} allows, got {self._spaces.shifted(row).tolist()}"
+            )
 
     def _keep(self, state: Mapping[str, torch.Tensor], at: Any, rows: int) -> None:
         """Keeps the state [rows, ...] of the copies `at`, and leaves `before` as it is."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import rows_of
+from ...checks import check_finite, rows_of
 from ...errors import EnvironmentFailed
 from ...interfaces import PRIORITY, Action, Outcome, Turn
 from ...observations import each, put_rows, rows_at
@@ -161,7 +161,10 @@ class Seat:
             )
         for name, field in self._spec.extras.items():
             value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
-            self._extras[name][at] = rows_of(f"{name} of the {owner}", field, value, rows)
+            array = rows_of(f"{name} of the {owner}", field, value, rows)
+            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
+                check_finite(f"{name} of the {owner}", array)
+            self._extras[name][at] = array
 
     def _write_with(self, due: tuple[Outcome, NDArray[np.float32]] | None) -> None:
         """Writes transitions with their first priorities."""

@@ -11,7 +11,16 @@ from .files import read_json, read_sealed, write_atomically, write_json, write_s
 from .monitor import STOPPING, Monitor, Status
 from .policies_file import described_policies, write_policies
 from .progress import Progress, final_returns, summary
-from .run_directory import RUNS, RunDirectory, agent_order, checkpoint_path, has_ended, read_config, setup_logging
+from .run_directory import (
+    RUNS,
+    RunDirectory,
+    agent_order,
+    checkpoint_path,
+    has_all_steps,
+    has_ended,
+    read_config,
+    setup_logging,
+)
 from .sinks import Sink, open_sinks, read_metrics
 from .trust import check_trusted
 
@@ -35,6 +44,7 @@ __all__ = [
     "draw",
     "draw_runs",
     "final_returns",
+    "has_all_steps",
     "has_ended",
     "kept_steps",
     "load_checkpoint",

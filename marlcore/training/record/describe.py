@@ -15,7 +15,7 @@ from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
 from ..config import AssignedPolicy, Config, absolute_anchors
-from .run_directory import read_config, read_progress
+from .run_directory import read_config, steps_taken
 from .trust import check_trusted
 
 __all__ = ["check_resumed", "describe", "described_run", "hyperparameters", "remade"]
@@ -133,7 +133,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
             had = absolute_anchors(had)  # earlier versions noted paths as they were given
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
-    taken = sum(read_progress(run_dir).get("steps", {}).values())
+    taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
             f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"

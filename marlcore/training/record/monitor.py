@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from ...processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
-from .progress import Progress
+from .progress import LateReturns, Progress
 from .run_directory import RunDirectory
 from .sinks import Sink
 
@@ -17,7 +17,6 @@ NOTE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
 RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
 TICK_S = 0.25  # between ticks of a serial run
-RETURNS = 100  # episodes in an agent's mean return
 STOPPING = "stopping: writing checkpoints ..."
 
 
@@ -30,7 +29,9 @@ class Status:
         steps, total_steps: taken by all agents together, and to take.
         seconds: since its beginning, earlier parts of a resumed run included.
         updates: by policy.
-        returns: by agent, the mean return of its last 100 episodes.
+        returns: by agent of which an episode ended, the mean return of the episodes that ended in the last tenth of the
+            steps so far; if none did, of the last tenth of the agent's episodes, at least one. As `Result.returns`, but
+            earlier parts of a resumed run are not counted.
         restarts: by worker.
         metrics: the newest value of each metric, by (agent or policy, name).
     """
@@ -71,7 +72,7 @@ class Monitor:
         self._ticked = now
         self._noted = -NOTE_S
         self._newest: dict[tuple[str, str], float] = {}
-        self._returns: dict[str, deque[float]] = {}
+        self._returns: dict[str, LateReturns] = {}
         self.status = self._look(now)
 
     @property
@@ -113,7 +114,7 @@ class Monitor:
             self._total,
             now,
             {policy: tally.load(UPDATES) for policy, tally in self._control.tallies.items()},
-            {agent: sum(returns) / len(returns) for agent, returns in self._returns.items()},
+            {agent: late.mean(self._control.steps) for agent, late in self._returns.items()},
             {name: own.load(RESTARTS) for name, own in self._control.notes.items()},
             dict(self._newest),
         )
@@ -142,6 +143,6 @@ class Monitor:
         self._sinks.record(metric)
         self._newest[metric.agent, metric.name] = metric.value
         if metric.name == "episode_return":
-            self._returns.setdefault(metric.agent, deque(maxlen=RETURNS)).append(metric.value)
+            self._returns.setdefault(metric.agent, LateReturns(self._total)).add(metric)
         if self._table is not None:
             self._table.update(metric)

@@ -127,7 +127,8 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
         return gym.Text(1)
     dtype = np.dtype(plain["dtype"])
     if kind == "Discrete":
-        return gym.Discrete(plain["n"], start=plain["start"], dtype=dtype)
+        other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
+        return gym.Discrete(plain["n"], start=plain["start"], **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(np.array(plain["nvec"]), dtype=dtype, start=np.array(plain["start"]))
     if kind != "Box":

@@ -18,7 +18,7 @@ from ...processes import Metric
 from ...tables import FittedTable
 from .run_directory import agent_order
 
-__all__ = ["Progress", "final_returns", "summary"]
+__all__ = ["LateReturns", "Progress", "final_returns", "summary"]
 
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
@@ -183,22 +183,48 @@ class Progress:
         return FittedTable(self._header(), "agent", list(_TITLES.values()), rows, _MIN_WIDTH, crop=True)
 
 
-def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
-    """By agent: the mean `episode_return` over the last tenth of the run.
+class LateReturns:
+    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept."""
 
-    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier. Of an agent without
-    an episode that ended in that time, the last tenth of its episodes counts, at least one; NaN without any.
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._count = 0
+        self._late: deque[Metric] = deque()
+
+    def add(self, ended: Metric) -> None:
+        """Notes an episode's return."""
+        self._count += 1
+        self._late.append(ended)
+        while len(self._late) > self._least and not self._is_late(self._late[0], ended.step):
+            self._late.popleft()
+
+    def mean(self, step: int) -> float:
+        """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
+        episodes, at least one; NaN without any."""
+        if not self._late:
+            return math.nan
+        late = [one.value for one in self._late if self._is_late(one, step)]
+        return _mean(late or [one.value for one in self._late][-self._least :])
+
+    @property
+    def _least(self) -> int:
+        return max(1, self._count // 10)
+
+    def _is_late(self, ended: Metric, step: int) -> bool:
+        return 10 * ended.step >= 9 * min(step, self._total)
+
+
+def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
+    """By agent: the mean `episode_return` at the end of the run, see `LateReturns`.
+
+    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier.
     """
-    end = min(total_steps, max((metric.step for metric in metrics), default=0))
-    ended: dict[str, list[Metric]] = {agent: [] for agent in sorted(agents, key=agent_order)}
+    ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
     for metric in metrics:
         if metric.name == "episode_return" and metric.agent in ended:
-            ended[metric.agent].append(metric)
-    returns = {}
-    for agent, episodes in ended.items():
-        last = [one for one in episodes if 10 * one.step >= 9 * end] or episodes[-max(1, len(episodes) // 10) :]
-        returns[agent] = _mean([one.value for one in last]) if last else math.nan
-    return returns
+            ended[metric.agent].add(metric)
+    end = max((metric.step for metric in metrics), default=0)
+    return {agent: late.mean(end) for agent, late in ended.items()}
 
 
 def summary(returns: Mapping[str, float]) -> str:

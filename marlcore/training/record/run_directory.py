@@ -30,10 +30,12 @@ __all__ = [
     "RunDirectory",
     "agent_order",
     "checkpoint_path",
+    "has_all_steps",
     "has_ended",
     "read_config",
     "read_progress",
     "setup_logging",
+    "steps_taken",
 ]
 
 RUNS = "runs"  # parent of run directories without a given path
@@ -182,6 +184,16 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
             and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
     return saved
+
+
+def steps_taken(run_dir: str | Path) -> int:
+    """The steps that a run had taken when its progress was saved last. Raises ValueError: the file is damaged."""
+    return sum(read_progress(run_dir).get("steps", {}).values())
+
+
+def has_all_steps(run_dir: str | Path) -> bool:
+    """Whether a run has taken all its steps, so that it can be resumed only for more. Raises ValueError: no run."""
+    return bool(steps_taken(run_dir) >= read_config(run_dir)["total_steps"])
 
 
 def has_ended(path: str | Path) -> bool:

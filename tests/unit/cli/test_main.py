@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from marlcore.training.run_directory import RunDirectory
 
 from marlcore import IQN, Config, Result
 from marlcore.__main__ import main
@@ -43,18 +45,47 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
             assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
 
 
+@pytest.mark.parametrize("command", ["--version", "gc"])
+def test_a_full_standard_output_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It reads as if the run's disk were full otherwise."""
+    monkeypatch.setattr(gc, "main", lambda arguments: print("nothing to remove", flush=True))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([command]) == 2
+    assert capfd.readouterr().err == "marlcore: standard output: No space left on device\n"
+
+
 def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
 
+COMPLETE = "the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'"
+
+
 @pytest.mark.parametrize(
-    ("run_dir", "says"),
-    [("", "stopped"), ("runs/a b", "stopped; resume with marlcore train --resume 'runs/a b'")],
+    ("run_dir", "taken", "says"),
+    [
+        ("", 0, "stopped"),
+        ("runs/a b", 59, "stopped; resume with marlcore train --resume 'runs/a b'"),
+        ("runs/a b", 60, f"stopped; {COMPLETE}"),
+    ],
 )
 def test_a_stopped_run_says_how_to_go_on(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run_dir: str, says: str
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    run_dir: str,
+    taken: int,
+    says: str,
 ) -> None:
+    """A run that has taken all its steps cannot be resumed with them."""
+    monkeypatch.chdir(tmp_path)
+    with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
+        run.save_progress({"steps": {"actor-0": taken - 9, "actor-1": 9}})
+
     def stop(arguments: list[str]) -> int:
         Interrupts(signal.SIGINT).deliver(run_dir)
         return 0

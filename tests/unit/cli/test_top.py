@@ -116,7 +116,7 @@ def test_it_ends_with_the_run_and_with_ctrl_c(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/no/such/run"], "run_dir: expected one live run, got none"),
+        (["/no/such/run"], "run_dir: expected one live run, got none of '/no/such/run'"),
         (["--interval", "0"], "interval: expected seconds of at least 0.05, got 0.0"),
         (["--what"], "--what"),
     ],
@@ -171,7 +171,12 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
         with closing(_find(str(path), once=False)) as run:
             assert run.about["run_dir"] == str(path)
     assert len(looks) == 3
-    assert said == [f"waiting for {path} to start"]
+    assert said == [f"waiting for {path} to start; this directory does not exist yet"]
+
+
+def test_a_look_at_no_run_names_its_directory():
+    with refused(ValueError, "run_dir: expected one live run, got none of 'runs/nope'"):
+        _find("runs/nope", once=True)
 
 
 @pytest.mark.parametrize("once", [True, False])

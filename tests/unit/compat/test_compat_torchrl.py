@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_and_adds_nothing():
     ours.extend(rows(10))
     for bad, said in (
         (rows(2).exclude("action"), "tensordict: expected the fields"),
-        (rows(2).set("observation", torch.zeros(2, 5)), r"expected float32 \(2, 4\), got shape \(2, 5\)"),
+        (rows(2).set("observation", torch.zeros(2, 5)), r"^observation: expected float32 \(2, 4\), got shape \(2, 5\)"),
     ):
         with pytest.raises(ValueError, match=said):
             ours.extend(bad)

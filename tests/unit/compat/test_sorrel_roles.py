@@ -512,6 +512,18 @@ def test_the_configurations_section_sets_the_options() -> None:
     assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
 
 
+class Development(double.Environment):
+    """As sorrel's development branch, which has all but this method."""
+
+    aggregate_epoch_stats = property()  # type: ignore[assignment]
+
+
+def development() -> Any:
+    env = double.make(epochs=3)
+    env.__class__ = Development
+    return env
+
+
 def without(name: str) -> Any:
     model = SimpleNamespace(train_step=lambda: 0, memory=double.Buffer(4, (7,)), epsilon=0.0)
     delattr(model, name)
@@ -540,8 +552,8 @@ class Rollouts(double.Buffer):
         (double.make, {"updates_per_epoch": 0}, ValueError, "updates_per_epoch: expected a number above 0 or None"),
         (double.make, {"timeout": 0}, ValueError, "timeout: expected seconds above 0, got 0"),
         (double.make, {"publish_mode": "twice"}, ValueError, "mode: expected snapshot, double_buffer"),
-        (lambda: SimpleNamespace(take_turn=0, reset=0, world=0, config=0), {}, TypeError,
-         r"env: expected an Environment of sorrel 1\.6, got SimpleNamespace without aggregate_epoch_stats; sorrel's "
+        (development, {}, TypeError,
+         r"env: expected an Environment of sorrel 1\.6, got Development without aggregate_epoch_stats; sorrel's "
          "earlier releases and its development branch are not supported"),
         (own_loop, {}, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: pass "
          r"replace_loop=True to run sorrel's standard loop in its place, or call env\.run_experiment"),

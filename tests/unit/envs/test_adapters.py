@@ -14,8 +14,9 @@ from pettingzoo.utils import parallel_to_aec
 from relay import Relay
 from turns import assert_same, play, record
 
-from marlcore.envs import adapt, make
+from marlcore.envs import adapt, make, vectorize
 from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
+from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import Environment
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
@@ -176,3 +177,28 @@ def test_an_ended_agent_still_listed_has_one_last_turn() -> None:
         record(ParallelEnvironment(Lingering()), episodes=2),
         record(ParallelEnvironment(Relay()), episodes=2),
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "made"),
+    [
+        ("step", lambda: gymnasium.make("CartPole-v1")),
+        ("reset", lambda: gymnasium.make("CartPole-v1")),
+        ("step", lambda: gymnasium.make_vec("CartPole-v1", 1)),
+        ("step", Relay),
+        ("reset", Relay),
+        ("last", lambda: ParallelEnvironment(Relay())),
+    ],
+)
+def test_a_value_too_few_is_told_with_the_names_of_all(method: str, made: Callable[[], Any]) -> None:
+    env = made()
+    right = getattr(env, method)
+    setattr(env, method, lambda *args, **options: right(*args, **options)[:-1])
+    expected = r"\(observation, info\), got 1 " if method == "reset" else r"\(.*, truncated, info\), got 4 "
+    with pytest.raises(EnvironmentFailed, match=f"ValueError: {method}: expected {expected}values$"):
+        copies = vectorize(lambda: env, 1)
+        copies.reset(0)
+        for _ in range(2):
+            _, turns = copies.observe()
+            for turn in turns:
+                copies.act(turn, np.zeros(1, np.int64))

@@ -251,6 +251,9 @@ REWARDS: dict[str, Any] = {
     "reward beyond": 1e39,
     "reward beyond float": 10**400,
     "no reward": None,
+    "reward of text": "1",
+    "reward of texts": np.array("1"),
+    "complex reward": np.complex64(1),
     "two rewards": np.zeros(2),
 }
 
@@ -273,6 +276,9 @@ LINES = {
     "reward beyond": r", agent_0: reward: expected a finite number of float32, got 1e\+39$",
     "reward beyond float": r", agent_0: reward: expected a number, got 1000",
     "no reward": r", agent_0: reward: expected a number, got None$",
+    "reward of text": r", agent_0: reward: expected a number, got '1'$",
+    "reward of texts": r", agent_0: reward: expected a number, got array\('1', dtype='<U1'\)$",
+    "complex reward": r", agent_0: reward: expected a number, got .*1\+0j",
     "two rewards": r", agent_0: reward: expected a number, got array\(\[0\., 0\.\]\)$",
     "text": r", agent_0: terminated: expected a bool, got 'False'$",
     "no end": r", agent_0: terminated: expected a bool, got None$",

@@ -209,6 +209,8 @@ class Wrong(SyncVectorEnv):
                 obs[1, 2] = FLOATS[self.what]
             elif self.what == "reward":
                 reward[1] = np.inf
+            elif self.what == "texts":
+                reward = reward.astype(str)
             elif self.what == "shape":
                 obs = obs[:, :3]
             elif self.what == "text":
@@ -225,6 +227,7 @@ class Wrong(SyncVectorEnv):
         ("inf", r"^environment copy 1, agent_0: obs: expected finite numbers, got inf in \[.*inf.*\]$"),
         ("beyond", r"^environment copy 1, agent_0: obs: expected values in float32's range, got -1e\+39$"),
         ("reward", "^environment copy 1, agent_0: reward: expected a finite number of float32, got inf$"),
+        ("texts", r"^environment copy 0, agent_0: reward: expected a number, got (np\.str_\()?'1\.0'\)?$"),
         ("shape", r"^environment copy 0, agent_0: obs: expected float32 \(4,\), got shape \(3,\)$"),
         ("text", r"^agent_0: truncated: expected bools, got \['False', 'False', 'False'\]$"),
         ("raise", "^environment: RuntimeError: the pole broke$"),

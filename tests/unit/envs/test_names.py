@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,6 +19,7 @@ from pettingzoo.utils import parallel_to_aec
 from random_play import assert_same, child_seeds, play, single
 from relay import Relay
 
+from marlcore import algos
 from marlcore.envs import NamedEnvironment, TreasureHunt, adapt, factory, make, vectorize
 from marlcore.envs.copies import Copies
 from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
@@ -51,6 +55,14 @@ def test_an_unknown_name_is_answered_in_one_line(name: str) -> None:
     assert "\n" not in message
     assert error.value.__cause__ is None
     assert error.value.__suppress_context__ or error.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "known"), [(make, "treasure_hutn", "treasure_hunt"), (algos.find, "IQNN", "iqn")]
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, known: str) -> None:
+    with pytest.raises(ValueError, match=f"got '{name}'; did you mean {known}\\?$"):
+        find(name)
 
 
 class Lone(gymnasium.Env[Any, Any]):
@@ -184,6 +196,12 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     with pytest.raises(ImportError) as caught:
         make(name)
     assert str(caught.value) == f"environment: {name!r}: {says}"
+
+
+@pytest.mark.parametrize("extra", ["atari", "box2d", "mujoco"])
+def test_an_extra_that_is_named_exists(extra: str) -> None:
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    assert re.search(rf"^{extra} = \[", project.read_text(), re.MULTILINE)
 
 
 def test_texts_are_left_out_of_observations() -> None:

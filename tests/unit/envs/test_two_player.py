@@ -98,6 +98,15 @@ def test_the_second_players_reward_is_its_own_or_the_opposite(kind: type[Table],
     assert env.step(BOTH)[1] == {"player_1": 0.25, "player_2": second}
 
 
+def test_a_reward_that_is_a_text_is_refused() -> None:
+    game: Any = Paid()
+    game.get_reward_agent_two = lambda info: "1"
+    env = TwoPlayer(game)
+    env.reset()
+    with pytest.raises(TypeError, match=r"^reward: expected a number, got '1'$"):
+        env.step(BOTH)
+
+
 @pytest.mark.parametrize("winner", [1, -1])
 def test_the_winner_is_told_to_each_from_its_own_side(winner: int) -> None:
     env = TwoPlayer(Table(winner), max_steps=3)

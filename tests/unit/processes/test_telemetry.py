@@ -1,21 +1,32 @@
 """Control words and metrics, from a worker to the parent."""
 
 import multiprocessing
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from mapped import Mapped
 from meanwhile import running
 from refusals import refused
 
+from marlcore import WorkerContext, Workers
 from marlcore.errors import LaneBusy, SegmentCorrupt
 from marlcore.memory.lanes import LaneGeometry
 from marlcore.memory.native import LINE
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.shared_object import Shared
 from marlcore.processes.control import STEPS, UPDATES, Control
-from marlcore.processes.telemetry import AT_ONCE, ROWS, Metric, Reporter, Telemetry, encoded_name, fitting_name
+from marlcore.processes.telemetry import (
+    AT_ONCE,
+    NAME_BYTES,
+    ROWS,
+    Metric,
+    Reporter,
+    Telemetry,
+    encoded_name,
+    fitting_name,
+)
 
 
 @pytest.fixture
@@ -125,6 +136,11 @@ def test_a_name_that_does_not_fit_is_refused(telemetry: Telemetry, reporter: Rep
 def test_a_name_is_made_to_fit_by_its_bytes(name: str, fits: str) -> None:
     assert fitting_name(name) == fits
     assert encoded_name("name", fits) == fits.encode()
+
+
+@pytest.mark.parametrize("place", [Reporter.report, Reporter.report_each, Workers.start_named, WorkerContext.report])
+def test_the_documented_limit_of_a_name_is_the_true_one(place: Callable[..., None]) -> None:
+    assert {*re.findall(r"(\d+) bytes", place.__doc__ or "")} <= {str(NAME_BYTES)}
 
 
 def _report_many(handle: SegmentHandle, count: int) -> None:

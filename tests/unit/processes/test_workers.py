@@ -303,6 +303,8 @@ def test_bad_use_is_one_line() -> None:
     with mc.Workers() as workers:
         with pytest.raises(TypeError, match=r"argument 2: expected something that can be pickled, .*lock"):
             workers.start(idle, 1, threading.Lock())
+        with pytest.raises(TypeError, match=r"^function: expected a callable, got 3$"):
+            workers.start(3)  # type: ignore[arg-type]
         assert len(workers) == 0
     with pytest.raises(mc.ClosedError, match="inside their with-block"):
         workers.start(idle)

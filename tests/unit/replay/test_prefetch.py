@@ -12,24 +12,28 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from core import SUPPORT
 from meanwhile import soon
+from refusals import refused
 
 from marlcore import (
     ClosedError,
     Field,
     Mixture,
     NotEnoughData,
+    ParameterStore,
     Prefetch,
     Prioritized,
     ReplayBuffer,
     Sequence,
     StaleHandle,
     TransitionSpec,
+    Workers,
 )
 from marlcore.replay.prefetch_work import Work
 from marlcore.transitions.batch import TorchBatch
@@ -223,9 +227,26 @@ def test_a_forked_child_is_told_and_does_not_hang(filled):
         pickle.dumps(batches)
 
 
+def test_pinning_is_a_bool_and_needs_an_accelerator(replay, monkeypatch):
+    with refused(TypeError, "pin_memory: expected a bool, got 'no'"):
+        Prefetch(replay.sampler(8), pin_memory="no")
+
+    def empty(*shape, pin_memory):
+        raise RuntimeError("no\nallocator")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    for label, option in {"pin_memory": True, "device": "cuda"}.items():
+        line = f"{label}: expected an accelerator, which pins memory, got none (RuntimeError('no\\nallocator'))"
+        with refused(RuntimeError, line):
+            Prefetch(replay.sampler(8), **{label: option})
+    assert not threads()
+
+
 def test_what_the_sampler_cannot_do_is_named(filled):
     with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
         filled.save("unused", batches)
+    with refused(TypeError, "sampler: expected one with a state_dict, got 3"):
+        filled.save("unused", 3)
 
 
 def test_a_saved_state_counts_ready_batches_as_drawn(filled, tmp_path):
@@ -282,18 +303,31 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 @pytest.mark.parametrize("count", [0, 50])
-def test_a_timeout_that_is_over_is_the_samplers(replay, timeout, count):
+def test_a_timeout_that_is_over_is_the_samplers(replay, count):
     fill(replay, count)
     with Prefetch(replay.sampler(8)) as batches:
         for sampler in (replay.sampler(8), batches):
             for _ in range(5):
                 if count:
-                    assert len(sampler.sample(timeout)) == 8
+                    assert len(sampler.sample(0)) == 8
                 else:
                     with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
-                        sampler.sample(timeout)
+                        sampler.sample(0)
+
+
+def test_every_wait_refuses_what_is_no_timeout(filled):
+    """Beside the adds' and the reader's, which have tests of their own."""
+    store = ParameterStore.create(torch.nn.Linear(1, 1))
+    with store, Prefetch(filled.sampler(8)) as batches, Workers() as workers:
+        subscriber = store.subscriber(torch.nn.Linear(1, 1))
+        optional = [filled.sampler(8).sample, Mixture([filled], [1.0], 8).sample, batches.sample, workers.wait]
+        refusals = [(wait, " or None") for wait in optional]
+        refusals += [(subscriber.pull, ""), (partial(subscriber.wait, 0), "")]
+        for wait, or_none in refusals:
+            for bad in ("x", -1, float("nan"), True):
+                with refused(ValueError, f"timeout: expected seconds of at least 0{or_none}, got {bad!r}"):
+                    wait(timeout=bad)
 
 
 def attacked(times, *bell):

@@ -212,20 +212,27 @@ def test_actors_give_the_first_priorities():
         options = Prioritized(alpha=1.0, epsilon=0.25, initial="priority")
         sampler = replay.sampler(8, min_size=1, prioritized=options)
         sampler.sample()
-        assert sampler.state_dict()["masses"].tolist()[:7] == [0.75, 1.0, 4.25, 4.25, 2.25, 0.25, 0.0]
+        assert sampler.state_dict()["masses"].tolist()[:7] == [0.75, 1.25, 4.25, 4.25, 2.25, 0.25, 0.0]
 
 
 def test_what_was_never_given_a_priority_has_the_highest_so_far():
+    """The first one is 1, with epsilon added as to any other."""
     with ReplayBuffer.create(SCALAR, 20) as replay:
         write(replay, 4)
         sampler = replay.sampler(8, min_size=1, seed=0, prioritized=Prioritized(alpha=1.0, epsilon=0.5))
         sampler.sample()
-        assert sampler.state_dict()["masses"].tolist()[:5] == [1, 1, 1, 0, 0]
-        sampler.update_priorities([1, 1, 2], [6.0, 0.25, 2.0])
+        assert sampler.state_dict()["masses"].tolist()[:5] == [1.5, 1.5, 1.5, 0, 0]
+        sampler.update_priorities([1, 1, 2], [6.0, 0.25, 1.0])
         write(replay, 2, first=4)
         sampler.sample()
         # 6.5 was a priority, though the later one for the same index counts.
-        assert sampler.state_dict()["masses"].tolist()[:6] == [1, 0.75, 2.5, 0, 6.5, 0]
+        assert sampler.state_dict()["masses"].tolist()[:6] == [1.5, 0.75, 1.5, 0, 6.5, 0]
+
+
+@pytest.mark.parametrize("options", [Prioritized(alpha=2.0, epsilon=1e200), Prioritized(alpha=2000.0, epsilon=1.0)])
+def test_options_that_make_the_first_masses_infinite_are_refused(replay, options):
+    with pytest.raises(ValueError, match=r"^prioritized: expected alpha and epsilon with finite masses, got "):
+        replay.sampler(8, prioritized=options)
 
 
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, np.inf, -np.inf])

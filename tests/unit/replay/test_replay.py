@@ -740,6 +740,14 @@ def test_a_replay_shows_what_it_is():
         assert "capacity=8 lanes=2" in repr(replay)
 
 
+@pytest.mark.parametrize("rows", [2**40, 2**63, 2**70])
+def test_a_batch_beyond_memory_is_refused_with_its_bytes(rows):
+    """NumPy's error names neither the option nor the batch; a little less would end the process by the kernel."""
+    refused = rf"^batch_size: expected a batch within this machine's [\d,]+ bytes of memory, got {rows}, which takes "
+    with ReplayBuffer.create(SCALAR, 10) as replay, pytest.raises(ValueError, match=refused + r"[\d,]{18,} bytes$"):
+        replay.sampler(rows)
+
+
 def test_the_ends_of_one_batch_are_not_those_of_the_next():
     """Also where a check failed in between; the staging is kept for batches of the same length."""
     rows = {"obs": np.zeros(3, np.float32), "action": np.zeros(3, np.int64), "reward": np.zeros(3, np.float32)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,13 @@ def test_an_evaluation_says_mean_and_interval() -> None:
     assert outcome.interval["a"] == pytest.approx((2.5 - 2.05426, 2.5 + 2.05426), abs=1e-4)
     text = str(outcome)
     assert "4 episodes" in text and "0.45 to 4.55" in text and "info/won" in text and "2.50" in text
+
+
+def test_copies_of_games_make_no_interval_narrower() -> None:
+    games = (1.0, 2.0, 4.0, 4.0)
+    once = evaluation(*games)
+    for copies in (2, 10):
+        assert replace(evaluation(*games * copies), distinct=4).interval["a"] == pytest.approx(once.interval["a"])
 
 
 def test_one_episode_has_no_interval() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import marlcore as mc
 from marlcore.__main__ import main
+from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.memory import Segment
 from marlcore.memory.space import SHM_DIR
 from marlcore.training import Config, Schedule, read_settings
 from marlcore.training.record.files import read_json
 from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.serial import _guarded
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000, "[" * 1_000 + "]" * 1_000, "{a: " * 1_000])
@@ -23,6 +27,29 @@ def test_settings_of_many_brackets_are_refused(tmp_path, text):
     (tmp_path / "settings.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config: expected a YAML file, got '.*settings.yaml' \(maximum recursion"):
         read_settings(tmp_path / "settings.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--settings", "learner: {learning_rate: 1}"], "algorithm.learning_rate"),
+        (["--settings", "actor: {batch_size: 1}"], "learner.batch_size"),
+        (["--settings", "algorithm: {gamma: 1}"], "learner.gamma"),
+        (["--learner.learning-rate", "1"], "--algorithm.learning-rate"),
+    ],
+)
+def test_a_setting_of_another_section_is_named(tmp_path, capsys, arguments, hint):
+    if arguments[0] == "--settings":
+        (tmp_path / "settings.yaml").write_text(arguments[1])
+        arguments = ["--settings", str(tmp_path / "settings.yaml")]
+    assert main(["train", *arguments]) == 2
+    assert f"; did you mean {hint}?" in capsys.readouterr().err
+
+
+def test_the_command_line_calls_the_environment_as_its_option(monkeypatch, capsys):
+    monkeypatch.setattr("marlcore.cli.gc.main", lambda _: vectorize(NamedEnvironment("no_such_environment"), 1))
+    assert main(["gc"]) == 2
+    assert capsys.readouterr().err.startswith("marlcore: --env: ValueError: environment: expected ")
 
 
 def test_json_of_many_brackets_is_refused(tmp_path):
@@ -87,3 +114,13 @@ def test_too_few_descriptors_are_named_with_the_remedy(tmp_path, monkeypatch, ca
     monkeypatch.setattr("marlcore.cli.gc.main", fail)
     assert main(["gc"]) == 2
     assert capsys.readouterr().err == "marlcore: [Errno 24] Too many open files: 'a.py'; raise `ulimit -n`\n"
+
+
+def test_a_full_disk_ends_a_serial_run_in_one_line():
+    def save():
+        raise OSError(errno.ENOSPC, "No space left on device; 9 bytes were not written", "a.pt")
+
+    with pytest.raises(mc.WorkerFailed) as caught:
+        _guarded(SimpleNamespace(name="learner-a"), save)
+    line = "learner-a failed: [Errno 28] No space left on device; 9 bytes were not written: 'a.pt'"
+    assert str(caught.value) == line

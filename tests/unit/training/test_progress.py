@@ -7,12 +7,13 @@ import math
 import sys
 import threading
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from marlcore.processes.telemetry import Metric
 from marlcore.training.record import progress
-from marlcore.training.record.progress import Progress, final_returns, summary
+from marlcore.training.record.progress import LateReturns, Progress, final_returns, summary
 
 
 class Clock:
@@ -231,6 +232,20 @@ def test_an_agent_without_a_late_episode_has_the_return_of_its_last_ones():
     returns = final_returns(metrics, 1000, ["never", "once", "early"])
     assert returns["early"] == 23.5 and returns["once"] == 7.0 and math.isnan(returns["never"])
     assert list(returns) == ["once", "early", "never"]
+
+
+def test_late_returns_are_those_of_all_episodes():
+    """What was forgotten meanwhile never counts, also where episodes of several actors end out of order."""
+    rng = np.random.default_rng(0)
+    for total in (50, 400, 10**6):
+        late, ended = LateReturns(total), []
+        for step in np.maximum(0, np.cumsum(rng.integers(-3, 9, 200))).tolist():
+            ended.append(metric("episode_return", rng.random(), step=step))
+            late.add(ended[-1])
+            end = max(one.step for one in ended)
+            expected = [one.value for one in ended if 10 * one.step >= 9 * min(end, total)]
+            assert late.mean(end) == pytest.approx(np.mean(expected))
+    assert late.mean(10**6) == pytest.approx(np.mean([one.value for one in ended[-20:]]))
 
 
 def test_the_summary_has_a_line_per_agent():

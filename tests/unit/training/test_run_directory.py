@@ -287,6 +287,23 @@ def test_a_resumed_run_goes_on_behind_its_last_whole_metric(tmp_path):
     assert found == [Metric(1.0, 1, "a", "loss", 2.0), Metric(3.0, 3, "a", "loss", 4.0)]
 
 
+@pytest.mark.parametrize(("saved", "step", "kept"), [(0, 0, 0), (0, 20, 2), (1, 0, 1), (3, 20, 3)])
+def test_metrics_of_steps_that_are_taken_again_are_cut_off(tmp_path, saved, step, kept):
+    """A run that is killed before it saved its progress begins anew, and so do its metrics."""
+    metrics = [Metric(0.5, step, "a\nb", "loss", 1.0) for step in (10, 20, 30, 40)]
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        run.keep()
+        for count, metric in enumerate(metrics, 1):
+            run.csv.record(metric)
+            if count == saved:
+                run.save_progress({})
+    with RunDirectory.resume(tmp_path / "run") as run:
+        run.csv.resume_at(step)
+        run.csv.record(metrics[-1])
+        run.save_progress({})
+    assert read_metrics(tmp_path / "run" / "metrics.csv") == [*metrics[:kept], metrics[-1]]
+
+
 def test_a_live_run_is_not_resumed(tmp_path):
     with RunDirectory.create(tmp_path / "run", {}) as run:
         run.csv.record(Metric(1.0, 1, "a", "loss", 2.0))

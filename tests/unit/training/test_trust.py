@@ -45,6 +45,15 @@ class Bomb:
         return os.mkdir, (str(self.mark),)
 
 
+called: list[bool] = []
+
+
+def environment() -> Any:
+    """What a configuration may name."""
+    called.append(True)
+    raise ValueError("it was made")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of one policy with weights, as `mc.train` leaves it."""
@@ -129,6 +138,16 @@ def test_a_refused_run_executes_nothing_at_any_door(run, capsys):
         assert main(arguments) == 2
         assert "trust" not in capsys.readouterr().err
     assert mark.exists()
+
+
+def test_nothing_that_a_refused_configuration_names_is_called(run):
+    config = read_json(run / "config.json") | {"env": "test_trust:environment"}
+    write_json(run / "config.json", config)
+    everybodys(run, "config.json")
+    assert main(["train", "--resume", str(run)]) == 2
+    assert not called
+    assert main(["train", "--resume", str(run), "--trust"]) == 2
+    assert called.pop()
 
 
 def test_weights_alone_execute_nothing_and_act_alike(run):

@@ -56,6 +56,23 @@ class CsvSink:
             self._file.close()
             raise
 
+    def resume_at(self, step: int) -> None:
+        """Cuts off what a killed run recorded at later steps after it last saved its progress; from step 0, all of it.
+
+        Call it before `record`: the resumed run takes these steps again.
+        """
+        data = self._path.read_bytes()
+        kept = max(_saved(self._path)[0], data.index(b"\n") + 1)
+        lines = io.StringIO(data[kept:].decode(errors="surrogateescape"), newline="").readlines()
+        rows, whole = csv.reader(lines), 0
+        for row in rows:
+            if step == 0 or int(row[1]) > step:
+                break
+            whole = rows.line_num
+        kept += len("".join(lines[:whole]).encode(errors="surrogateescape"))
+        self._raw.truncate(kept)
+        self._raw.take(data[:kept])
+
     def record(self, metric: Metric) -> None:
         """Appends a metric; buffered until `flush`.
 
@@ -135,12 +152,18 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 def _verified(path: Path) -> bytes:
     """Raises ValueError: the file's beginning is not what the run has saved."""
-    progress = path.parent / PROGRESS
-    size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
+    size, crc = _saved(path)
     data = read_regular(path)  # after the progress: a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
         raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
     return data
+
+
+def _saved(path: Path) -> tuple[int, int]:
+    """The bytes of the file, and their CRC-32, when the run last saved its progress."""
+    progress = path.parent / PROGRESS
+    size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
+    return size, crc
 
 
 def _cut_off_half_a_line(path: Path) -> None:
