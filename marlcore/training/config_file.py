@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from ..algos import ALGORITHMS
 from ..checks import did_you_mean
 from .config import Config, LearnerConfig
 from .schedules import Schedule
@@ -102,6 +101,8 @@ def _check_keys(where: str, plain: Any, known: Any, beside: tuple[str, ...] = ()
         if key in beside:
             continue
         if key not in names:
+            from ..algos import ALGORITHMS  # which imports torch
+
             name, near = f"{where}{key}", [where + one for one in (*names, *beside)]
             others = [one for kind in ALGORITHMS.values() for one in names_of(kind, "algorithm.")]
             hint = did_you_mean(name, [*near, *names_of(Config)]) or did_you_mean(name, others)
