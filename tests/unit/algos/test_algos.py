@@ -215,5 +215,6 @@ def test_make_gives_defaults_by_name():
 
 def test_make_names_the_known_algorithms_when_asked_for_another():
     known = ", ".join(sorted(ALGORITHMS))
-    with pytest.raises(ValueError, match=rf"^algorithm: expected one of {known} or module:Class, got 'dqm'$"):
+    line = rf"^algorithm: expected one of {known} or module:Class, got 'dqm'; did you mean dqn\?$"
+    with pytest.raises(ValueError, match=line):
         make("dqm")
