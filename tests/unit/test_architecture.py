@@ -28,7 +28,7 @@ BELOW = {
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
-TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup", "lazy"}
+TOP = {"errors", "spec", "spaces", "checks", "declared", "interfaces", "references", "notices", "cgroup", "lazy"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
