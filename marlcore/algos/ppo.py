@@ -56,7 +56,7 @@ class PPO(Acting):
     """Weight of later errors in an advantage, from 0 to 1: 0 trusts the critic, 1 the rewards."""
     clip: Positive = 0.2
     """How far an action's probability may move, as a fraction, before it counts no more; above 0."""
-    clip_value: Positive | None = None
+    clip_value: Annotated[float | None, Number(above=0)] = None
     """How far the critic's prediction may move in an update; None: any distance."""
     entropy_coefficient: float | str = 0.0
     """Weight of the policy's entropy in the loss; a number or a schedule."""
@@ -64,7 +64,7 @@ class PPO(Acting):
     """Weight of the critic's loss; above 0."""
     max_grad_norm: Positive = 0.5
     """Larger gradients are scaled down to this norm; above 0."""
-    target_kl: Positive | None = 0.02
+    target_kl: Annotated[float | None, Number(above=0)] = 0.02
     """Ends an update's passes when the policy has moved this far, as an estimate of the divergence; None: never."""
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
