@@ -1,28 +1,34 @@
-"""Policies of continuous actions, and how actors explore with them."""
+"""What off-policy algorithms of continuous actions have in common: policies, their exploration, and their trainers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..interfaces import Action, Algorithm
+from ..declared import Number
+from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .box import BoxActions
-from .network import Network
-from .torso import Torso
+from .acting import Acting, Layers, Positive, Request
+from .fast import ClippedAdam, faster
+from .networks.actions import BoxActions
+from .networks.critics import TwinCritics
+from .networks.observations import rows_in
+from .networks.torso import Torso
+from .trainers import FollowedTrainer, own_generator
 
-__all__ = ["Continuous", "ContinuousPolicy"]
+__all__ = ["ActorCritic", "ActorCriticTrainer", "Continuous", "ContinuousPolicy"]
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 
-class ContinuousPolicy(Network):
+class ContinuousPolicy(nn.Module):
     """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
 
     Attributes:
@@ -53,14 +59,32 @@ class ContinuousPolicy(Network):
         """Actions [B, size], given standard normal noise [B, size]; beyond [-1, 1] they count as its ends."""
 
 
-class Continuous(Algorithm):
-    """Base of algorithms whose acting part is a ContinuousPolicy.
+P = TypeVar("P", bound=ContinuousPolicy)
 
-    Attributes:
-        owner: the algorithm's name in messages.
-    """
 
-    owner: ClassVar[str]
+class ActorCritic(nn.Module, Generic[P]):
+    """A policy, which is all that actors need, and its critics."""
+
+    def __init__(self, policy: P, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.acting = policy
+        self.critics = TwinCritics(spaces, policy.actions.size, hidden)
+
+
+@dataclass(frozen=True)
+class Continuous(Acting):
+    """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
+
+    learning_rate: Positive = 1e-3
+    """Adam's step size, for the policy, the critics and SAC's temperature, above 0."""
+    hidden: Layers = (64, 64)
+    """Units in each fully connected layer of the policy and of each critic, at least one layer."""
+    tau: Annotated[float, Number(above=0, high=1)] = 0.01
+    """Fraction of the networks mixed into their targets when these move, in (0, 1]."""
+    max_grad_norm: Positive = 10.0
+    """Larger gradients are scaled down to this norm; above 0."""
+    reward_scale: Positive = 0.1
+    """Factor on rewards, above 0."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row without extras. Raises ValueError: see BoxActions."""
@@ -71,30 +95,67 @@ class Continuous(Algorithm):
         """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
         return {"epsilon": UNTIL_FIRST_UPDATE}
 
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
 
         The draws from the generator do not depend on epsilon. The network runs only if some row needs it.
         """
-        policy = cast(ContinuousPolicy, model)
-        with torch.inference_mode():
-            if explore is None:
-                return Action(policy.actions.decode(policy.greedy(policy(obs)).cpu().numpy()))
-            rows = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-            uniform = generator.random(rows) < explore["epsilon"]
-            anywhere = generator.uniform(-1.0, 1.0, (rows, policy.actions.size))
-            noise = generator.standard_normal((rows, policy.actions.size), np.float32)
-            if uniform.all():
-                return Action(policy.actions.decode(anywhere))
-            on_device = torch.from_numpy(noise).to(policy.actions.reach.device)
-            noisy = policy.noisy(policy(obs), on_device, explore)
-            return Action(policy.actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
+        explore, generator, actions = request.explore, request.generator, model.actions
+        if explore is None:
+            return Action(actions.decode(model.greedy(model(obs)).cpu().numpy()))
+        rows = rows_in(obs)
+        uniform = generator.random(rows) < explore["epsilon"]
+        anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
+        noise = generator.standard_normal((rows, actions.size), np.float32)
+        if uniform.all():
+            return Action(actions.decode(anywhere))
+        noisy = model.noisy(model(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
+        return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
+
+
+class ActorCriticTrainer(FollowedTrainer, Generic[P]):
+    """The optimizers of a policy and its critics, and the target networks that follow.
+
+    Args:
+        model: whose `acting` part and critics it trains.
+        hyper: its hyperparameters.
+        followed: the part of the model of which `target` is a copy that follows.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
+
+    def __init__(self, model: ActorCritic[P], hyper: Continuous, followed: nn.Module) -> None:
+        super().__init__(followed)
+        self.policy, self.critics = model.acting, model.critics
+        self.hyper = hyper
+        self.policy_optimizer = ClippedAdam(list(self.policy.parameters()), lr=hyper.learning_rate)
+        self.critics_optimizer = ClippedAdam(list(self.critics.parameters()), lr=hyper.learning_rate)
+        self.generator = own_generator(self.device)
+
+    def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
+        """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=optimizer.tensors)
+        return optimizer.clip_and_step(self.hyper.max_grad_norm)
+
+    def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """One step of both critics on their squared errors, towards targets [B]; rows weighted by `weight`.
+
+        Returns: the metrics loss, the sum of both critics'; q_mean, the mean value of the actions taken, in units of
+            the reward; grad_norm, before clipping. And the rows' priorities [B]: the mean of both absolute errors.
+        """
+        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
+        errors = targets - taken
+        loss = (batch.weight * errors.square()).mean(1).sum()
+        grad_norm = self.descend(self.critics_optimizer, loss)
+        q_mean = taken.detach().mean() / self.hyper.reward_scale
+        return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, errors.detach().abs().mean(0)
+
+    def completed(self, batch: Any, future: torch.Tensor) -> torch.Tensor:
+        """The targets [B]: the scaled rewards plus the discounted values [B] of the next observations."""
+        targets: torch.Tensor = self.hyper.reward_scale * batch.reward + batch.discount * future
+        return targets
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Standard normal numbers."""
+        return torch.randn(shape, device=self.device, generator=self.generator)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,18 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ..checks import check_whole
 from ..interfaces import Update
 from ..spaces import Spaces
-from .dense import Dense
-from .first_priority import absolute_error
-from .head import Head
-from .hyperparameters import check_hyperparameters, check_positive
-from .network import Operation, call_of
-from .qnetwork import QNetwork, best
-from .target import TargetTrainer
-from .torso import Torso
-from .value_based import ValueBased
+from .acting import AtLeast1, Layers, Positive
+from .fast import faster
+from .networks.head import Head
+from .networks.qnetwork import QNetwork, best
+from .networks.torso import Dense, Torso
+from .trainers import own_generator
+from .value_based import TargetTrainer, ValueBased
 
 __all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
 
@@ -38,42 +34,20 @@ __all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
 class IQN(ValueBased):
     """Hyperparameters of IQN."""
 
-    owner = "IQN"
-
-    learning_rate: float = 2.5e-4
-    """Adam's step size, above 0."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Layers = (64, 64)
     """Units in each fully connected layer, at least one; the last is the head's, after the embedding."""
-    n_cos: int = 64
+    n_cos: AtLeast1 = 64
     """Cosines in a fraction's embedding, at least 1 (Dabney et al. 2018, equation 4)."""
-    n_tau: int = 8
+    n_tau: AtLeast1 = 8
     """Fractions drawn per transition for the prediction, N in the paper, at least 1."""
-    n_tau_prime: int = 8
+    n_tau_prime: AtLeast1 = 8
     """Fractions drawn per transition for the target, N' in the paper, at least 1."""
-    n_policy: int = 8
+    n_policy: AtLeast1 = 8
     """Evenly spaced fractions whose mean is an action's value, K in the paper, at least 1."""
-    kappa: float = 1.0
+    kappa: Positive = 1.0
     """Errors beyond this count linearly, above 0."""
-    double: bool = True
-    """Choose the next action by the network, evaluate it by the target network."""
-    dueling: bool = True
-    """Estimate the state's quantile and the actions' advantages over it separately."""
-    tau: float = 0.02
-    """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
-    target_update_freq: int = 0
-    """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
-    max_grad_norm: float = 10.0
-    """Larger gradients are scaled down to this norm; above 0."""
-    reward_scale: float = 0.1
+    reward_scale: Positive = 0.1
     """Factor on rewards, above 0; keep returns at a few times kappa."""
-    actor_priorities: bool = False
-    """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
-
-    def __post_init__(self) -> None:
-        check_hyperparameters(self)
-        check_positive("IQN", kappa=self.kappa)
-        for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy"):
-            check_whole(f"IQN {name}", getattr(self, name))
 
     def first_priority(
         self,
@@ -87,7 +61,7 @@ class IQN(ValueBased):
         Of that loss, fractions drawn from [0, 1] weigh the error by one half on average. The spread of the quantiles is
         left out, since actors do not compute it.
         """
-        error = absolute_error(before, self.reward_scale * reward, discount, after)
+        error = super().first_priority(before, reward, discount, after)
         quadratic = np.minimum(error, self.kappa)
         first = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
         return first.astype(np.float32)
@@ -108,7 +82,7 @@ class IQNNetwork(QNetwork):
     midpoints: torch.Tensor
 
     def __init__(self, hyper: IQN, spaces: Spaces) -> None:
-        super().__init__("IQN", spaces)
+        super().__init__(hyper.owner, spaces)
         self.torso = Torso(spaces, hyper.hidden[:-1])
         self.embedding = Dense(hyper.n_cos, (self.torso.size,))
         self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
@@ -128,29 +102,21 @@ class IQNNetwork(QNetwork):
             obs: as `Algorithm.make_model` says, of B rows.
             taus: fractions [B, N], or [1, N] for the same ones in every row; their quantiles are [B, N, actions].
         """
-        return self._by(self.torso, self.embedding, self.head, obs, taus)
-
-    def operations(self) -> list[Operation]:
-        return [partial(self._by, call_of(self.torso), call_of(self.embedding), call_of(self.head))]
-
-    def _by(
-        self, torso: Operation, embedding: Operation, head: Operation, obs: Any, taus: torch.Tensor | None = None
-    ) -> torch.Tensor:
         fractions = self.midpoints if taus is None else taus
-        embedded = embedding(torch.cos(fractions[..., None] * self.frequencies))
-        quantiles: torch.Tensor = head(torso(obs)[:, None] * embedded)
+        embedded = self.embedding(torch.cos(fractions[..., None] * self.frequencies))
+        quantiles: torch.Tensor = self.head(self.torso(obs)[:, None] * embedded)
         return quantiles.mean(1) if taus is None else quantiles
 
 
 class IQNTrainer(TargetTrainer[IQNNetwork]):
     """Quantile regression towards a target network."""
 
+    kept = (*TargetTrainer.kept, "generator")
+
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
-        super().__init__(network, hyper)
+        super().__init__(hyper, network)
         self.iqn = hyper
-        # With its own generator, training resumes exactly from `state_dict`; torch.manual_seed determines the seed.
-        seed = int(torch.randint(2**62, ()))
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = own_generator(self.device)
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
@@ -161,7 +127,7 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
         """
         taus = self._fractions(len(batch.action), self.iqn.n_tau)
         action = self.network.actions.encode(batch.action)
-        predicted = _of_action(self.network(batch.obs, taus), action)
+        predicted = _of_action(faster(self.network)(batch.obs, taus), action)
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.iqn.kappa)
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
@@ -175,24 +141,16 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
         The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`; among
         allowed actions only.
         """
-        chooser = self.network if self.iqn.double else self.target
+        target = faster(self.target)
+        chooser = faster(self.network) if self.iqn.double else target
         action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.iqn.n_tau_prime)
-        future = _of_action(self.target(batch.next_obs, taus), action)
+        future = _of_action(target(batch.next_obs, taus), action)
         targets: torch.Tensor = self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
         return targets
 
     def _fractions(self, rows: int, count: int) -> torch.Tensor:
         return torch.rand(rows, count, device=self.device, generator=self.generator)
-
-    def state_dict(self) -> dict[str, Any]:
-        """TargetTrainer's state, with the state of the generator of fractions."""
-        return {**super().state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`; the caller restores the network's weights."""
-        super().load_state_dict(state)
-        self.generator.set_state(state["generator"].cpu())  # generators of all devices take a CPU tensor
 
 
 def quantile_huber_loss(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..spaces import JOINT, Spaces
-from .policy_value import PolicyValue
+from .networks.policy_value import PolicyValue
 from .ppo import PPO
 
 __all__ = ["MAPPO"]
@@ -26,4 +26,4 @@ class MAPPO(PPO):
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
         """An untrained model, whose policy has no part of the joint observation."""
-        return PolicyValue("MAPPO", spaces, self.hidden, self.activation, of_critic=(JOINT,))
+        return PolicyValue(self.owner, spaces, self.hidden, self.activation, of_critic=(JOINT,))

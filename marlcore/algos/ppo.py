@@ -10,23 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from ..checks import check_whole
-from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
+from ..declared import Number
+from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .adam import ClippedAdam
+from .acting import Acting, AtLeast1, Layers, Positive, Request
 from .advantages import gae, vtrace
-from .distributions import distribution_of
-from .hyperparameters import check_positive, check_sizes
-from .policy_value import ACTIVATIONS, PolicyNetwork, PolicyValue
+from .fast import ClippedAdam, faster
+from .networks.distributions import distribution_of
+from .networks.observations import each
+from .networks.policy_value import PolicyNetwork, PolicyValue
+from .networks.torso import Activation
+from .trainers import Resumable, own_generator
 from .value_normalizer import ValueNormalizer
 
-__all__ = ["PPO", "PPOTrainer", "Rows", "taken"]
+__all__ = ["PPO", "PPOTrainer", "Rows", "rows_of"]
 
 LOG_PROB = "log_prob"
 RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
@@ -34,34 +37,34 @@ ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
 
 
 @dataclass(frozen=True)
-class PPO(Algorithm):
+class PPO(Acting):
     """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
 
     learning_rate: float | str = 3e-4
     """Adam's step size; a number or a schedule, such as "linear(3e-4, 0, 1000000)"."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Activation = "tanh"
     """After each fully connected layer."""
-    batch_size: int = 2048
+    batch_size: AtLeast1 = 2048
     """Transitions from one policy to the next, over all agents and environment copies that share it."""
-    epochs: int = 10
+    epochs: AtLeast1 = 10
     """Passes over each batch."""
-    minibatch_size: int = 256
+    minibatch_size: AtLeast1 = 256
     """Transitions of each gradient step; at most batch_size."""
-    gae_lambda: float = 0.95
+    gae_lambda: Annotated[float, Number(0, 1)] = 0.95
     """Weight of later errors in an advantage, from 0 to 1: 0 trusts the critic, 1 the rewards."""
-    clip: float = 0.2
+    clip: Positive = 0.2
     """How far an action's probability may move, as a fraction, before it counts no more; above 0."""
-    clip_value: float | None = None
+    clip_value: Annotated[float | None, Number(above=0)] = None
     """How far the critic's prediction may move in an update; None: any distance."""
     entropy_coefficient: float | str = 0.0
     """Weight of the policy's entropy in the loss; a number or a schedule."""
-    value_coefficient: float = 0.5
+    value_coefficient: Positive = 0.5
     """Weight of the critic's loss; above 0."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """Larger gradients are scaled down to this norm; above 0."""
-    target_kl: float | None = 0.02
+    target_kl: Annotated[float | None, Number(above=0)] = 0.02
     """Ends an update's passes when the policy has moved this far, as an estimate of the divergence; None: never."""
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
@@ -69,34 +72,23 @@ class PPO(Algorithm):
     """The critic predicts values less the running mean of the targets, divided by their standard deviation (Yu et al.
     2022, arXiv:2103.01955, section 3); its loss and clip_value are in these units. False: reward_scale times rewards.
     """
-    reward_scale: float = 1.0
+    reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
     """"vtrace" weighs transitions of older policies by today's probability of their actions; for those of today's it is
     GAE. "gae" takes all as today's. In serial mode all are, but for the first one of each copy in a batch."""
-    ratio_clip: float = 1.0
+    ratio_clip: Positive = 1.0
     """With V-trace: largest weight of a transition; the paper's rho-bar."""
-    trace_clip: float = 1.0
+    trace_clip: Positive = 1.0
     """With V-trace: largest weight that a transition gives to later ones; the paper's c-bar."""
 
     def __post_init__(self) -> None:
-        positive = ("clip", "value_coefficient", "max_grad_norm", "reward_scale", "ratio_clip", "trace_clip")
-        optional = [name for name in ("clip_value", "target_kl") if getattr(self, name) is not None]
-        check_positive("PPO", **{name: getattr(self, name) for name in (*positive, *optional)})
-        check_sizes("PPO", self.hidden)
-        for name in ("batch_size", "epochs"):
-            check_whole(f"PPO {name}", getattr(self, name))
-        check_whole("PPO minibatch_size", self.minibatch_size, 1, self.batch_size)
-        if not 0.0 <= self.gae_lambda <= 1.0:
-            raise ValueError(f"PPO gae_lambda: expected a number from 0 to 1, got {self.gae_lambda!r}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"PPO activation: expected {' or '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if self.correction not in ("vtrace", "gae"):
-            raise ValueError(f"PPO correction: expected vtrace or gae, got {self.correction!r}")
+        super().__post_init__()
+        check_whole(f"{self.owner} minibatch_size", self.minibatch_size, 1, self.batch_size)
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row with the action's log-probability. Raises ValueError: see `distribution_of`."""
-        extras = distribution_of("PPO", spaces.action).extras
+        extras = distribution_of(self.owner, spaces.action).extras
         return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
 
     def source(self, chosen: ReplaySource) -> QueueSource:
@@ -109,36 +101,18 @@ class PPO(Algorithm):
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
         """An untrained model."""
-        return PolicyValue("PPO", spaces, self.hidden, self.activation)
+        return PolicyValue(self.owner, spaces, self.hidden, self.activation)
 
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
-        policy = cast(PolicyNetwork, model)
-        with torch.inference_mode():
-            return self.chosen(policy, policy(obs), explore, mask, generator)
+        return self.drawn(model, model(obs), request)
 
-    def chosen(
-        self,
-        policy: PolicyNetwork,
-        output: torch.Tensor,
-        explore: Mapping[str, Any] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
-        """The actions for a policy's outputs [k, outputs]; see `act`."""
-        if explore is None:
-            return Action(policy.distribution.mode(output, mask))
-        drawn = policy.distribution.sample(output, mask, generator)
-        return Action(drawn.action, {LOG_PROB: drawn.log_prob, **drawn.extras})
+    def drawn(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
+        """The actions for a policy's outputs [k, outputs]; see `chosen`."""
+        if request.explore is None:
+            return Action(policy.distribution.mode(output, request.mask))
+        draw = policy.distribution.sample(output, request.mask, request.generator)
+        return Action(draw.action, {LOG_PROB: draw.log_prob, **draw.extras})
 
     def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
         """A trainer that updates `model` in place, on its device."""
@@ -165,8 +139,10 @@ class Rows(NamedTuple):
     target: torch.Tensor
 
 
-class PPOTrainer:
+class PPOTrainer(Resumable):
     """Passes over each batch with the clipped objective."""
+
+    kept = ("optimizer", "generator", "normalizer")
 
     def __init__(self, hyper: PPO, model: PolicyValue) -> None:
         self.hyper = hyper
@@ -174,8 +150,7 @@ class PPOTrainer:
         parameters: list[torch.Tensor] = list(model.parameters())
         self.optimizer = ClippedAdam(parameters, lr=1.0, eps=ADAM_EPS)
         self.normalizer = ValueNormalizer(parameters[0].device)
-        self.generator = torch.Generator()
-        self.generator.manual_seed(int(torch.randint(2**62, ())))
+        self.generator = own_generator()
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch.
@@ -206,12 +181,12 @@ class PPOTrainer:
 
     def outputs(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs and the values."""
-        output, value = self.model(rows.obs)
+        output, value = faster(self.model)(rows.obs)
         return output, value
 
     def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
         """The values of the next observations of these rows, in the critic's units."""
-        values: torch.Tensor = self.model.critic(taken(batch.next_obs, which))
+        values: torch.Tensor = faster(self.model.critic)(rows_of(batch.next_obs, which))
         return values
 
     def _prepare(self, batch: Any, now: Evaluated) -> Rows:
@@ -219,18 +194,17 @@ class PPOTrainer:
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
-        given = (hyper.reward_scale * batch.reward, batch.discount, value, self._following(batch, value))
+        steps = hyper.reward_scale * batch.reward, batch.discount, value, self._following(batch, value), batch.continues
         if corrected:
             ratio = torch.exp(now.log_prob - acted)
-            clips = hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip
-            found = vtrace(*given, batch.continues, ratio, *clips)
+            estimated = vtrace(*steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
-            found = gae(*given, batch.continues, hyper.gae_lambda)
+            estimated = gae(*steps, hyper.gae_lambda)
         before = now.log_prob if corrected else acted
         if hyper.normalize_values:
-            self.normalizer.update(found.target)
-        value, target = self.normalizer.normalized(value), self.normalizer.normalized(found.target)
-        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(found.advantage), target)
+            self.normalizer.update(estimated.target)
+        value, target = self.normalizer.normalized(value), self.normalizer.normalized(estimated.target)
+        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(estimated.advantage), target)
 
     def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
         """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""
@@ -259,9 +233,10 @@ class PPOTrainer:
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """The rows in a new order, in minibatches."""
         order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
-        shuffled = Rows(*(taken(one, order) for one in rows))
+        shuffled = Rows(*(rows_of(values, order) for values in rows))
         for first in range(0, len(order), self.hyper.minibatch_size):
-            yield Rows(*(taken(one, slice(first, first + self.hyper.minibatch_size)) for one in shuffled))
+            part = slice(first, first + self.hyper.minibatch_size)
+            yield Rows(*(rows_of(values, part) for values in shuffled))
 
     def _step(self, now: Evaluated, rows: Rows, bonus: float) -> torch.Tensor:
         """One gradient step; returns METRICS."""
@@ -288,26 +263,10 @@ class PPOTrainer:
             errors = torch.maximum(errors, (clipped - rows.target).square())
         return 0.5 * errors.mean()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state besides the network that resuming needs; live tensors, so save before the next update."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "normalizer": self.normalizer.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`; the caller restores the network's weights."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        self.normalizer.load_state_dict(state["normalizer"])
-
 
 METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
-def taken(values: Any, which: Any) -> Any:
+def rows_of(values: Any, which: Any) -> Any:
     """Rows of a tensor, or of each tensor in a dict."""
-    if isinstance(values, dict):
-        return {name: taken(one, which) for name, one in values.items()}
-    return values[which]
+    return each(lambda tensor: tensor[which], values)

@@ -7,30 +7,26 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from ..checks import check_whole
-from ..interfaces import Action, Algorithm, ReplaySource, Update
+from ..declared import Number, Whole
+from ..interfaces import Action, ReplaySource, Update
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .exploration import explored
-from .head import Head
-from .hyperparameters import check_hyperparameters
-from .joint import JointActions
-from .network import Operation, call_of
-from .qnetwork import QNetwork, best
-from .recurrent import State, unroll_burnt_in
-from .recurrent_torso import RecurrentTorso, check_memory, flat, state_fields
-from .rescaling import rescaled, restored
-from .target import TargetTrainer
+from .acting import AtLeast1, Positive, Request
+from .fast import faster
+from .networks.head import Head
+from .networks.observations import each
+from .networks.qnetwork import QNetwork, best
+from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, state_fields, unroll_burnt_in
+from .networks.rescaling import rescaled, restored
+from .value_based import QLearning, TargetTrainer, explored
 
 __all__ = ["R2D2", "R2D2Network", "R2D2Trainer", "window_returns"]
 
@@ -38,61 +34,44 @@ OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
 
 
 @dataclass(frozen=True)
-class R2D2(Algorithm):
+class R2D2(QLearning):
     """Hyperparameters of R2D2.
 
     A batch is of `learner.batch_size` windows, so each update reads `length` times as many transitions as DQN's: ask
     for fewer updates.
     """
 
-    learning_rate: float = 5e-4
+    learning_rate: Positive = 5e-4
     """Adam's step size, above 0."""
-    hidden: tuple[int, ...] = (128, 64)
-    """Units in each fully connected layer, at least one layer; the recurrent layer lies before the last."""
-    cell: Literal["lstm", "gru"] = "lstm"
-    """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
-    units: int = 64
+    cell: Cell = "lstm"
+    """The recurrent layer before the last of the layers `hidden`: an LSTM, or a GRU, which on a CPU takes twice the
+    time."""
+    units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
-    length: int = 40
+    length: AtLeast1 = 40
     """Transitions of a window, those of its burn-in included."""
-    burn_in: int = 20
+    burn_in: Annotated[int, Whole(0)] = 20
     """First transitions of a window that only warm up its stored state; less than length. A window that begins its
     episode has none."""
-    period: int = 20
+    period: Annotated[int, Whole(2)] = 20
     """Transitions from the start of one window to that of the next, at least 2; with length - burn_in, each transition
     is trained on once in a pass."""
-    n_step: int = 5
+    n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
-    double: bool = True
-    """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
-    dueling: bool = True
-    """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
     rescale: bool = True
     """Learn values on the scale of rescaling.py, on which large returns differ less."""
-    eta: float = 0.9
+    eta: Annotated[float, Number(0, 1)] = 0.9
     """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
-    tau: float = 0.02
-    """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
-    target_update_freq: int = 0
-    """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
-    max_grad_norm: float = 10.0
-    """Larger gradients are scaled down to this norm; above 0."""
-    reward_scale: float = 1.0
+    reward_scale: Positive = 1.0
     """Factor on rewards, above 0; errors beyond 1 count linearly."""
 
     def __post_init__(self) -> None:
-        check_hyperparameters(self)
-        check_memory("R2D2", self.cell, self.units)
-        for name, least in {"length": 1, "burn_in": 0, "period": 2, "n_step": 1}.items():
-            check_whole(f"R2D2 {name}", getattr(self, name), least)
+        super().__post_init__()
         if self.burn_in >= self.length:
-            raise ValueError(f"R2D2 burn_in: expected less than the length {self.length}, got {self.burn_in}")
-        if isinstance(self.eta, bool) or not isinstance(self.eta, (int, float)) or not 0 <= self.eta <= 1:
-            raise ValueError(f"R2D2 eta: expected a number from 0 to 1, got {self.eta!r}")
+            raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
-        JointActions("R2D2", spaces.action)
         state = state_fields(spaces, self.cell, self.units, self.period)
         return dataclasses.replace(super().transition(spaces), extras=state)
 
@@ -105,23 +84,12 @@ class R2D2(Algorithm):
         """An untrained network. Raises ValueError: see JointActions."""
         return R2D2Network(self, spaces)
 
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Epsilon-greedy actions; `explore` holds "epsilon"."""
-        network = cast(R2D2Network, model)
-        with torch.inference_mode():
-            values, after = network(obs, state)
-            allowed = None if mask is None else network.actions.allowed(mask)
-            action = network.actions.decode(explored(values, allowed, explore, generator))
-            return Action(action, state=network.torso.acted(after, action))
+        values, after = model(obs, request.state)
+        allowed = None if request.mask is None else model.actions.allowed(request.mask)
+        action = model.actions.decode(explored(values, allowed, request))
+        return Action(action, state=model.torso.acted(after, action))
 
     def make_trainer(self, model: torch.nn.Module) -> R2D2Trainer:
         """A trainer that updates `model` in place, on its device."""
@@ -141,44 +109,44 @@ class Windows(NamedTuple):
     burn_in: int
     known: torch.Tensor
 
+    def unroll(self, core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
+        """The recurrent layer's results for inputs [B * N, inputs] and the state before the windows."""
+        rows, steps = self.reward.shape
+        return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, self.burn_in, self.known)
+
 
 class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
-        super().__init__("R2D2", spaces)
+        super().__init__(hyper.owner, spaces)
         self.torso = RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units)
         self.head = Head(hyper.units, hyper.hidden[-1], self.actions.count, hyper.dueling)
 
-    def forward(
+    torso: RecurrentTorso
+
+    def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> Stepped:
         """The values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
 
         With `windows`, the values are [B, N, actions], of observations [B, N, ...] and the state [B, ...] before them.
         """
-        return self._by(self.torso, self.head, obs, state, windows)
-
-    def operations(self) -> list[Operation]:
-        return [partial(self._by, call_of(self.torso), call_of(self.head))]
-
-    def _by(
-        self, torso: Operation, head: Operation, obs: Any, state: State | None, windows: Windows | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if windows is None:
-            features, after = torso(obs, state)
+            features, after = self.torso(obs, state)
         else:
             assert state is not None
+            flat = each(lambda part: part.flatten(0, 1), obs)
             before = self.torso.before_each(windows.action, windows.reward, state)
-            features, after = torso(flat(obs), before, partial(_unrolled, windows))
-        return head(features), after
+            features, after = self.torso(flat, before, windows.unroll)
+        return self.head(features), after
 
 
 class R2D2Trainer(TargetTrainer[R2D2Network]):
     """Q-learning on windows towards a target network, with the Huber loss."""
 
     def __init__(self, hyper: R2D2, network: R2D2Network) -> None:
-        super().__init__(network, hyper)
+        super().__init__(hyper, network)
         self.r2d2 = hyper
 
     def update(self, batch: Any) -> Update:
@@ -194,7 +162,7 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
         batch = _shortened(batch)
         counts = batch.mask.float()
         window = self._window(batch)
-        values, _ = self.network(*window)
+        values, _ = faster(self.network)(*window)
         taken = values[:, :-1].gather(2, self._action(batch)[..., None]).squeeze(2)
         targets = self.targets(batch, window, values.detach())
         errors = functional.huber_loss(taken, targets, reduction="none") * counts
@@ -217,8 +185,8 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
             window: the network's arguments for the batch.
             values: [B, T + 1, actions] that it returned, by which `double` chooses.
         """
-        slow, _ = self.target(*window)
-        allowed = self.network.allowed(flat(window[0]))
+        slow, _ = faster(self.target)(*window)
+        allowed = self.network.allowed(each(lambda part: part.flatten(0, 1), window[0]))
         chooser = (values if self.r2d2.double else slow).flatten(0, 1)
         action = best(chooser, allowed).view(slow.shape[:2])
         value = slow.gather(2, action[..., None]).squeeze(2)
@@ -234,16 +202,9 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
         return self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
 
     def _window(self, batch: Any) -> tuple[Any, ...]:
-        """A network's arguments for a batch: the observations of its windows, and the one after the last."""
-        obs = _with_last(batch.obs, batch.next_obs)
+        """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
+        obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
         return obs, batch.extras, Windows(batch.action, batch.reward, self.r2d2.burn_in, batch.mask[:, 0])
-
-
-def _unrolled(
-    windows: Windows, core: Operation, inputs: torch.Tensor, state: State
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    rows, steps = windows.reward.shape
-    return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, windows.burn_in, windows.known)
 
 
 def window_returns(
@@ -270,18 +231,5 @@ def window_returns(
 def _shortened(batch: Any) -> SimpleNamespace:
     """The windows without the last places, if none of them is filled in any window."""
     steps = int(batch.valid[..., -1].any(0).sum())
-    fields = {name: _first_steps(getattr(batch, name), steps) for name in OF_STEPS}
+    fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
     return SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
-
-
-def _first_steps(values: Any, steps: int) -> Any:
-    if isinstance(values, Mapping):
-        return {name: one[:, :steps] for name, one in values.items()}
-    return values[:, :steps]
-
-
-def _with_last(obs: Any, next_obs: Any) -> Any:
-    """The observations [B, T + 1, ...] of windows: the first, and the next one of each step."""
-    if isinstance(obs, Mapping):
-        return {name: torch.cat([one[:, :1], next_obs[name]], 1) for name, one in obs.items()}
-    return torch.cat([obs[:, :1], next_obs], 1)

@@ -6,24 +6,21 @@ See ppo.py. Each row stores the state that its actor had, with which windows beg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
-from ..checks import check_whole
 from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .network import Operation, call_of
-from .policy_value import ACTIVATIONS, PolicyNetwork, initialize
-from .ppo import PPO, PPOTrainer, Rows, taken
-from .recurrent import State
-from .recurrent_torso import RecurrentTorso, Unroll, check_memory, state_fields
+from .acting import AtLeast1, Request
+from .fast import faster
+from .networks.policy_value import PolicyNetwork, initialize
+from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
+from .ppo import PPO, PPOTrainer, Rows, rows_of
 
 __all__ = ["RecurrentPPO", "RecurrentPPOTrainer", "RecurrentPolicyValue", "first_rows", "windows_of"]
 
@@ -37,17 +34,12 @@ class RecurrentPPO(PPO):
     The policy and the critic have all layers but the last in common.
     """
 
-    cell: Literal["lstm", "gru"] = "lstm"
+    cell: Cell = "lstm"
     """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
-    units: int = 64
+    units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
-    unroll: int = 16
+    unroll: AtLeast1 = 16
     """Longest window, at least 1: transitions through which gradients reach back. Minibatches are of whole windows."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_memory("RecurrentPPO", self.cell, self.units)
-        check_whole("RecurrentPPO unroll", self.unroll)
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
@@ -58,23 +50,11 @@ class RecurrentPPO(PPO):
         """An untrained model."""
         return RecurrentPolicyValue(self, spaces)
 
-    def act(
-        self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
-        policy = cast(RecurrentPolicy, model)
-        torso = cast(RecurrentTorso, policy.torso)
-        with torch.inference_mode():
-            output, _, after = policy(obs, state)
-            chosen = self.chosen(policy, output, explore, mask, generator)
-            return chosen._replace(state=torso.acted(after, chosen.action))
+        output, _, after = model(obs, request.state)
+        drawn = self.drawn(model, output, request)
+        return drawn._replace(state=model.torso.acted(after, drawn.action))
 
     def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
         """A trainer that updates `model` in place, on its device."""
@@ -88,16 +68,8 @@ class RecurrentPolicy(PolicyNetwork):
         self, obs: Any, state: State | None, unroll: Unroll | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """The outputs, the features by which they are made, and the state after them; see RecurrentTorso."""
-        return self._by(self.torso, self.head, obs, state, unroll)
-
-    def operations(self) -> list[Operation]:
-        return [partial(self._by, call_of(self.torso), call_of(self.head))]
-
-    def _by(
-        self, torso: Operation, head: Operation, obs: Any, state: State | None, unroll: Unroll | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        features, after = torso(obs, state, unroll)
-        return head(features), features, after
+        features, after = self.torso(obs, state, unroll)
+        return self.head(features), features, after
 
 
 class RecurrentPolicyValue(nn.Module):
@@ -105,8 +77,8 @@ class RecurrentPolicyValue(nn.Module):
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
-        torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, ACTIVATIONS[hyper.activation])
-        self.acting = RecurrentPolicy("PPO", spaces, torso)
+        torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, hyper.activation)
+        self.acting = RecurrentPolicy(hyper.owner, spaces, torso)
         self._state = torso.core.parts  # of the recurrent layer, among the extras of rows
         self.critic = nn.Linear(hyper.units, 1)
         initialize(self.critic, 1.0)
@@ -122,7 +94,7 @@ class RecurrentPolicyValue(nn.Module):
         rows, held = windows_of(first)
         begins = rows[:, 0]
 
-        def unroll(core: Operation, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def unroll(core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
             features, after = core(inputs[rows], {name: state[name][begins] for name in self._state})
             return features[held], after
 
@@ -146,15 +118,15 @@ class RecurrentPPOTrainer(PPOTrainer):
 
     def outputs(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs and the values of windows."""
-        output, value = self.model(rows.obs, rows.extras, rows.extras[FIRST])
+        output, value = faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
         return output, value
 
     def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
         """The values of the next observations of these rows, in the state after their actions."""
-        torso = self.model.acting.torso
-        _, after = torso(taken(batch.obs, which), taken(batch.extras, which))
+        torso = faster(self.model.acting.torso)
+        _, after = torso(rows_of(batch.obs, which), rows_of(batch.extras, which))
         state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
-        features, _ = torso(taken(batch.next_obs, which), state)
+        features, _ = torso(rows_of(batch.next_obs, which), state)
         values: torch.Tensor = self.model.critic(features).squeeze(1)
         return values
 
@@ -167,7 +139,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
         for i in range(int(number[-1]) + 1):
             part = number == i
-            yield Rows(*(taken(one, index[part][held[part]]) for one in rows))
+            yield Rows(*(rows_of(one, index[part][held[part]]) for one in rows))
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:

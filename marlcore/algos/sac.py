@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch.nn import functional
 
+from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .actor_critic import ActorCritic, ActorCriticTrainer
-from .adam import ClippedAdam
-from .continuous import Continuous, ContinuousPolicy
-from .hyperparameters import check_common, check_positive
-from .network import Operation, operations_of
+from .acting import Positive
+from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
+from .fast import ClippedAdam, faster
 
 __all__ = ["SAC", "GaussianPolicy", "SACTrainer"]
 
@@ -35,33 +34,14 @@ Normal = tuple[torch.Tensor, torch.Tensor]
 class SAC(Continuous):
     """Hyperparameters of SAC."""
 
-    owner = "SAC"
-
-    learning_rate: float = 1e-3
-    """Adam's step size, for the policy, the critics and the temperature, above 0."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Units in each fully connected layer of the policy and of each critic, at least one layer."""
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     """The weight of the entropy at first, alpha in the paper, in units of reward_scale times the reward; above 0."""
-    target_entropy: float | None = None
+    target_entropy: Annotated[float | None, Number()] = None
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
-    tau: float = 0.01
-    """Fraction of the critics mixed into their targets after each update, in (0, 1]."""
-    max_grad_norm: float = 10.0
-    """Larger gradients are scaled down to this norm; above 0."""
-    reward_scale: float = 0.1
-    """Factor on rewards, above 0."""
-
-    def __post_init__(self) -> None:
-        check_common(self)
-        check_positive("SAC", temperature=self.temperature)
-        entropy = self.target_entropy
-        if entropy is not None and not (isinstance(entropy, (int, float)) and math.isfinite(entropy)):
-            raise ValueError(f"SAC target_entropy: expected a finite number or None, got {entropy!r}")
 
     def make_model(self, spaces: Spaces) -> ActorCritic[GaussianPolicy]:
         """An untrained model. Raises ValueError: see BoxActions."""
-        return ActorCritic(GaussianPolicy("SAC", spaces, self.hidden, 2), spaces, self.hidden)
+        return ActorCritic(GaussianPolicy(self.owner, spaces, self.hidden, 2), spaces, self.hidden)
 
     def make_trainer(self, model: torch.nn.Module) -> SACTrainer:
         """A trainer that updates `model` in place, on its device."""
@@ -73,9 +53,6 @@ class GaussianPolicy(ContinuousPolicy):
 
     A call returns the means [B, size] and the logarithms of the standard deviations [B, size] before tanh.
     """
-
-    def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.output), self.distribution]
 
     def distribution(self, outputs: torch.Tensor) -> Normal:
         mean, log_std = outputs.chunk(2, 1)
@@ -104,9 +81,10 @@ class GaussianPolicy(ContinuousPolicy):
 class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
     """Critics, policy and temperature that learn at each update; targets of the critics."""
 
+    kept = (*ActorCriticTrainer.kept, "log_temperature", "temperature_optimizer")
+
     def __init__(self, hyper: SAC, model: ActorCritic[GaussianPolicy]) -> None:
         super().__init__(model, hyper, followed=model.critics)
-        self.sac = hyper
         size = self.policy.actions.size
         self.target_entropy = -float(size) if hyper.target_entropy is None else hyper.target_entropy
         start = math.log(hyper.temperature)
@@ -121,35 +99,19 @@ class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         noise = self.normal(len(batch.reward), self.policy.actions.size)
-        action, log_prob = self.policy.sample(self.policy(batch.obs), noise)
-        value = self.critics(batch.obs, action).amin(0)
+        action, log_prob = self.policy.sample(faster(self.policy)(batch.obs), noise)
+        value = faster(self.critics)(batch.obs, action).amin(0)
         self.descend(self.policy_optimizer, (temperature * log_prob - value).mean())  # equation 7
         entropy = -log_prob.detach().mean()
         self.descend(self.temperature_optimizer, self.log_temperature * (entropy - self.target_entropy))  # equation 18
         self.updates += 1
-        self.follow()
+        self.follow(self.hyper.tau)
         return Update({**metrics, "entropy": entropy, "temperature": temperature}, priority)
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted soft value of the next observation, float32 [B] (equations 2, 3, 5)."""
         noise = self.normal(len(batch.reward), self.policy.actions.size)
-        action, log_prob = self.policy.sample(self.policy(batch.next_obs), noise)
-        future = self.target(batch.next_obs, action).amin(0) - self.log_temperature.exp() * log_prob
-        targets: torch.Tensor = self.sac.reward_scale * batch.reward + batch.discount * future
-        return targets
-
-    def state_dict(self) -> dict[str, Any]:
-        """ActorCriticTrainer's state, with the temperature's."""
-        own = {
-            "log_temperature": self.log_temperature.detach(),
-            "temperature_optimizer": self.temperature_optimizer.state_dict(),
-        }
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`; the caller restores the model's weights."""
-        super().load_state_dict(state)
-        with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
-        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])
+        action, log_prob = self.policy.sample(faster(self.policy)(batch.next_obs), noise)
+        future = faster(self.target)(batch.next_obs, action).amin(0)
+        return self.completed(batch, future - self.log_temperature.exp() * log_prob)

@@ -10,53 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import torch
 
-from ..checks import check_whole
+from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .actor_critic import ActorCritic, ActorCriticTrainer
-from .continuous import Continuous, ContinuousPolicy
-from .hyperparameters import check_common, check_not_negative
-from .network import Operation, operations_of
+from .acting import AtLeast1
+from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
+from .fast import faster
 
 __all__ = ["TD3", "DeterministicPolicy", "TD3Trainer"]
+
+AtLeast0: TypeAlias = Annotated[float, Number(0)]
 
 
 @dataclass(frozen=True)
 class TD3(Continuous):
     """Hyperparameters of TD3. Noise is in units of half the range of an action's component."""
 
-    owner = "TD3"
-
-    learning_rate: float = 1e-3
-    """Adam's step size, for the policy and the critics, above 0."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Units in each fully connected layer of the policy and of each critic, at least one layer."""
-    noise: float = 0.1
+    noise: AtLeast0 = 0.1
     """Standard deviation of the noise of exploration, at least 0; the schedule `noise` of exploration.schedules, if
     there is one, replaces it."""
-    target_noise: float = 0.2
+    target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: AtLeast0 = 0.5
     """That noise is clipped to this size, at least 0."""
-    policy_delay: int = 2
+    policy_delay: AtLeast1 = 2
     """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
-    tau: float = 0.01
-    """Fraction of the networks mixed into the targets after each update of the policy, in (0, 1]."""
-    max_grad_norm: float = 10.0
-    """Larger gradients are scaled down to this norm; above 0."""
-    reward_scale: float = 0.1
-    """Factor on rewards, above 0."""
-
-    def __post_init__(self) -> None:
-        check_common(self)
-        check_whole("TD3 policy_delay", self.policy_delay)
-        check_not_negative(
-            "TD3", noise=self.noise, target_noise=self.target_noise, target_noise_clip=self.target_noise_clip
-        )
 
     def schedules(self) -> Mapping[str, Any]:
         """The noise of exploration, and uniform actions until the first update."""
@@ -64,7 +46,7 @@ class TD3(Continuous):
 
     def make_model(self, spaces: Spaces) -> ActorCritic[DeterministicPolicy]:
         """An untrained model. Raises ValueError: see BoxActions."""
-        return ActorCritic(DeterministicPolicy("TD3", spaces, self.hidden, 1), spaces, self.hidden)
+        return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
 
     def make_trainer(self, model: torch.nn.Module) -> TD3Trainer:
         """A trainer that updates `model` in place, on its device."""
@@ -73,9 +55,6 @@ class TD3(Continuous):
 
 class DeterministicPolicy(ContinuousPolicy):
     """Observations to actions [B, size] in [-1, 1]."""
-
-    def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.output), self.distribution]
 
     def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()
@@ -100,17 +79,16 @@ class TD3Trainer(ActorCriticTrainer[DeterministicPolicy]):
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.td3.policy_delay == 0:
-            value = self.critics(batch.obs, self.policy(batch.obs), count=1)
+            value = faster(self.critics)(batch.obs, faster(self.policy)(batch.obs), count=1)
             self.descend(self.policy_optimizer, -value.mean())
-            self.follow()
+            self.follow(self.hyper.tau)
         return Update(metrics, priority)
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted smaller value of the smoothed action, float32 [B] (Algorithm 1)."""
-        action: torch.Tensor = self.target.acting(batch.next_obs)
+        action: torch.Tensor = faster(self.target.acting)(batch.next_obs)
         clip = self.td3.target_noise_clip
         noise = (self.td3.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
-        future = self.target.critics(batch.next_obs, (action + noise).clamp_(-1.0, 1.0)).amin(0)
-        targets: torch.Tensor = self.td3.reward_scale * batch.reward + batch.discount * future
-        return targets
+        future = faster(self.target.critics)(batch.next_obs, (action + noise).clamp_(-1.0, 1.0)).amin(0)
+        return self.completed(batch, future)

@@ -1,54 +1,167 @@
-"""What algorithms that learn action values have in common: their rows, how they sample, and epsilon-greedy actions."""
+"""What algorithms that learn action values have in common: hyperparameters, epsilon-greedy actions, first priorities,
+and trainers with a target network."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..interfaces import Action, Algorithm, ReplaySource
+from ..declared import Number, Whole
+from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
-from ..spec import TransitionSpec
-from .exploration import epsilon_greedy
-from .first_priority import source_with_priority, with_priority
-from .joint import JointActions
-from .qnetwork import QNetwork
+from ..spec import Field, TransitionSpec
+from .acting import Acting, Layers, Positive, Request
+from .fast import ClippedAdam
+from .networks.actions import JointActions
+from .networks.observations import rows_in
+from .networks.qnetwork import QNetwork, best
+from .trainers import FollowedTrainer
 
-__all__ = ["ValueBased"]
+__all__ = ["QLearning", "TargetTrainer", "ValueBased", "explored"]
+
+N = TypeVar("N", bound=QNetwork)
 
 
-class ValueBased(Algorithm):
-    """Base of algorithms whose model is a QNetwork.
+@dataclass(frozen=True)
+class QLearning(Acting):
+    """Hyperparameters of all algorithms that learn action values."""
 
-    Attributes:
-        owner: the algorithm's name in messages.
-        actor_priorities: a hyperparameter; actors compute each transition's first priority.
+    learning_rate: Positive = 2.5e-4
+    """Adam's step size, above 0."""
+    hidden: Layers = (128, 64)
+    """Units in each fully connected layer, at least one layer; the last is the head's."""
+    double: bool = True
+    """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
+    tau: Annotated[float, Number(above=0, high=1)] = 0.02
+    """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
+    target_update_freq: Annotated[int, Whole(0)] = 0
+    """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
+    max_grad_norm: Positive = 10.0
+    """Larger gradients are scaled down to this norm; above 0."""
+    reward_scale: Positive = 0.1
+    """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: see JointActions."""
+        JointActions(self.owner, spaces.action)
+        return super().transition(spaces)
+
+
+@dataclass(frozen=True)
+class ValueBased(QLearning):
+    """Base of algorithms whose model is a QNetwork without memory.
+
+    Actors may compute the first priorities of transitions, so that new ones need not all count as the most surprising
+    (Horgan et al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3): here the error of
+    one step, whose values the actor has when it chooses its actions.
     """
 
-    owner: ClassVar[str]
-    actor_priorities: bool
+    actor_priorities: bool = False
+    """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
-        JointActions(self.owner, spaces.action)
         spec = super().transition(spaces)
-        return with_priority(spec) if self.actor_priorities else spec
+        if not self.actor_priorities:
+            return spec
+        return dataclasses.replace(spec, extras={**spec.extras, PRIORITY: Field((), "float32")})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """What was chosen; with first priorities if actors compute them."""
-        return source_with_priority(chosen) if self.actor_priorities else chosen
+        if not self.actor_priorities or chosen.prioritized is None:
+            return chosen
+        return dataclasses.replace(chosen, prioritized=dataclasses.replace(chosen.prioritized, initial=PRIORITY))
 
-    def act(
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Epsilon-greedy actions; `explore` holds "epsilon".
+
+        The network runs only if some row is greedy, or if actors compute first priorities.
+        """
+        actions: JointActions = model.actions
+        allowed = None if request.mask is None else actions.allowed(request.mask)
+        random = _random(rows_in(obs), actions.count, allowed, request)
+        if random is not None and random[0].all() and not self.actor_priorities:
+            return Action(actions.decode(random[1]))
+        values = model(obs)
+        greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
+        chosen = greedy if random is None else np.where(*random, greedy)
+        if not self.actor_priorities:
+            return Action(actions.decode(chosen))
+        all_values, rows = values.cpu().numpy(), np.arange(len(chosen))
+        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
+        of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
+        return Action(actions.decode(chosen), unknown, values=of_rows)
+
+    def first_priority(
         self,
-        model: torch.nn.Module,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        state: Mapping[str, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        generator: np.random.Generator,
-    ) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon"."""
-        return epsilon_greedy(cast(QNetwork, model), obs, explore, mask, generator, self.actor_priorities)
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """The absolute error of one step, in units of reward_scale times the reward; NaN where a value is unknown."""
+        error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
+        return error.astype(np.float32)
+
+
+def explored(values: torch.Tensor, allowed: torch.Tensor | None, request: Request) -> NDArray[np.int64]:
+    """Epsilon-greedy actions [k], of values [k, actions] that are known already; `allowed` bool [k, actions]."""
+    greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
+    random = _random(len(values), values.shape[1], allowed, request)
+    return greedy if random is None else np.where(*random, greedy)
+
+
+def _random(
+    rows: int, actions: int, allowed: torch.Tensor | None, request: Request
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
+    """Which rows explore, and a random allowed action of each row; None if the actions are to be greedy.
+
+    The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
+    numbered floor(place * n), for a place drawn from [0, 1).
+    """
+    if request.explore is None:
+        return None
+    explores, place = request.generator.random((2, rows))
+    explores = explores < request.explore["epsilon"]
+    if allowed is None:
+        return explores, (place * actions).astype(np.int64)
+    passed = allowed.cpu().numpy().cumsum(1)
+    rank = (place * passed[:, -1]).astype(np.int64)
+    return explores, (passed > rank[:, None]).argmax(1)
+
+
+class TargetTrainer(FollowedTrainer, Generic[N]):
+    """A network's optimizer and its target network."""
+
+    kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
+
+    def __init__(self, hyper: QLearning, network: N) -> None:
+        super().__init__(network)
+        self.network = network
+        self.hyper = hyper
+        self.optimizer = ClippedAdam(list(network.parameters()), lr=hyper.learning_rate)
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        return self.advance()
+
+    def advance(self) -> torch.Tensor:
+        """A step by the parameters' gradients, then the target's update; returns their norm before clipping."""
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.updates += 1
+        interval = self.hyper.target_update_freq
+        if not interval:
+            self.follow(self.hyper.tau)
+        elif self.updates % interval == 0:
+            self.follow(1.0)
+        return grad_norm

@@ -34,6 +34,7 @@ BELOW = {
 TOP = {
     "cgroup",
     "checks",
+    "declared",
     "errors",
     "interfaces",
     "lazy",

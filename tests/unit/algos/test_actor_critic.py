@@ -1,7 +1,6 @@
 """TD3's and SAC's targets, losses and steps against plain NumPy; their targets, resumption, and that they learn."""
 
 import copy
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +11,7 @@ from rounding import near, rounding
 from updates import check_resumption, continuous_spaces, flattened, made_batch, made_obs, made_trainer
 
 from marlcore.algos import SAC, TD3
-from marlcore.interfaces import ReplaySource
-from marlcore.replay import Prioritized
 from marlcore.spaces import Spaces
-from marlcore.spec import Field, TransitionSpec
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -353,43 +349,3 @@ def test_a_function_of_the_observation_is_learned(algorithm):
     obs = rng.uniform(-1, 1, (500, 2)).astype(np.float32)
     chosen = hyper.act(model.acting, torch.from_numpy(obs), explore=None, state=None, mask=None, generator=rng).action
     assert np.abs(chosen - best(obs)).mean() < 0.12  # uniform actions are 1.1 and 0.3 away
-
-
-@BOTH
-def test_hyperparameters_survive_pickling(algorithm):
-    hyper = algorithm(learning_rate=1e-4, hidden=(7,))
-    assert pickle.loads(pickle.dumps(hyper)) == hyper
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("learning_rate", 0.0), ("hidden", ()), ("tau", 1.5), ("max_grad_norm", 0.0), ("reward_scale", float("nan"))],
-)
-def test_a_bad_hyperparameter_is_named_in_one_line(algorithm, field, value):
-    with pytest.raises(ValueError, match=rf"^{algorithm.__name__} {field}: expected .*, got [^\n]+$"):
-        algorithm(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "field", "value"),
-    [
-        (TD3, "noise", -0.1),
-        (TD3, "target_noise", float("inf")),
-        (TD3, "target_noise_clip", "wide"),
-        (TD3, "policy_delay", 0),
-        (SAC, "temperature", 0.0),
-        (SAC, "target_entropy", float("nan")),
-    ],
-)
-def test_a_bad_hyperparameter_of_its_own_is_named_in_one_line(algorithm, field, value):
-    with pytest.raises(ValueError, match=rf"^{algorithm.__name__} {field}: expected .*, got [^\n]+$"):
-        algorithm(**{field: value})
-
-
-@BOTH
-def test_rows_have_no_extras_and_the_source_is_the_chosen_one(algorithm):
-    spaces = continuous_spaces()
-    assert algorithm().transition(spaces) == TransitionSpec(obs=spaces.obs, action=Field((2, 3)))
-    chosen = ReplaySource(n_step=5, prioritized=Prioritized())
-    assert algorithm().source(chosen) is chosen

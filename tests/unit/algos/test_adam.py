@@ -6,7 +6,7 @@ import pytest
 import torch
 from rounding import near, rounding
 
-from marlcore.algos.adam import ClippedAdam
+from marlcore.algos.fast import ClippedAdam
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

@@ -1,20 +1,14 @@
 """The algorithms' networks, target networks, resumption and errors, and that they learn."""
 
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces as gym
 from rounding import rounding
 from updates import box_spaces, check_resumption, flattened, made_batch, made_trainer
 
 from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
-from marlcore.interfaces import ReplaySource
-from marlcore.replay import Prioritized
-from marlcore.spaces import Spaces
-from marlcore.spec import Field, TransitionSpec
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -146,67 +140,6 @@ def test_many_actions_are_learned_from(algorithm):
     spaces = box_spaces(actions=300)
     _, trainer = made_trainer(algorithm(), spaces)
     assert torch.isfinite(trainer.update(made_batch(spaces)).metrics["loss"])
-
-
-@BOTH
-def test_hyperparameters_survive_pickling(algorithm):
-    hyper = algorithm(learning_rate=1e-3, hidden=(7,), double=False)
-    assert pickle.loads(pickle.dumps(hyper)) == hyper
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("learning_rate", -1e-3),
-        ("learning_rate", float("nan")),
-        ("learning_rate", "fast"),
-        ("tau", 0.0),
-        ("tau", 1.5),
-        ("target_update_freq", -1),
-        ("target_update_freq", 2.5),
-        ("max_grad_norm", 0.0),
-        ("reward_scale", float("inf")),
-        ("hidden", ()),
-        ("hidden", 64),
-        ("hidden", (64, 0)),
-    ],
-)
-def test_a_bad_hyperparameter_is_named_in_one_line(algorithm, field, value):
-    with pytest.raises(ValueError, match=rf"^{algorithm.__name__} {field}: expected .*, got [^\n]+$"):
-        algorithm(**{field: value})
-
-
-@pytest.mark.parametrize("field", ["n_cos", "n_tau", "n_tau_prime", "n_policy", "kappa"])
-def test_a_bad_hyperparameter_of_iqn_is_named_in_one_line(field):
-    with pytest.raises(ValueError, match=rf"^IQN {field}: expected .*, got 0$"):
-        IQN(**{field: 0})
-
-
-@BOTH
-def test_an_action_space_of_another_kind_is_refused_in_one_line(algorithm):
-    """A Box as the action space is refused when a row or a model is wanted, in one line."""
-    spaces = Spaces(gym.Box(-1, 1, (3,)), gym.Box(-1, 1, (40,)))
-    expected = "expected a Discrete, MultiDiscrete or MultiBinary action space"
-    for method in (algorithm().transition, algorithm().make_model):
-        with pytest.raises(ValueError, match=rf"^{algorithm.__name__}: {expected}, got Box[^\n]+$"):
-            method(spaces)
-
-
-@BOTH
-def test_too_many_joint_actions_are_refused(algorithm):
-    spaces = Spaces(gym.Box(-1, 1, (3,)), gym.MultiBinary(13))
-    for method in (algorithm().transition, algorithm().make_model):
-        with pytest.raises(ValueError, match=rf"^{algorithm.__name__}: expected at most 4096 joint actions, got 8192 "):
-            method(spaces)
-
-
-@BOTH
-def test_rows_have_no_extras_and_the_source_is_the_chosen_one(algorithm):
-    spaces = box_spaces(masked=True)
-    assert algorithm().transition(spaces) == TransitionSpec(obs=spaces.obs, action=Field((), "int64"))
-    chosen = ReplaySource(n_step=5, prioritized=Prioritized())
-    assert algorithm().source(chosen) is chosen
 
 
 def test_make_gives_defaults_by_name():

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from updates import continuous_spaces
 
 from marlcore.algos import SAC, TD3
-from marlcore.algos.box import BoxActions
-from marlcore.spaces import Spaces
+from marlcore.algos.networks.actions import BoxActions
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -68,24 +67,6 @@ def test_a_component_of_one_value_is_encoded_as_0():
     actions = BoxActions("test", gym.Box(np.array([2, -1], np.float32), np.array([2, 1], np.float32)))
     np.testing.assert_array_equal(actions.encode(torch.tensor([[2.0, 0.5]])).numpy(), [[0.0, 0.5]])
     np.testing.assert_array_equal(actions.decode(np.array([[0.7, 0.5]], np.float32)), np.float32([[2.0, 0.5]]))
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (gym.Box(-np.inf, np.inf, (2,)), r"an action space with finite bounds, got Box\(-inf, inf"),
-        (gym.Box(np.array([-1, -1], np.float32), np.array([1, np.inf], np.float32)), "an action space with finite"),
-        (gym.Discrete(3), r"a Box of floats as the action space, got Discrete\(3\)"),
-        (gym.MultiBinary(3), "a Box of floats as the action space, got MultiBinary"),
-        (gym.Box(0, 5, (2,), np.int64), "a Box of floats as the action space, got Box"),
-    ],
-)
-def test_an_action_space_of_another_kind_is_refused_in_one_line(algorithm, space, message):
-    spaces = Spaces(gym.Box(-1, 1, (3,)), space)
-    for method in (algorithm().transition, algorithm().make_model):
-        with pytest.raises(ValueError, match=rf"^{algorithm.__name__}: expected {message}[^\n]*$"):
-            method(spaces)
 
 
 def act(hyper, model, obs, epsilon=None, seed=0, **numbers):

@@ -11,8 +11,8 @@ from torch import nn
 from updates import box_spaces
 
 from marlcore.algos import DQN, IQN
-from marlcore.algos.dense import Dense
-from marlcore.algos.head import FEW, Head
+from marlcore.algos.networks.head import FEW, Head
+from marlcore.algos.networks.torso import Dense
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

@@ -9,7 +9,7 @@ from gymnasium import spaces as gym
 from rounding import rounding
 from torch import distributions as plain
 
-from marlcore.algos.distributions import DRAWN, distribution_of
+from marlcore.algos.networks.distributions import DRAWN, distribution_of
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -135,10 +135,3 @@ def test_one_seed_gives_one_draw():
     output = first[1]
     again = second[0].sample(output, None, np.random.default_rng(1))
     assert (again.action == first[2].action).all() and (other[2].action != first[2].action).any()
-
-
-@pytest.mark.parametrize("space", [gym.Box(0, 9, (2,), np.int64), gym.Text(3)])
-def test_other_spaces_are_refused_in_one_line(space):
-    expected = r"^PPO: expected a Discrete, MultiDiscrete, MultiBinary or Box of floats as action space, got [^\n]+$"
-    with pytest.raises(ValueError, match=expected):
-        distribution_of("PPO", space)

@@ -9,7 +9,7 @@ from gymnasium import spaces as gym
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlcore.algos.joint import JointActions
+from marlcore.algos.networks.actions import JointActions
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -49,10 +49,3 @@ def test_a_joint_action_is_allowed_if_its_components_are(sizes, seed):
 
 def test_a_discrete_may_be_larger_than_the_limit_of_joint_actions():
     assert JointActions("DQN", gym.Discrete(5000)).count == 5000
-
-
-@pytest.mark.parametrize("space", [gym.MultiDiscrete([64, 65]), gym.MultiBinary(13), gym.MultiDiscrete([9] * 30)])
-def test_too_many_joint_actions_are_refused_in_one_line(space):
-    message = r"^DQN: expected at most 4096 joint actions, got \d+ of Multi[^\n]+$"
-    with pytest.raises(ValueError, match=message):
-        JointActions("DQN", space)

@@ -1,20 +1,18 @@
 """The passes of fully connected layers that are written out, against autograd, and when DQN uses them."""
 
 import copy
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
 from rounding import near, rounding
-from torch import nn
 from updates import box_spaces, made_batch, made_obs, made_trainer
 
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNNetwork, DQNTrainer
-from marlcore.algos.head import FEW
-from marlcore.algos.passes import AutogradPass, Layers, LayersPass
+from marlcore.algos.fast.passes import AutogradPass, LayersPass, passes
+from marlcore.algos.networks.head import FEW
 from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -23,35 +21,17 @@ HYPER = DQN(hidden=(8, 8))
 MIXED = gym.Dict({"place": gym.MultiDiscrete([3, 4]), "speed": gym.Box(-1, 1, (2, 3), np.float32)})
 
 
-@pytest.mark.parametrize("sizes", [(5, 3), (5, 7, 3), (5, 7, 6, 3)])
-def test_the_gradients_of_layers_are_those_of_autograd(sizes):
-    linears = [nn.Linear(*pair) for pair in pairwise(sizes)]
-    modules = nn.Sequential(*(part for one in linears for part in (one, nn.ReLU())))[:-1]
-    x, gradient = torch.randn(11, sizes[0]), torch.randn(11, sizes[-1])
-    outputs = modules(x)
-    outputs.backward(gradient)
-    expected = [one.grad.clone() for one in modules.parameters()]
-    layers = Layers([one._parameters for one in linears])
-    with torch.no_grad():
-        found = layers.forward(x)
-        layers.backward(gradient)
-    close = rounding(11 + sum(sizes) + len(sizes), float(max(one.abs().max() for one in [outputs, *expected])))
-    torch.testing.assert_close(found, outputs, **close)
-    for one, plain in zip(modules.parameters(), expected, strict=True):
-        torch.testing.assert_close(one.grad, plain, **close)
-
-
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("observation", [gym.Box(-1, 1, (3,), np.float32), gym.Discrete(5), MIXED], ids=str)
 @pytest.mark.parametrize("actions", [1, 3, FEW + 1])
-@pytest.mark.parametrize("dueling", [True, False])
-def test_both_passes_of_a_network_agree(dueling, actions, observation, stack):
+@pytest.mark.parametrize(("dueling", "hidden"), [(True, (8,)), (True, (8, 8)), (False, (8, 7, 8))])
+def test_both_passes_of_a_network_agree(dueling, hidden, actions, observation, stack):
     spaces = Spaces(observation, gym.Discrete(actions), stack=stack)
-    network, trainer = made_trainer(DQN(hidden=(8, 8), dueling=dueling), spaces)
-    assert isinstance(trainer._passes.now(), LayersPass)
+    network, trainer = made_trainer(DQN(hidden=hidden, dueling=dueling), spaces)
+    assert isinstance(passes(network), LayersPass)
     obs, gradient = made_obs(spaces, 6, np.random.default_rng(0)), torch.randn(6, actions)
     found = []
-    for one in (trainer._passes.now(), AutogradPass(network)):
+    for one in (passes(network), AutogradPass(network)):
         trainer.optimizer.zero_grad()
         with torch.no_grad():
             values = one.forward(obs)
@@ -59,7 +39,7 @@ def test_both_passes_of_a_network_agree(dueling, actions, observation, stack):
         found.append([values, *(parameter.grad.clone() for parameter in network.parameters())])
     for written, recorded in zip(*found, strict=True):
         scale = float(recorded.abs().max())
-        torch.testing.assert_close(written, recorded, **rounding(6 + 30 + 3 * 8 + 2 * actions, scale))
+        torch.testing.assert_close(written, recorded, **rounding(6 + 30 + 4 * 8 + 2 * actions, scale))
 
 
 def test_an_update_makes_the_step_of_both_passes():
@@ -68,7 +48,7 @@ def test_an_update_makes_the_step_of_both_passes():
     twin = DQNTrainer(HYPER, other)
     twin.load_state_dict(copy.deepcopy(trainer.state_dict()))
     other.register_forward_hook(lambda *_: None)
-    assert isinstance(twin._passes.now(), AutogradPass)
+    assert isinstance(passes(other), AutogradPass)
     for seed in range(3):
         updates = [one.update(made_batch(seed=seed)) for one in (trainer, twin)]
         other.load_state_dict(network.state_dict())  # differences between steps would add up to any amount
@@ -109,7 +89,7 @@ def sharing(hyper: DQN, spaces: Spaces) -> DQNNetwork:
 @pytest.mark.parametrize("made", [Louder, frozen, compiled, of_images, sharing])
 def test_other_networks_take_the_pass_of_autograd(made):
     network = made(HYPER, box_spaces())
-    assert isinstance(DQNTrainer(HYPER, network)._passes.now(), AutogradPass)
+    assert isinstance(passes(network), AutogradPass)
 
 
 def test_the_frozen_part_of_a_network_stays():

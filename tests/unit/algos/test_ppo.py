@@ -271,22 +271,3 @@ def test_actors_get_the_policy_alone():
         model.acting, torch.zeros(5, 3), explore=None, state=None, mask=None, generator=np.random.default_rng(0)
     )
     assert len(set(greedy.action.tolist())) == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"clip": 0.0}, "PPO clip: expected a finite number above 0, got 0.0"),
-        ({"clip_value": -1.0}, "PPO clip_value: expected a finite number above 0, got -1.0"),
-        ({"minibatch_size": 4096}, "PPO minibatch_size: expected an integer from 1 to 2048, got 4096"),
-        ({"epochs": 0}, "PPO epochs: expected an integer of at least 1, got 0"),
-        ({"gae_lambda": 1.5}, "PPO gae_lambda: expected a number from 0 to 1, got 1.5"),
-        ({"activation": "gelu"}, "PPO activation: expected tanh or relu, got 'gelu'"),
-        ({"correction": "none"}, "PPO correction: expected vtrace or gae, got 'none'"),
-        ({"hidden": ()}, "PPO hidden: expected a tuple of at least one size, got ()"),
-    ],
-)
-def test_a_wrong_hyperparameter_is_one_line(wrong, message):
-    with pytest.raises(ValueError) as caught:
-        PPO(**wrong)
-    assert str(caught.value) == message

@@ -1,7 +1,6 @@
 """R2D2's loss, targets and priorities against plain NumPy, on windows from a replay."""
 
 import copy
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -189,36 +188,6 @@ def test_rows_store_the_state_at_the_starts_of_windows():
     assert replace(SMALL, cell="gru").transition(spaces).extras.keys() == spec.extras.keys() - {"cell"}
     chosen = ReplaySource(n_step=4, prioritized=Prioritized(0.9))
     assert SMALL.source(chosen) == ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))
-
-
-def test_hyperparameters_survive_pickling():
-    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("cell", "rnn", "lstm or gru"),
-        ("units", 0, "an integer of at least 1"),
-        ("length", 0, "an integer of at least 1"),
-        ("burn_in", 40, "less than the length 40"),
-        ("burn_in", -1, "an integer of at least 0"),
-        ("period", 1, "an integer of at least 2"),
-        ("n_step", 0, "an integer of at least 1"),
-        ("eta", 1.5, "a number from 0 to 1"),
-        ("tau", 0.0, "a finite number above 0"),
-    ],
-)
-def test_a_bad_hyperparameter_is_named_in_one_line(field, value, expected):
-    with pytest.raises(ValueError, match=rf"^R2D2 {field}: expected {expected}, got {value!r}$"):
-        R2D2(**{field: value})
-
-
-def test_continuous_actions_are_refused_in_one_line():
-    spaces = Spaces(WIDE, gym.Box(-1, 1, (2,)))
-    for method in (R2D2().transition, R2D2().make_model):
-        with pytest.raises(ValueError, match=r"^R2D2: expected a Discrete, MultiDiscrete or MultiBinary action space"):
-            method(spaces)
 
 
 def test_epsilon_and_masks_choose_the_actions():

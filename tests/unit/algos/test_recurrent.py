@@ -6,9 +6,14 @@ import torch
 from gymnasium import spaces as gym
 from rounding import rounding
 
-from marlcore.algos.recurrent import Recurrent, unroll_burnt_in
-from marlcore.algos.recurrent_torso import PREVIOUS_ACTION, RecurrentTorso, state_fields
-from marlcore.algos.rescaling import rescaled, restored
+from marlcore.algos.networks.recurrent import (
+    PREVIOUS_ACTION,
+    Recurrent,
+    RecurrentTorso,
+    state_fields,
+    unroll_burnt_in,
+)
+from marlcore.algos.networks.rescaling import rescaled, restored
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.spaces import Spaces
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import marlcore as mc
-from marlcore.algos.passes import AutogradPass
+from marlcore.algos.fast import passes
+from marlcore.algos.fast.passes import AutogradPass
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 seen: list[Any] = []
@@ -18,7 +19,7 @@ seen: list[Any] = []
 class Watched(mc.DQN):
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = super().make_trainer(model)
-        seen.append((model._compiled_call_impl, type(trainer._passes.now()), trainer.target._compiled_call_impl))
+        seen.append((model._compiled_call_impl, type(passes(model)), trainer.target._compiled_call_impl))
         return trainer
 
 

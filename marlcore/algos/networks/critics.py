@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..spaces import Spaces
-from .network import Network, Operation, activated, call_of, operations_of
+from ...spaces import Spaces
 from .torso import Torso
 
 __all__ = ["PairedLinear", "TwinCritics"]
 
 
-class TwinCritics(Network):
+class TwinCritics(nn.Module):
     """Two networks from an observation and an action to a value, which share no fully connected layer.
 
     Encoders of images are shared. Each layer of both networks is one batched product: for small networks, torch's
@@ -38,18 +37,8 @@ class TwinCritics(Network):
         values: torch.Tensor = last(x)
         return values.squeeze(2)
 
-    def operations(self) -> list[Operation]:
-        encoder = call_of(self.encoder)
-        *inner, last = self.layers
-        return [
-            lambda obs, action, count=2: torch.cat([encoder(obs), action], 1).expand(count, -1, -1),
-            *(one for layer in inner for one in activated(layer, torch.relu)),
-            *operations_of(last),
-            lambda values: values.squeeze(2),
-        ]
 
-
-class PairedLinear(Network):
+class PairedLinear(nn.Module):
     """Two fully connected layers of the same sizes, initialized as nn.Linear is.
 
     Attributes:
@@ -65,6 +54,3 @@ class PairedLinear(Network):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[count, B, inputs] to [count, B, outputs], through the first layer or both."""
         return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
-
-    def operations(self) -> list[Operation]:
-        return [self.forward]

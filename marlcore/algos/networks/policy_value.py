@@ -8,18 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..spaces import MASK, Spaces
+from ...spaces import MASK, Spaces
 from .distributions import distribution_of
-from .network import Network, Operation, operations_of
-from .recurrent_torso import RecurrentTorso
-from .torso import Torso
+from .recurrent import RecurrentTorso
+from .torso import Activation, Torso
 
-__all__ = ["ACTIVATIONS", "PolicyNetwork", "PolicyValue", "ValueNetwork", "initialize"]
-
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
+__all__ = ["PolicyNetwork", "PolicyValue", "ValueNetwork", "initialize"]
 
 
-class PolicyNetwork(Network):
+class PolicyNetwork(nn.Module):
     """Observations to the outputs [B, outputs] that a distribution over actions takes.
 
     Args:
@@ -43,9 +40,6 @@ class PolicyNetwork(Network):
         outputs: torch.Tensor = self.head(self.torso(obs))
         return outputs
 
-    def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.head)]
-
     def mask(self, obs: Any) -> torch.Tensor | None:
         """The mask in a batch's observations, bool [B, outputs]; None without one."""
         if not self._masked:
@@ -54,12 +48,12 @@ class PolicyNetwork(Network):
         return mask
 
 
-class ValueNetwork(Network):
+class ValueNetwork(nn.Module):
     """Observations to their values [B]."""
 
-    def __init__(self, spaces: Spaces, hidden: tuple[int, ...], activation: str) -> None:
+    def __init__(self, spaces: Spaces, hidden: tuple[int, ...], activation: Activation) -> None:
         super().__init__()
-        self.torso = Torso(spaces, hidden, ACTIVATIONS[activation])
+        self.torso = Torso(spaces, hidden, activation)
         self.head = nn.Linear(self.torso.size, 1)
         initialize(self.torso)
         initialize(self.head, 1.0)
@@ -67,9 +61,6 @@ class ValueNetwork(Network):
     def forward(self, obs: Any) -> torch.Tensor:
         values: torch.Tensor = self.head(self.torso(obs))
         return values.squeeze(1)
-
-    def operations(self) -> list[Operation]:
-        return [*operations_of(self.torso), *operations_of(self.head), lambda values: values.squeeze(1)]
 
 
 class PolicyValue(nn.Module):
@@ -84,10 +75,15 @@ class PolicyValue(nn.Module):
     """
 
     def __init__(
-        self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: str, of_critic: tuple[str, ...] = ()
+        self,
+        owner: str,
+        spaces: Spaces,
+        hidden: tuple[int, ...],
+        activation: Activation,
+        of_critic: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        torso = Torso(spaces, hidden, ACTIVATIONS[activation], of_critic)
+        torso = Torso(spaces, hidden, activation, of_critic)
         self.acting = PolicyNetwork(owner, spaces, torso)
         self.critic = ValueNetwork(spaces, hidden, activation)
 

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ..spaces import Spaces
-from .dense import Activation, Dense
+from ...spaces import Spaces
 from .encoders import encoder_of
-from .network import Network, Operation, call_of, operations_of
 
-__all__ = ["Torso"]
+__all__ = ["Activation", "Dense", "Torso"]
+
+Activation = Literal["tanh", "relu"]
 
 
-class Torso(Network):
+class Dense(nn.Module):
+    """Fully connected layers, each followed by an activation: [..., inputs] to [..., size].
+
+    Attributes:
+        size: the units of the last layer, `inputs` without layers.
+    """
+
+    def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = "relu") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise((inputs, *sizes)))
+        self.activation = nn.ReLU() if activation == "relu" else nn.Tanh()
+        self.size = (inputs, *sizes)[-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class Torso(nn.Module):
     """Observations, as `Algorithm.make_model` says, to features [B, size].
 
     Each part of the observation has its encoder (see encoders.py); fully connected layers of the sizes `hidden` follow
@@ -28,7 +47,7 @@ class Torso(Network):
         self,
         spaces: Spaces,
         hidden: tuple[int, ...],
-        activation: Activation = torch.relu,
+        activation: Activation = "relu",
         without: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
@@ -40,15 +59,10 @@ class Torso(Network):
         self.size = self.dense.size
 
     def forward(self, obs: Any) -> torch.Tensor:
-        encoded = self.encoders[0](obs) if self.names is None else self._joined(self.encoders, obs)
+        if self.names is None:
+            encoded = self.encoders[0](obs)
+        else:
+            encoders = zip(self.encoders, self.names, strict=True)
+            encoded = torch.cat([encoder(obs[name]) for encoder, name in encoders], 1)
         features: torch.Tensor = self.dense(encoded)
         return features
-
-    def operations(self) -> list[Operation]:
-        encoders = [call_of(encoder) for encoder in self.encoders]
-        first = encoders[0] if self.names is None else lambda obs: self._joined(encoders, obs)
-        return [first, *operations_of(self.dense)]
-
-    def _joined(self, encoders: Iterable[Operation], obs: Any) -> torch.Tensor:
-        assert self.names is not None
-        return torch.cat([encoder(obs[name]) for encoder, name in zip(encoders, self.names, strict=True)], 1)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .network import Network, Operation, activated, operations_of
-
 __all__ = ["Head"]
 
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
 
 
-class Head(Network):
+class Head(nn.Module):
     """Features [..., inputs] to one value per action [..., actions], through a layer of `hidden` units.
 
     With `dueling`, that layer feeds the state's value and the actions' advantages, minus their mean (Wang et al. 2016,
@@ -36,23 +34,9 @@ class Head(Network):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.combined(self.output(torch.relu(self.hidden(features))))
 
-    def operations(self) -> list[Operation]:
-        return [*activated(self.hidden, torch.relu), *operations_of(self.output), self.combined]
-
     def combined(self, outputs: torch.Tensor) -> torch.Tensor:
         """The values [..., actions], for the outputs of the last layer."""
         if not self.dueling:
             return outputs
         values = torch.matmul(outputs, self.aggregate)
         return values if self.few else outputs[..., :-1] + values
-
-    def gradient_of_outputs(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient with respect to the values, [..., actions], as one with respect to the last layer's outputs."""
-        if not self.dueling:
-            return gradient
-        transposed = self.aggregate.t()
-        if self.few:
-            return torch.matmul(gradient, transposed)
-        found = torch.matmul(gradient.sum(-1, keepdim=True), transposed)
-        found[..., :-1] += gradient
-        return found

@@ -10,8 +10,6 @@ import torch
 from gymnasium import spaces as gym
 from torch import nn
 
-from .network import Network, Operation
-
 __all__ = ["Flat", "Image", "OneHot", "encoder_of"]
 
 IMAGE_SIDE = 32  # least rows and columns of an image
@@ -29,7 +27,7 @@ def encoder_of(space: gymnasium.Space, stack: int) -> Flat | Image | OneHot:
     return Flat(space, stack)
 
 
-class Flat(Network):
+class Flat(nn.Module):
     """The values one after another as float32, without scaling.
 
     Attributes:
@@ -44,11 +42,8 @@ class Flat(Network):
         x = x.float()
         return x if x.ndim == 2 else x.reshape(-1, self.size)
 
-    def operations(self) -> list[Operation]:
-        return [self.forward]
 
-
-class OneHot(Network):
+class OneHot(nn.Module):
     """For each component a 1 in the place of its value, counted from the space's start, and 0 elsewhere.
 
     Attributes:
@@ -70,11 +65,8 @@ class OneHot(Network):
         self.register_buffer("value", torch.from_numpy(value), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = x.reshape(len(x), self.stack, -1)[..., self.component]
-        return (given == self.value).flatten(1).float()
-
-    def operations(self) -> list[Operation]:
-        return [self.forward]
+        components = x.reshape(len(x), self.stack, -1)[..., self.component]
+        return (components == self.value).flatten(1).float()
 
 
 class Image(nn.Module):

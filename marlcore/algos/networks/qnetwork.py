@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..spaces import MASK, Spaces
-from .joint import JointActions
-from .network import Network
+from ...spaces import MASK, Spaces
+from .actions import JointActions
 
 __all__ = ["QNetwork", "best"]
 
 
-class QNetwork(Network):
-    """Base of networks whose forward pass returns the values [B, actions.count] of joint actions.
+class QNetwork(nn.Module):
+    """Base of networks from observations to the values [B, actions.count] of joint actions: a torso and a head.
 
     Attributes:
         actions: the joint actions of the action space.
@@ -24,12 +23,17 @@ class QNetwork(Network):
     Raises: ValueError: see JointActions.
     """
 
+    torso: nn.Module
+    head: nn.Module
+
     def __init__(self, owner: str, spaces: Spaces) -> None:
         super().__init__()
         self.actions = JointActions(owner, spaces.action)
         self._masked = spaces.masked
         self._stacked = spaces.stack > 1
-        self.register_load_state_dict_pre_hook(_rename_0_1_0)  # type: ignore[no-untyped-call]
+
+    def forward(self, obs: Any) -> Any:
+        return self.head(self.torso(obs))
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """Which joint actions the mask in a batch's observations allows, bool [B, actions.count]; None without one."""
@@ -37,15 +41,6 @@ class QNetwork(Network):
             return None
         mask = obs[MASK]
         return self.actions.allowed(mask[:, -1] if self._stacked else mask)
-
-
-def _rename_0_1_0(network: nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: Any) -> None:
-    """Gives the tensors of a checkpoint of version 0.1.0 their names of today; they are the same, in the same order."""
-    names = list(network.state_dict(prefix=prefix))
-    if f"{prefix}torso.layers.0.weight" in state and len(state) == len(names):
-        tensors = list(state.values())
-        state.clear()
-        state.update(zip(names, tensors, strict=True))
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from ..checks import came
-from ..kernels.categories import draw_category
-from ..spec import Field
+from ...checks import came
+from ...kernels.categories import draw_category
+from ...spec import Field
 
 __all__ = ["Bernoulli", "Categorical", "Distribution", "Draw", "Gaussian", "distribution_of"]
 

@@ -1,0 +1,161 @@
+"""Recurrent layers, and the first layers of a recurrent network: what an agent observed, did and earned so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+from torch import nn
+
+from ...interfaces import PREVIOUS_REWARD
+from ...spaces import Spaces
+from ...spec import Field
+from .encoders import Flat, OneHot
+from .observations import rows_in
+from .rescaling import rescaled
+from .torso import Activation, Torso
+
+__all__ = ["Cell", "Recurrent", "RecurrentTorso", "State", "Stepped", "Unroll", "state_fields", "unroll_burnt_in"]
+
+Cell = Literal["lstm", "gru"]
+State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
+Stepped = tuple[torch.Tensor, dict[str, torch.Tensor]]  # features, and the state after them
+Unroll = Callable[[Callable[..., Stepped], torch.Tensor, State], Stepped]
+
+PARTS = {"lstm": ("hidden", "cell"), "gru": ("hidden",)}  # of a recurrent layer's state
+PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros: none
+
+
+class Recurrent(nn.Module):
+    """Features of one step [k, inputs], or of windows [k, T, inputs], and a state, to [..., units] and the next state.
+
+    The state's parts, float32 [k, units], are `hidden` and, of an LSTM, `cell`; zeros where an episode begins. The bias
+    of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al. 2015, "An
+    empirical exploration of recurrent network architectures").
+
+    Args:
+        cell: an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014, arXiv:1406.1078).
+
+    Attributes:
+        parts: the names of the state's parts.
+    """
+
+    def __init__(self, cell: Cell, inputs: int, units: int) -> None:
+        super().__init__()
+        self.parts = PARTS[cell]
+        self.layer = (nn.LSTM if cell == "lstm" else nn.GRU)(inputs, units, batch_first=True)
+        gates: Any = self.layer.bias_ih_l0
+        with torch.no_grad():  # the second one keeps the state: an LSTM's forget gate, a GRU's update gate
+            gates[units : 2 * units] += 1.0
+
+    def forward(self, x: torch.Tensor, state: State) -> Stepped:
+        """The features and the state after the last step; no window reaches across an episode's end."""
+        before = tuple(state[name][None] for name in self.parts)
+        windows = x if x.ndim == 3 else x[:, None]
+        output, after = self.layer(windows, before if len(before) > 1 else before[0])
+        parts = after if len(before) > 1 else (after,)
+        state_after = {name: part[0] for name, part in zip(self.parts, parts, strict=True)}
+        return output if x.ndim == 3 else output[:, 0], state_after
+
+
+def unroll_burnt_in(
+    core: Callable[..., Stepped], x: torch.Tensor, state: State, burn_in: int, known: torch.Tensor
+) -> Stepped:
+    """The results of a recurrent layer for windows of one episode, whose first steps only warm up a stored state.
+
+    No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3).
+
+    Args:
+        core: a Recurrent.
+        x, state: its arguments, x [B, T, inputs].
+        known: bool [B], the windows whose state needs no warming up, and whose gradients pass.
+    """
+    if not 0 < burn_in < x.shape[1]:
+        return core(x, state)
+    first, warm = core(x[:, :burn_in], state)
+    warm = {name: torch.where(known[:, None], part, part.detach()) for name, part in warm.items()}
+    later, after = core(x[:, burn_in:], warm)
+    return torch.cat([first, later], 1), after
+
+
+def state_fields(spaces: Spaces, cell: Cell, units: int, every: int) -> dict[str, Field]:
+    """The parts of a RecurrentTorso's state as extras of a row, stored at intervals of `every` rows."""
+    layer = dict.fromkeys(PARTS[cell], (units,))
+    parts = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
+    return {name: Field(shape, "float32", every) for name, shape in parts.items()}
+
+
+class RecurrentTorso(nn.Module):
+    """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
+
+    Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it (see rescaling.py).
+
+    Args:
+        spaces: of the agent.
+        hidden: sizes of the layers before the recurrent one.
+        units: of the recurrent layer.
+        activation: after each of the layers before it.
+
+    Attributes:
+        size: the units.
+    """
+
+    def __init__(
+        self, spaces: Spaces, hidden: tuple[int, ...], cell: Cell, units: int, activation: Activation = "relu"
+    ) -> None:
+        super().__init__()
+        self.torso = Torso(spaces, hidden, activation)
+        self.actions = _encoder(spaces.action)
+        self.core = Recurrent(cell, self.torso.size + self.actions.size + 1, units)
+        self.size = units
+        self._sizes = {**dict.fromkeys(self.core.parts, units), PREVIOUS_ACTION: self.actions.size}
+
+    def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
+        """The features [k, size] of k observations, and the state after them; the actions are still to be put in it.
+
+        Args:
+            obs: [k, ...].
+            state: the parts of `state_fields`, [k, ...] those of previous actions and rewards; None: every row begins
+                an episode.
+            unroll: called with the recurrent layer, its inputs [k, inputs] and the state; None: each row is a step of
+                its own, and the layer is called with these.
+        """
+        if state is None:
+            state = self._zeros(obs)
+        reward = rescaled(state[PREVIOUS_REWARD])[:, None]
+        inputs = torch.cat([self.torso(obs), state[PREVIOUS_ACTION], reward], 1)
+        stepped: Stepped = self.core(inputs, state) if unroll is None else unroll(self.core, inputs, state)
+        return stepped
+
+    def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
+        """The state after `forward` with the actions [k, ...] that were chosen, as rows hold them."""
+        encoded = self.actions(torch.as_tensor(action, device=state["hidden"].device))
+        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
+
+    def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
+        """The state before windows of N observations, with the action and reward before each one, [B * N, ...].
+
+        Args:
+            action, reward: [B, N - 1, ...], between the observations.
+            state: before the windows, the parts of `state_fields`, each [B, ...].
+        """
+        encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
+        actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
+        rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
+        return {**state, PREVIOUS_ACTION: actions.flatten(0, 1), PREVIOUS_REWARD: rewards.flatten()}
+
+    def _zeros(self, obs: Any) -> dict[str, torch.Tensor]:
+        rows, some = rows_in(obs), next(self.parameters())
+        zeros = {name: some.new_zeros(rows, size) for name, size in self._sizes.items()}
+        return {**zeros, PREVIOUS_REWARD: some.new_zeros(rows)}
+
+
+def _encoder(space: gymnasium.Space) -> Flat | OneHot:
+    """The encoder of actions as rows hold them: those of a Discrete or MultiDiscrete count from 0."""
+    if isinstance(space, gym.Discrete):
+        return OneHot(gym.Discrete(space.n), 1)
+    return OneHot(gym.MultiDiscrete(space.nvec), 1) if isinstance(space, gym.MultiDiscrete) else Flat(space, 1)

@@ -1,0 +1,117 @@
+"""What every algorithm refuses, by name and in one line: hyperparameters out of their range, spaces of another kind."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces as gym
+from refused import Refused, check_refused
+from updates import box_spaces, continuous_spaces
+
+from marlcore.algos import ALGORITHMS
+from marlcore.interfaces import ReplaySource
+from marlcore.replay import Prioritized
+from marlcore.spaces import Spaces
+from marlcore.spec import Field, TransitionSpec
+
+OF_VALUES, CONTINUOUS, ON_POLICY = ("DQN", "IQN", "R2D2"), ("TD3", "SAC"), ("PPO", "MAPPO", "RecurrentPPO")
+EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY)
+WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
+SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
+RANGES = [
+    ((*OF_VALUES, *CONTINUOUS), "learning_rate", POSITIVE, [-1e-3, math.nan, "fast", True]),
+    ((*OF_VALUES, *CONTINUOUS), "tau", "a number in (0, 1]", [0.0, 1.5, 2]),
+    (OF_VALUES, "target_update_freq", "an integer of at least 0", [-1, 2.5]),
+    (EVERY, "max_grad_norm", POSITIVE, [0.0]),
+    (EVERY, "reward_scale", POSITIVE, [math.inf]),
+    (EVERY, "hidden", SIZES, [(), 64]),
+    (EVERY, "hidden", WHOLE, [(64, 0)]),
+    (["IQN"], "kappa", POSITIVE, [0]),
+    *((["IQN"], name, WHOLE, [0]) for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy")),
+    (["R2D2", "RecurrentPPO"], "cell", "lstm or gru", ["rnn"]),
+    (["R2D2", "RecurrentPPO"], "units", WHOLE, [0]),
+    *((["R2D2"], name, WHOLE, [0]) for name in ("length", "n_step")),
+    (["R2D2"], "burn_in", "less than the length 40", [40]),
+    (["R2D2"], "burn_in", "an integer of at least 0", [-1]),
+    (["R2D2"], "period", "an integer of at least 2", [1]),
+    (["R2D2"], "eta", UNIT, [1.5]),
+    (["TD3"], "noise", NOT_NEGATIVE, [-0.1]),
+    (["TD3"], "target_noise", NOT_NEGATIVE, [math.inf]),
+    (["TD3"], "target_noise_clip", NOT_NEGATIVE, ["wide"]),
+    (["TD3"], "policy_delay", WHOLE, [0]),
+    (["SAC"], "temperature", POSITIVE, [0.0]),
+    (["SAC"], "target_entropy", "a finite number", [math.nan]),
+    *((ON_POLICY, name, POSITIVE, [0.0]) for name in ("clip", "value_coefficient", "ratio_clip", "trace_clip")),
+    *((ON_POLICY, name, POSITIVE, [-1.0]) for name in ("clip_value", "target_kl")),
+    (ON_POLICY, "minibatch_size", "an integer from 1 to 2048", [4096]),
+    *((ON_POLICY, name, WHOLE, [0]) for name in ("epochs", "batch_size", "minibatch_size")),
+    (ON_POLICY, "gae_lambda", UNIT, [1.5]),
+    (ON_POLICY, "activation", "tanh or relu", ["gelu"]),
+    (ON_POLICY, "correction", "vtrace or gae", ["none"]),
+    (["RecurrentPPO"], "unroll", WHOLE, [0]),
+]
+VALUES: dict[str, Refused] = {
+    f"{name} {field}={value!r}": (
+        lambda name=name, field=field, value=value: ALGORITHMS[name.lower()](**{field: value}),
+        ValueError,
+        f"{name} {field}: expected {expected}, got {0 if value == (64, 0) else repr(value)}",
+    )
+    for names, field, expected, values in RANGES
+    for name in names
+    for value in values
+}
+
+BOX = gym.Box(-1, 1, (3,))
+JOINT, FLOATS = "a Discrete, MultiDiscrete or MultiBinary action space", "a Box of floats as the action space"
+ANY = "a Discrete, MultiDiscrete, MultiBinary or Box of floats as action space"
+HALF_BOUNDED = gym.Box(np.array([-1, -1], np.float32), np.array([1, np.inf], np.float32))
+ACTIONS = [
+    (OF_VALUES, gym.Box(-1, 1, (40,)), f"{JOINT}, got Box("),
+    (OF_VALUES, gym.MultiDiscrete([64, 65]), "at most 4096 joint actions, got 4160 of MultiDiscrete"),
+    (OF_VALUES, gym.MultiBinary(13), "at most 4096 joint actions, got 8192 of MultiBinary"),
+    (OF_VALUES, gym.MultiDiscrete([9] * 30), "at most 4096 joint actions, got 4239115827"),
+    (CONTINUOUS, gym.Box(-np.inf, np.inf, (2,)), "an action space with finite bounds, got Box(-inf, inf"),
+    (CONTINUOUS, HALF_BOUNDED, "an action space with finite bounds, got Box("),
+    (CONTINUOUS, gym.Discrete(3), f"{FLOATS}, got Discrete(3)"),
+    (CONTINUOUS, gym.MultiBinary(3), f"{FLOATS}, got MultiBinary"),
+    (CONTINUOUS, gym.Box(0, 5, (2,), np.int64), f"{FLOATS}, got Box("),
+    (ON_POLICY, gym.Box(0, 9, (2,), np.int64), f"{ANY}, got Box("),
+]
+SPACES: dict[str, Refused] = {
+    f"{name} {method} {space}": (
+        lambda name=name, method=method, space=space: getattr(ALGORITHMS[name.lower()](), method)(Spaces(BOX, space)),
+        ValueError,
+        f"{name}: expected {expected}",
+    )
+    for names, space, expected in ACTIONS
+    for name in names
+    for method in ("transition", "make_model")
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_bad_hyperparameter_is_named_in_one_line(case):
+    check_refused(*VALUES[case])
+
+
+@pytest.mark.parametrize("case", SPACES)
+def test_an_action_space_of_another_kind_is_refused(case):
+    check_refused(*SPACES[case])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_hyperparameters_survive_pickling(name):
+    hyper = ALGORITHMS[name.lower()](learning_rate=1e-3, hidden=(7,))
+    assert pickle.loads(pickle.dumps(hyper)) == hyper
+
+
+@pytest.mark.parametrize("name", ["DQN", "IQN", "TD3", "SAC"])
+def test_rows_have_no_extras_and_the_source_is_the_chosen_one(name):
+    hyper = ALGORITHMS[name.lower()]()
+    spaces, action = (
+        (continuous_spaces(), Field((2, 3))) if name in CONTINUOUS else (box_spaces(masked=True), Field((), "int64"))
+    )
+    assert hyper.transition(spaces) == TransitionSpec(obs=spaces.obs, action=action)
+    chosen = ReplaySource(n_step=5, prioritized=Prioritized())
+    assert hyper.source(chosen) is chosen

@@ -1,0 +1,137 @@
+"""Settings are checked by what their annotations declare."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pytest
+from refused import Refused, check_refused
+
+from marlcore.declared import Number, Rule, Sizes, Whole, check_declared
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+
+class Doubled(Rule):
+    def checked(self, label: str, value: Any) -> Any:
+        return 2 * value
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: Annotated[int, Whole(1)] = 10
+    port: Annotated[int, Whole(0, 9)] = 0
+    gamma: Annotated[float, Number(0, 1)] = 0.9
+    tau: Annotated[float, Number(above=0, high=1)] = 0.5
+    share: Annotated[float, Number(0, below=1)] = 0.5
+    inner: Annotated[float, Number(above=0, below=1)] = 0.5
+    rate: Annotated[float, Number(above=0)] = 1.0
+    noise: Annotated[float, Number(0)] = 0.0
+    debt: Annotated[float, Number(high=0)] = 0.0
+    loss: Annotated[float, Number(below=0)] = -1.0
+    seconds: Annotated[float, Number(1, finite=False)] = 60.0
+    goal: Annotated[float | None, Number()] = None
+    inside: Annotated[int, Whole(1)] | None = None
+    sizes: Annotated[tuple[int, ...], Sizes()] = (64, 64)
+    mode: Literal["off", "frozen", "running"] = "off"
+    pad: Literal["repeat", "zero"] | None = "zero"
+    only: Literal["one"] = "one"
+    custom: Annotated[int, "a word", Doubled()] = 1
+    both: Literal["auto"] | int = 3
+    free: object = field(default_factory=list)
+    unknown: "Annotated[Unknown, Whole(1)]" = 0
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+
+@dataclass(frozen=True)
+class Derived(Settings):
+    rate: Annotated[float, Number(5)] = 7.0
+    own: Annotated[int, Whole(3)] = 4
+
+    def __post_init__(self) -> None:
+        check_declared(self, "Derived")
+
+
+REFUSED: dict[str, Refused] = {
+    f"{name}={value!r}": (lambda name=name, value=value: Settings(**{name: value}), ValueError, f"{name}: {says}")
+    for name, value, says in [
+        ("steps", 0, "expected an integer of at least 1, got 0"),
+        ("steps", True, "expected an integer of at least 1, got True"),
+        ("steps", 2.5, "expected an integer of at least 1, got 2.5"),
+        ("steps", None, "expected an integer of at least 1, got None"),
+        ("port", 10, "expected an integer from 0 to 9, got 10"),
+        ("gamma", 2, "expected a number from 0 to 1, got 2"),
+        ("gamma", math.nan, "expected a number from 0 to 1, got nan"),
+        ("gamma", True, "expected a number from 0 to 1, got True"),
+        ("tau", 0, "expected a number in (0, 1], got 0"),
+        ("tau", 2, "expected a number in (0, 1], got 2"),
+        ("share", 1, "expected a number in [0, 1), got 1"),
+        ("inner", 0.0, "expected a number in (0, 1), got 0.0"),
+        ("inner", 1.0, "expected a number in (0, 1), got 1.0"),
+        ("rate", "fast", "expected a finite number above 0, got 'fast'"),
+        ("rate", 0, "expected a finite number above 0, got 0"),
+        ("rate", math.inf, "expected a finite number above 0, got inf"),
+        ("noise", -1, "expected a finite number of at least 0, got -1"),
+        ("debt", 1, "expected a finite number of at most 0, got 1"),
+        ("loss", 0, "expected a finite number below 0, got 0"),
+        ("seconds", 0.5, "expected a number of at least 1, got 0.5"),
+        ("seconds", math.nan, "expected a number of at least 1, got nan"),
+        ("goal", math.inf, "expected a finite number, got inf"),
+        ("inside", 0, "expected an integer of at least 1, got 0"),
+        ("sizes", (), "expected a tuple of at least one size, got ()"),
+        ("sizes", 64, "expected a tuple of at least one size, got 64"),
+        ("sizes", (64, 0), "expected an integer of at least 1, got 0"),
+        ("mode", "on", "expected off, frozen or running, got 'on'"),
+        ("pad", "x", "expected repeat or zero, got 'x'"),
+        ("only", None, "expected one, got None"),
+        ("pad", "a\nb", r"expected repeat or zero, got 'a\nb'"),
+    ]
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_value_is_named_in_one_line(case):
+    check_refused(*REFUSED[case])
+
+
+def test_the_message_begins_with_the_field():
+    with pytest.raises(ValueError, match=r"^steps: expected an integer of at least 1, got 0$"):
+        Settings(steps=0)
+    with pytest.raises(ValueError, match=r"^Derived steps: expected an integer of at least 1, got 0$"):
+        Derived(steps=0)
+
+
+def test_the_ends_are_allowed_and_so_is_none_where_the_type_says_so():
+    ends = {"steps": 1, "port": 9, "gamma": 1, "tau": 1, "share": 0, "noise": 0, "seconds": math.inf}
+    made = Settings(**ends, goal=None, inside=None, pad=None, both=7)
+    assert {name: getattr(made, name) for name in ends} == ends
+
+
+def test_integers_of_numpy_become_pythons():
+    made = Settings(steps=np.int64(3), sizes=(np.int32(5), 6))
+    assert type(made.steps) is int and [type(size) for size in made.sizes] == [int, int]
+
+
+def test_a_rule_of_ones_own_gives_the_value():
+    assert Settings(custom=4).custom == 8
+
+
+def test_a_derived_class_adds_and_replaces_rules():
+    assert Derived().own == 4
+    for name in ("rate", "own", "port"):
+        with pytest.raises(ValueError, match=f"^Derived {name}: "):
+            Derived(**{name: -1})
+
+
+def test_annotations_as_text_are_read_and_unknown_names_declare_nothing():
+    namespace: dict[str, Any] = {"__name__": __name__}
+    source = "class Text:\n    steps: int = 0\n    other: int = 0"
+    exec("from __future__ import annotations\n" + source.replace("int", "Annotated[int, Whole(1)]", 1), namespace)
+    text = dataclass(namespace["Text"])
+    assert text.__annotations__["steps"] == "Annotated[int, Whole(1)]"
+    check_refused(lambda: check_declared(text()), ValueError, "steps: expected an integer of at least 1, got 0")
+    assert Settings(unknown=-5).unknown == -5
