@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -28,7 +28,6 @@ __all__ = [
     "Algorithm",
     "BatchSource",
     "Environment",
-    "Gate",
     "Outcome",
     "Publisher",
     "QueueSource",
@@ -37,7 +36,6 @@ __all__ = [
     "Turn",
     "Update",
     "VectorEnvironment",
-    "VectorGate",
 ]
 
 
@@ -338,45 +336,3 @@ class Publisher(Protocol):
     """A destination of a learner's weights, made by `ParameterStore.publisher`."""
 
     def publish(self, **extras: Any) -> int: ...
-
-
-class Gate(Protocol):
-    """A condition that a writer passes before each add.
-
-    Attributes:
-        spare_rows: rows of a lane that an add leaves free.
-    """
-
-    spare_rows: int
-
-    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until these rows may be added; False means that the writer must drop them.
-
-        Args:
-            transitions, boundaries: how many rows of each kind.
-            timeout: seconds; None waits for ever.
-            check_open: raises if the writer was closed meanwhile.
-
-        Raises: TimeoutError: the wait exceeded the timeout. ValueError: no wait would ever be enough.
-        """
-
-
-class VectorGate(Protocol):
-    """A condition that the writer of several lanes passes before each add."""
-
-    def wait_each(
-        self,
-        which: NDArray[np.int64],
-        boundaries: NDArray[np.bool_],
-        timeout: float | None,
-        check_open: Callable[[], None],
-    ) -> NDArray[np.bool_] | bool:
-        """Waits until a row may be added to each of k lanes; returns the rows that the writer must drop, bool [k].
-
-        Args:
-            which: int64 [k], the lanes, as indices of the writer's lanes.
-            boundaries: bool [k], the rows that a boundary row follows.
-            timeout, check_open: see `Gate.wait`.
-
-        Raises: as `Gate.wait`.
-        """

@@ -5,72 +5,45 @@ writer and any number of readers; a reader validates each row after copying it. 
 It knows nothing of transitions, weights or learning, and it blocks only callers that asked to wait.
 """
 
-from .atomic import replace_file
-from .files import File, too_many_files
-from .fork import invalidate_after_fork
-from .guard import one_thread, refuse_second
-from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
-from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
-from .native import (
-    BOUNDARY,
-    LINE,
-    TERMINATED,
-    TRUNCATED,
-    Event,
-    NativeLanes,
-    Words,
-    is_locked,
-    try_lock,
-)
-from .native_writers import NativeVector, NativeWriter
-from .new_file import Put
-from .segment import Segment, SegmentHandle
-from .shared_object import Shared, described_workers
-from .space import SHM_DIR
-from .survey import PREFIX, SegmentFile, survey_names, survey_segments
-from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until
-
-__all__ = [
-    "BOUNDARY",
-    "LINE",
-    "PREFIX",
-    "ROOM_OFFSET",
-    "SEGMENT_LOCK",
-    "SHM_DIR",
-    "TERMINATED",
-    "TRUNCATED",
-    "WAIT_SLICE_S",
-    "Check",
-    "Event",
-    "File",
-    "LaneClaim",
-    "LaneGeometry",
-    "NativeLanes",
-    "NativeVector",
-    "NativeWriter",
-    "Put",
-    "Segment",
-    "SegmentFile",
-    "SegmentHandle",
-    "Shared",
-    "Words",
-    "add_lock",
-    "check_interruption",
-    "claim",
-    "claim_all",
-    "claim_reader",
-    "described_workers",
-    "interrupt_waits_with",
-    "invalidate_after_fork",
-    "is_locked",
-    "one_thread",
-    "refuse_second",
-    "replace_file",
-    "sleep_until",
-    "slot_lock",
-    "survey_names",
-    "survey_segments",
-    "too_many_files",
-    "try_lock",
-    "writer_lock",
-]
+from .atomic import replace_file as replace_file
+from .files import File as File
+from .files import too_many_files as too_many_files
+from .fork import invalidate_after_fork as invalidate_after_fork
+from .guard import one_thread as one_thread
+from .guard import refuse_second as refuse_second
+from .lanes import ROOM_OFFSET as ROOM_OFFSET
+from .lanes import LaneClaim as LaneClaim
+from .lanes import LaneGeometry as LaneGeometry
+from .lanes import claim as claim
+from .lanes import claim_all as claim_all
+from .lanes import claim_reader as claim_reader
+from .locks import SEGMENT_LOCK as SEGMENT_LOCK
+from .locks import add_lock as add_lock
+from .locks import slot_lock as slot_lock
+from .locks import writer_lock as writer_lock
+from .native import BOUNDARY as BOUNDARY
+from .native import LINE as LINE
+from .native import TERMINATED as TERMINATED
+from .native import TRUNCATED as TRUNCATED
+from .native import Event as Event
+from .native import NativeLanes as NativeLanes
+from .native import Words as Words
+from .native import is_locked as is_locked
+from .native import try_lock as try_lock
+from .native_writers import NativeVector as NativeVector
+from .native_writers import NativeWriter as NativeWriter
+from .new_file import Put as Put
+from .segment import Segment as Segment
+from .segment import SegmentHandle as SegmentHandle
+from .shared_object import Shared as Shared
+from .shared_object import described_workers as described_workers
+from .space import SHM_DIR as SHM_DIR
+from .survey import PREFIX as PREFIX
+from .survey import SegmentFile as SegmentFile
+from .survey import survey_names as survey_names
+from .survey import survey_segments as survey_segments
+from .waiting import WAIT_SLICE_S as WAIT_SLICE_S
+from .waiting import Check as Check
+from .waiting import check_interruption as check_interruption
+from .waiting import interrupt_waits_with as interrupt_waits_with
+from .waiting import sleep_until as sleep_until

@@ -5,42 +5,30 @@ metrics travel through shared memory. The kernel kills every worker when its par
 workers' code: callers pass callables, and the names of modules to preload.
 """
 
-from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
-from .forkserver import ForkServer
-from .group import PRELOAD, WorkerContext, Workers
-from .pdeathsig import end_with_parent
-from .pool import Pool
-from .signals import Interrupts
-from .supervisor import RestartPolicy, Supervisor
-from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
-from .worker import Failure, WorkerProcess, check_picklable, leave_if_forked
-
-__all__ = [
-    "BEATS",
-    "DONE",
-    "EPISODES",
-    "PID",
-    "PRELOAD",
-    "READY",
-    "RESTARTS",
-    "STEPS",
-    "UPDATES",
-    "Control",
-    "Failure",
-    "ForkServer",
-    "Interrupts",
-    "Metric",
-    "Pool",
-    "Reporter",
-    "RestartPolicy",
-    "Supervisor",
-    "Telemetry",
-    "WorkerContext",
-    "WorkerProcess",
-    "Workers",
-    "check_picklable",
-    "encoded_name",
-    "end_with_parent",
-    "fitting_name",
-    "leave_if_forked",
-]
+from .control import BEATS as BEATS
+from .control import DONE as DONE
+from .control import EPISODES as EPISODES
+from .control import PID as PID
+from .control import READY as READY
+from .control import RESTARTS as RESTARTS
+from .control import STEPS as STEPS
+from .control import UPDATES as UPDATES
+from .control import Control as Control
+from .forkserver import ForkServer as ForkServer
+from .group import PRELOAD as PRELOAD
+from .group import WorkerContext as WorkerContext
+from .group import Workers as Workers
+from .pdeathsig import end_with_parent as end_with_parent
+from .pool import Pool as Pool
+from .signals import Interrupts as Interrupts
+from .supervisor import RestartPolicy as RestartPolicy
+from .supervisor import Supervisor as Supervisor
+from .telemetry import Metric as Metric
+from .telemetry import Reporter as Reporter
+from .telemetry import Telemetry as Telemetry
+from .telemetry import encoded_name as encoded_name
+from .telemetry import fitting_name as fitting_name
+from .worker import Failure as Failure
+from .worker import WorkerProcess as WorkerProcess
+from .worker import check_picklable as check_picklable
+from .worker import leave_if_forked as leave_if_forked

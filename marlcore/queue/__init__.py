@@ -4,7 +4,6 @@ When a lane is full, its writer waits for the reader or overwrites unread rows. 
 memory, so its successor continues where it stopped. This room never returns a row twice.
 """
 
-from .queue import TrajectoryQueue
-from .reader import TrajectoryReader, lane_rows_for
-
-__all__ = ["TrajectoryQueue", "TrajectoryReader", "lane_rows_for"]
+from .queue import TrajectoryQueue as TrajectoryQueue
+from .reader import TrajectoryReader as TrajectoryReader
+from .reader import lane_rows_for as lane_rows_for

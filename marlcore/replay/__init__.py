@@ -5,23 +5,12 @@ prefetching, the rate limiter and snapshots build on samplers. This room never m
 asked for a limiter.
 """
 
-from .buffer import ReplayBuffer
-from .limiter import RateLimiter
-from .mixture import Mixture
-from .prefetch import Prefetch
-from .prioritized import Prioritized
-from .sampler import Sampler, Sequence
-from .snapshot import Stateful
-from .uniform import Uniform
-
-__all__ = [
-    "Mixture",
-    "Prefetch",
-    "Prioritized",
-    "RateLimiter",
-    "ReplayBuffer",
-    "Sampler",
-    "Sequence",
-    "Stateful",
-    "Uniform",
-]
+from .buffer import ReplayBuffer as ReplayBuffer
+from .limiter import RateLimiter as RateLimiter
+from .mixture import Mixture as Mixture
+from .prefetch import Prefetch as Prefetch
+from .prioritized import Prioritized as Prioritized
+from .sampler import Sampler as Sampler
+from .sampler import Sequence as Sequence
+from .snapshot import Stateful as Stateful
+from .uniform import Uniform as Uniform

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
-from ..interfaces import Gate
 from ..memory import Segment
 from ..spec import TransitionSpec
-from ..transitions import TransitionLanes, VectorWriter, Writer
+from ..transitions import Gate, TransitionLanes, VectorWriter, Writer
 from .gates import SLOTS, WriteGate
 from .limiter import RateLimiter
 from .snapshot import Stateful, copy_segment, read_state, save_segment

@@ -4,32 +4,23 @@ A writer stages a transition and appends it in one call. A reader copies rows in
 no writer overwrote them meanwhile. The replay and the trajectory queue build on this room and choose the rows to read.
 """
 
-from .batch import Batch, BatchMemory, TorchBatch
-from .lanes import TransitionLanes, spec_difference
-from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
-from .staging import MEMORYVIEW_ITEMS, setter
-from .vector_writer import VectorWriter
-from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
-from .writer import Writer
-
-__all__ = [
-    "HEAD_BYTES",
-    "LAP_LIMIT_S",
-    "MEMORYVIEW_ITEMS",
-    "REWARD_OFFSET",
-    "Batch",
-    "BatchMemory",
-    "Drawing",
-    "LaneView",
-    "Place",
-    "RecordLayout",
-    "Strategy",
-    "TorchBatch",
-    "TransitionLanes",
-    "VectorWriter",
-    "Window",
-    "Writer",
-    "address_of",
-    "setter",
-    "spec_difference",
-]
+from .batch import Batch as Batch
+from .batch import BatchMemory as BatchMemory
+from .batch import TorchBatch as TorchBatch
+from .gate import Gate as Gate
+from .lanes import TransitionLanes as TransitionLanes
+from .lanes import spec_difference as spec_difference
+from .layout import HEAD_BYTES as HEAD_BYTES
+from .layout import REWARD_OFFSET as REWARD_OFFSET
+from .layout import Place as Place
+from .layout import RecordLayout as RecordLayout
+from .staging import MEMORYVIEW_ITEMS as MEMORYVIEW_ITEMS
+from .staging import setter as setter
+from .vector_writer import VectorWriter as VectorWriter
+from .window import LAP_LIMIT_S as LAP_LIMIT_S
+from .window import Drawing as Drawing
+from .window import LaneView as LaneView
+from .window import Strategy as Strategy
+from .window import Window as Window
+from .window import address_of as address_of
+from .writer import Writer as Writer

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..checks import came, check_whole
 from ..errors import LayoutMismatch
-from ..interfaces import Gate, VectorGate
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
+from .gate import Gate, VectorGate
 from .layout import RecordLayout
 from .vector_writer import VectorWriter
 from .writer import Writer

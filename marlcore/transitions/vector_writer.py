@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_field, came, rows_of
-from ..interfaces import VectorGate
 from ..memory import LaneClaim, NativeLanes, NativeVector, invalidate_after_fork, one_thread
 from ..spec import Field, TransitionSpec
+from .gate import VectorGate
 from .layout import Place, RecordLayout
 from .row_staging import RowStaging, Slots
 from .staging import Put

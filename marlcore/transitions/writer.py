@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from ..checks import as_field, came, rows_of
 from ..errors import TimedOut
-from ..interfaces import Gate
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -31,6 +30,7 @@ from ..memory import (
 )
 from ..spec import Field, TransitionSpec
 from .batch_staging import BatchStaging
+from .gate import Gate
 from .layout import REWARD_OFFSET, Place, RecordLayout
 from .staging import Put, put_all, put_of_observation, setter
 from .writing_end import WritingEnd

@@ -4,6 +4,5 @@ A model is flattened into one row of bytes; publishing copies that row into a la
 shows a reader a mix of two publications.
 """
 
-from .store import ParameterStore, Subscriber
-
-__all__ = ["ParameterStore", "Subscriber"]
+from .store import ParameterStore as ParameterStore
+from .store import Subscriber as Subscriber
