@@ -80,8 +80,9 @@ def is_installed(extra: str) -> bool:
     return all(find_spec(library) for library in EXTRA_OF if EXTRA_OF[library] == extra)
 
 
-def missing(what: str, error: ModuleNotFoundError) -> ImportError:
+def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error of `what`, in one line: the extra to install if `error` names a library of one, else `error` itself."""
-    if error.name not in EXTRA_OF:
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRA_OF:
         return error
-    return ImportError(f'{what} needs {error.name}: pip install "marlcore[{EXTRA_OF[error.name]}]"', name=error.name)
+    return ModuleNotFoundError(f'{what} needs {library}: pip install "marlcore[{EXTRA_OF[library]}]"', name=library)

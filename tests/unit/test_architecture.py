@@ -28,7 +28,9 @@ BELOW = {
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
-TOP = {"errors", "spec", "spaces", "checks", "interfaces", "references", "notices", "cgroup", "lazy"}
+CORE = {"kernels", "memory", "transitions", "weights", "processes", "replay", "queue", "planning"}
+OF_TRAINING = {"interfaces", "spaces"}  # which no core room may import
+TOP = {"errors", "spec", "checks", "references", "notices", "cgroup", "lazy", *OF_TRAINING}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
@@ -62,6 +64,8 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
     for target, *inside in imports_of(path):
         if target == "_core":
             assert (room, path.stem) == ("memory", "native"), f"{path}: only memory/native.py imports the compiled core"
+        elif room in {*CORE, *TOP} - OF_TRAINING and target in OF_TRAINING:
+            pytest.fail(f"{path}: {room} is of the core, {target} of training")
         elif target not in TOP | {room, "__version__"}:
             assert room in BELOW and target in rooms_below(room), f"{path}: {room} may not import {target}"
             assert not inside or target in OPEN_ROOMS, f"{path}: expected names of {target}, got its {inside[0]}"

@@ -15,7 +15,6 @@ import traceback
 
 import numpy as np
 import pytest
-import torch
 from core import SUPPORT
 from meanwhile import soon
 
@@ -342,6 +341,7 @@ def test_an_interrupt_breaks_a_prefetch_on_conditions():
 @pytest.fixture
 def no_device(monkeypatch):
     """Memory that is called pinned, and a device that is the CPU: a batch goes its whole way without one."""
+    torch = pytest.importorskip("torch")
     empty, to, used = torch.empty, torch.Tensor.to, []
 
     def pinned(*args, pin_memory=False, **kwargs):
@@ -378,9 +378,9 @@ def same(found, expected):
     for name, value in vars(expected.torch()).items():
         got = getattr(found, name)
         if isinstance(value, dict):
-            assert got.keys() == value.keys() and all(torch.equal(got[key], value[key]) for key in value)
+            assert got.keys() == value.keys() and all(got[key].equal(value[key]) for key in value)
         else:
-            assert got is value is None or torch.equal(got, value)
+            assert got is value is None or got.equal(value)
 
 
 @pytest.mark.long
@@ -410,6 +410,7 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(filled, no_device,
 @pytest.mark.long
 def test_a_batch_on_a_device_is_the_samplers(filled):
     """Where there is no CUDA, that is said when the Prefetch is made."""
+    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):
             Prefetch(filled.sampler(8), device="cuda")
