@@ -73,8 +73,8 @@ class TreeWeights:
         for spec in self.layout.tensors:
             array = arrays.get(spec.name)
             known = self._dtypes.get(spec.name)
-            fits = array is not None and array.shape == spec.shape
-            if not fits or (array.dtype != known if known else array.dtype.name != spec.dtype):
+            fits = array is not None and (array.dtype == known if known else array.dtype.name == spec.dtype)
+            if array is None or array.shape != spec.shape or not fits:
                 got = "nothing" if array is None else f"{array.dtype} {array.shape}"
                 raise LayoutMismatch(f"weights {spec.name}: expected {spec.dtype} {spec.shape}, got {got}")
         if len(arrays) > len(self.layout.tensors):
