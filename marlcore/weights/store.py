@@ -182,7 +182,7 @@ class Publisher:
         self._row = row  # last: if an interrupt comes earlier, the next publish stages again
 
     @one_thread
-    def publish(self, /, weights: Model | None = None, **extras: Any) -> int:
+    def publish(self, /, weights: Any = None, **extras: Any) -> int:
         """Publishes the model's current weights as one unit.
 
         For a module on the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes
