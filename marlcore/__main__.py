@@ -106,6 +106,7 @@ def _usage() -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from .errors import MarlcoreError, WorkerFailed
+    from .lazy import missing
     from .notices import say_always
 
     try:
@@ -121,6 +122,9 @@ def _run(command: str, arguments: list[str]) -> int:
     except WorkerFailed as error:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"marlcore: {missing(f'marlcore {command}', error)}\n")
+        return 2
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
         if isinstance(error, OSError) and error.filename is None and _output_fails(error):
             raise

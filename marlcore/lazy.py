@@ -1,25 +1,88 @@
-"""Names that a package imports on first use, so that its own import stays fast."""
+"""Names that a package imports on first use, and libraries that only some of them need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
 from importlib import import_module
-from typing import Any
 
-__all__ = ["imported_on_use"]
+TYPE_CHECKING = False  # typing's constant without its import, so that the command line handles Ctrl-C early
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["attach_stub", "is_installed", "missing"]
+
+# The libraries that the core does without, by the name that is imported: the extra that installs each.
+EXTRA_OF = {
+    "gymnasium": "train",
+    "matplotlib": "train",
+    "rich": "train",
+    "tensorboard": "train",
+    "torch": "train",
+    "tyro": "train",
+    "yaml": "train",
+}
+_NAMES_A_LINE = 6
 
 
-def imported_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__` (PEP 562).
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
 
-    Args:
-        package: the package's name.
-        homes: by name, the module of the package that defines it.
+    A line `from .room import Name as Name` of the stub says where a name comes from. A comment is the heading of a
+    group of names; if it names an extra, as `marlcore[train]`, then `dir` and `import *` show these names only where
+    the extra is installed. The package's docstring lists all groups.
+
+    `__getattr__` raises ImportError, in one line, if a library of an extra is missing.
     """
+    module = sys.modules[package]
+    homes: dict[str, str] = {}
+    heading = "Names"
+    groups: dict[str, list[str]] = {}
+    with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:
+        for line in stub:
+            words = line.split()
+            if words and words[0] == "from":
+                homes[words[3]] = words[1]
+                groups.setdefault(heading, []).append(words[3])
+            elif words and words[0] == "#" and words[1] != "isort:":
+                heading = line[2:].strip()
+    module.__doc__ = "\n".join([module.__doc__ or "", *map(_listed, groups.items())])
+
+    def shown() -> list[str]:
+        here = [names for heading, names in groups.items() if is_installed(heading.partition("[")[2].partition("]")[0])]
+        return [name for names in here for name in names]
 
     def get(name: str) -> Any:
+        if name == "__all__":
+            return shown()
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f".{homes[name]}", package), name)
+        try:
+            value = getattr(import_module(homes[name], package), name)
+        except ModuleNotFoundError as error:
+            raise missing(f"{package}.{name}", error) from None
+        setattr(module, name, value)
+        return value
 
-    return get
+    return get, shown
+
+
+def _listed(group: tuple[str, list[str]]) -> str:
+    heading, names = group
+    rows = [", ".join(names[i : i + _NAMES_A_LINE]) for i in range(0, len(names), _NAMES_A_LINE)]
+    return "\n".join([heading, *(f"    {row}" for row in rows), ""])
+
+
+def is_installed(extra: str) -> bool:
+    """Whether all libraries of the extra can be imported."""
+    from importlib.util import find_spec
+
+    return all(find_spec(library) for library in EXTRA_OF if EXTRA_OF[library] == extra)
+
+
+def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error of `what`, in one line: the extra to install if `error` names a library of one, else `error` itself."""
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRA_OF:
+        return error
+    return ModuleNotFoundError(f'{what} needs {library}: pip install "marlcore[{EXTRA_OF[library]}]"', name=library)

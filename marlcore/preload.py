@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import cloudpickle  # noqa: F401
 import numpy as np
-import torch
 
 from . import queue, replay  # noqa: F401
 from .kernels.random import next_random
-from .training import self_play, workers  # noqa: F401
+from .lazy import is_installed
 
-# Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
-torch.set_num_threads(1)
-torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
 next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
+if is_installed("train"):
+    import torch
+
+    from .training import self_play, workers  # noqa: F401
+
+    # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import settings
 from lent import Lent
 
+from marlcore.lazy import is_installed
 from marlcore.memory import interrupt_waits_with
 from marlcore.memory.native import try_lock
 from marlcore.processes import PRELOAD, ForkServer
@@ -40,11 +41,20 @@ settings.load_profile("marlcore")
 
 failed = pytest.StashKey[bool]()
 
+# Of whole runs, or of parts of them: left out where the core is installed alone.
+OF_TRAINING = "crash runs unit/algos unit/cli unit/compat unit/envs unit/testing unit/training"
+OF_TRAINING += " unit/processes/test_supervisor.py unit/test_spec.py"
+collect_ignore = [] if is_installed("train") else OF_TRAINING.split()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="also run model checkers, crash points, kills, soaks and whole trainings"
     )
+
+
+def pytest_report_header() -> str:
+    return f"left out, since they need marlcore[train]: {' '.join(collect_ignore)}" if collect_ignore else ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -302,7 +312,7 @@ def fork_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share."""
-    for module in ("marlcore.training.session", "marlcore.processes.group"):
+    for module in ("marlcore.processes.group", *(["marlcore.training.session"] if is_installed("train") else [])):
         monkeypatch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
 
 

@@ -4,5 +4,3 @@ A command reads options, calls the other rooms and prints. Everything it does is
 """
 
 from .options import parse
-
-__all__ = ["parse"]

@@ -20,18 +20,6 @@ from .recall import Recall
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 
-__all__ = [
-    "NamedEnvironment",
-    "Recall",
-    "TreasureHunt",
-    "TwoPlayer",
-    "adapt",
-    "checked",
-    "factory",
-    "make",
-    "vectorize",
-]
-
 KINDS = (
     "treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
     "<module>:<function>"

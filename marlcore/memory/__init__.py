@@ -11,17 +11,7 @@ from .fork import invalidate_after_fork
 from .guard import one_thread, refuse_second
 from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
 from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
-from .native import (
-    BOUNDARY,
-    LINE,
-    TERMINATED,
-    TRUNCATED,
-    Event,
-    NativeLanes,
-    Words,
-    is_locked,
-    try_lock,
-)
+from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, is_locked, try_lock
 from .native_writers import NativeVector, NativeWriter
 from .new_file import Put
 from .segment import Segment, SegmentHandle
@@ -29,48 +19,3 @@ from .shared_object import Shared, described_workers
 from .space import SHM_DIR
 from .survey import PREFIX, SegmentFile, survey_names, survey_segments
 from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until
-
-__all__ = [
-    "BOUNDARY",
-    "LINE",
-    "PREFIX",
-    "ROOM_OFFSET",
-    "SEGMENT_LOCK",
-    "SHM_DIR",
-    "TERMINATED",
-    "TRUNCATED",
-    "WAIT_SLICE_S",
-    "Check",
-    "Event",
-    "File",
-    "LaneClaim",
-    "LaneGeometry",
-    "NativeLanes",
-    "NativeVector",
-    "NativeWriter",
-    "Put",
-    "Segment",
-    "SegmentFile",
-    "SegmentHandle",
-    "Shared",
-    "Words",
-    "add_lock",
-    "check_interruption",
-    "claim",
-    "claim_all",
-    "claim_reader",
-    "described_workers",
-    "interrupt_waits_with",
-    "invalidate_after_fork",
-    "is_locked",
-    "one_thread",
-    "refuse_second",
-    "replace_file",
-    "sleep_until",
-    "slot_lock",
-    "survey_names",
-    "survey_segments",
-    "too_many_files",
-    "try_lock",
-    "writer_lock",
-]

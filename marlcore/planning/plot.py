@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lazy import missing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -25,7 +27,10 @@ def draw(graph: Graph, label: Callable[[Any], str] | None) -> Figure:
     Raises: ValueError: the graph has more than 300 states.
     """
     # Imported here: matplotlib takes longer to import than marlcore itself.
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise missing("graph.plot", error) from None
 
     if len(graph) > MOST:
         raise ValueError(f"plot: expected a graph of at most {MOST} states, got {len(graph)}")

@@ -14,33 +14,3 @@ from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
 from .worker import Failure, WorkerProcess, check_picklable, leave_if_forked
-
-__all__ = [
-    "BEATS",
-    "DONE",
-    "EPISODES",
-    "PID",
-    "PRELOAD",
-    "READY",
-    "RESTARTS",
-    "STEPS",
-    "UPDATES",
-    "Control",
-    "Failure",
-    "ForkServer",
-    "Interrupts",
-    "Metric",
-    "Pool",
-    "Reporter",
-    "RestartPolicy",
-    "Supervisor",
-    "Telemetry",
-    "WorkerContext",
-    "WorkerProcess",
-    "Workers",
-    "check_picklable",
-    "encoded_name",
-    "end_with_parent",
-    "fitting_name",
-    "leave_if_forked",
-]

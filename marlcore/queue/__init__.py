@@ -6,5 +6,3 @@ memory, so its successor continues where it stopped. This room never returns a r
 
 from .queue import TrajectoryQueue
 from .reader import TrajectoryReader, lane_rows_for
-
-__all__ = ["TrajectoryQueue", "TrajectoryReader", "lane_rows_for"]

@@ -14,15 +14,3 @@ from .prioritized import Prioritized
 from .sampler import Sampler
 from .save import Stateful
 from .uniform import Uniform
-
-__all__ = [
-    "Mixture",
-    "Prefetch",
-    "Prioritized",
-    "RateLimiter",
-    "ReplayBuffer",
-    "Sampler",
-    "Sequence",
-    "Stateful",
-    "Uniform",
-]

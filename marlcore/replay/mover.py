@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..checks import came
+from ..lazy import missing
 from ..observations import each
 from ..transitions import Batch, TorchBatch
 
@@ -18,7 +19,10 @@ class Mover:
     """Copies batches into pinned memory, and from there to a device on its own stream."""
 
     def __init__(self, device: torch.device | str) -> None:
-        import torch
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise missing("Prefetch to a device", error) from None
 
         self._torch = torch
         try:

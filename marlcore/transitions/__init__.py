@@ -12,27 +12,3 @@ from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
 from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
 from .writer import Writer
-
-__all__ = [
-    "HEAD_BYTES",
-    "LAP_LIMIT_S",
-    "MEMORYVIEW_ITEMS",
-    "REWARD_OFFSET",
-    "Batch",
-    "BatchMemory",
-    "Drawing",
-    "Gate",
-    "LaneView",
-    "Place",
-    "RecordLayout",
-    "Strategy",
-    "TorchBatch",
-    "TransitionLanes",
-    "VectorGate",
-    "VectorWriter",
-    "Window",
-    "Writer",
-    "address_of",
-    "setter",
-    "spec_difference",
-]

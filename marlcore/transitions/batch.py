@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
+from ..lazy import missing
 from ..memory import LaneGeometry
 from ..observations import each, in_form
 from ..spec import Field, TransitionSpec
@@ -120,7 +121,10 @@ class TorchBatch:
     numbers: Mapping[str, float]
 
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
-        import torch
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise missing("batch.torch()", error) from None
 
         stays = str(device) == "cpu"  # a call of `to` would take as long as the conversion
 

@@ -5,5 +5,3 @@ shows a reader a mix of two publications.
 """
 
 from .store import ParameterStore, Subscriber
-
-__all__ = ["ParameterStore", "Subscriber"]

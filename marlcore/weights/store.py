@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ..checks import check_timeout, check_whole
+from ..checks import came, check_timeout, check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
-from .flat import FlatModel, RowLayout, copied_extras, extra_field, fitted_extra, unique_tensors
+from .row import RowLayout, TensorSpec, Weights, extra_field, fitted_extra
+from .trees import TreeWeights, tree_specs
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
 
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
+Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 _MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher overwrites
@@ -37,8 +41,9 @@ class ParameterStore(Shared):
     Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
     same memory. After a fork, attach to the handle.
 
-    A row holds each parameter and buffer once (also tied tensors and non-persistent buffers), in its own dtype, and
-    the extras. With n slots, a read is discarded if the n-th later publish begins before it ends.
+    A model is a torch module, or a mapping of arrays by name; mappings may nest, and hold lists and tuples. A row holds
+    each parameter and buffer of a module once (also tied tensors and non-persistent buffers), or each array, in its own
+    dtype, and the extras. With n slots, a read is discarded if the n-th later publish begins before it ends.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
@@ -61,7 +66,7 @@ class ParameterStore(Shared):
     @classmethod
     def create(
         cls,
-        model: torch.nn.Module,
+        model: Model,
         mode: Mode | int = "double_buffer",
         extras: Mapping[str, tuple[int, ...] | Field] | None = None,
         *,
@@ -72,7 +77,7 @@ class ParameterStore(Shared):
         """A new store with room for the model's weights; it has no version yet, and the model is unchanged.
 
         Args:
-            model: defines the tensors of a row; on any device.
+            model: defines the tensors of a row: a module on any device, or a mapping of arrays.
             mode: the number of slots, by a name or as a number, for a store of which more versions are read.
             extras: further arrays published with the weights: a shape for float64, or a Field.
             begins_after: the last version of the store that this one continues; the first publish has the next one.
@@ -84,7 +89,7 @@ class ParameterStore(Shared):
         """
         slots = _slots_of(mode)
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
-        layout = RowLayout(tuple(group.spec for group in unique_tensors(model)), fields)
+        layout = RowLayout(_specs_of(model), fields)
         check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
         described = mode if isinstance(mode, str) else slots
         description = {"kind": cls.kind, "mode": described, "begins_after": int(begins_after), **layout.to_dict()}
@@ -104,39 +109,49 @@ class ParameterStore(Shared):
         committed = self._lanes.committed(0)
         return committed if committed > self.begins_after else 0
 
-    def publisher(self, model: torch.nn.Module) -> Publisher:
+    def publisher(self, model: Model) -> Publisher:
         """The publishing end, exclusively for this process until it closes it or dies.
 
-        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        successor's versions follow the last one.
+        A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
+        mapping stays as it is. A successor's versions follow the last one.
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
         """
         claimed = claim(self._segment, self._lanes, 0)
         try:
-            return Publisher(self, self._lanes, FlatModel(model, self.layout), claimed)
+            return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
         except BaseException:
             claimed.release()
             raise
 
-    def subscriber(self, local_model: torch.nn.Module) -> Subscriber:
+    def subscriber(self, local_model: Model) -> Subscriber:
         """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
 
-        The model's parameters and buffers become views of one flat tensor; the Parameter objects stay the same.
+        A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
+        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place.
 
-        Raises: LayoutMismatch: the model has other tensors than the store.
+        Raises:
+            LayoutMismatch: the model has other tensors than the store.
+            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array.
         """
         self.check_open()
-        return Subscriber(self, self._lanes, Event(self._segment.body), FlatModel(local_model, self.layout))
+        local = _weights_of(local_model, self.layout, fill=True)
+        return Subscriber(self, self._lanes, Event(self._segment.body), local)
 
     def slot_tensor(self, slot: int) -> torch.Tensor:
+        """`slot_array` as a tensor."""
+        import torch
+
+        return torch.from_numpy(self.slot_array(slot))
+
+    def slot_array(self, slot: int) -> NDArray[np.uint8]:
         """A slot's row in shared memory, uint8 [layout.nbytes]; only the publisher writes; reads are unvalidated."""
         self.check_open()
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot: expected 0 to {self.slots - 1}, got {slot!r}")
         start = self._geometry.column_offset(0) + slot * self.layout.nbytes
-        return torch.from_numpy(self._segment.body[start : start + self.layout.nbytes])
+        return self._segment.body[start : start + self.layout.nbytes]
 
     def __repr__(self) -> str:
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
@@ -149,42 +164,42 @@ class Publisher:
         version: of the store's last publish; 0 if there was none.
     """
 
-    def __init__(self, store: ParameterStore, lanes: NativeLanes, flat: FlatModel, claimed: LaneClaim) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, weights: Weights, claimed: LaneClaim) -> None:
         self._store = store
         self._lanes = lanes
-        self._flat = flat
+        self._weights = weights
         self._claim: LaneClaim | None = claimed
         self._inside: dict[int, None] = {}  # see guard.py
         self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
-        self._stage()
+        self._stage(weights.staged())
 
-    def _stage(self) -> None:
-        """Sets the row that appends copy: on the CPU the model's own memory, otherwise a row of host memory."""
-        row = self._flat.row
-        self._host = self._flat.host_row() if row.device.type != "cpu" else None
-        staged = (row if self._host is None else self._host).numpy()
-        self._extras = self._flat.layout.extra_views(staged)
+    def _stage(self, row: NDArray[np.uint8]) -> None:
+        """Sets the row that appends copy."""
+        self._extras = self._weights.layout.extra_views(row)
         self._put(self._given)
-        self._append = self._lanes.appender(0, staged)
+        self._append = self._lanes.appender(0, row)
         self._row = row  # last: if an interrupt comes earlier, the next publish stages again
 
     @one_thread
-    def publish(self, /, **extras: Any) -> int:
+    def publish(self, /, weights: Any = None, **extras: Any) -> int:
         """Publishes the model's current weights as one unit.
 
-        On the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes first, on the
-        current stream. Tensors that replaced the model's, by `.to(...)`, `load_state_dict(assign=True)` or assignment,
-        are moved into the row and published.
+        For a module on the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes
+        first, on the current stream. Tensors that replaced the module's, by `.to(...)`, `load_state_dict(assign=True)`
+        or assignment, are moved into the row and published. Arrays of a mapping are first copied into one row.
 
         Args:
+            weights: for a publisher of a mapping: these arrays instead of those of the mapping that it was made with.
+                NumPy's, JAX's, or whatever `np.asarray` takes; on the CPU without a further copy.
             extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
 
         Returns: the version: 1 for the store's first publish, or `begins_after` + 1.
 
         Raises:
             LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.
-            ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype.
+            ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype; or
+                `weights` hold a part that is no array, or are given to the publisher of a module.
             ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
             UsedByTwoThreads: another thread is publishing.
             After an error, nothing was published and the extras are unchanged.
@@ -192,22 +207,18 @@ class Publisher:
         self._store.check_open()
         if self._claim is None:
             raise ClosedError("the publisher was closed")
-        if self._flat.moved():
-            self._flat.bind()
-        if self._row is not self._flat.row:
-            self._stage()
+        row = self._weights.staged(weights)
+        if row is not self._row:
+            self._stage(row)
         if extras or len(self._given) < len(self._extras):
             self._take(extras)
-        if self._host is not None:
-            weights = self._flat.layout.tensor_bytes
-            self._host[:weights].copy_(self._flat.row[:weights])
         self._append()
         self.version = self._lanes.committed(0)
         return self.version
 
     def _take(self, extras: dict[str, Any]) -> None:
         """Checks all extras, then writes all of them into the row."""
-        fields = self._flat.layout.extras
+        fields = self._weights.layout.extras
         if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
             unknown = sorted(extras.keys() - fields.keys())
             missing = sorted(fields.keys() - self._given.keys() - extras.keys())
@@ -239,13 +250,14 @@ class InPlaceView:
 
     Attributes:
         version: of these weights.
-        tensors: under all the model's names for them, for `torch.func.functional_call`. They are the publisher's
-            memory: do not write to them (a BatchNorm in training mode would).
+        tensors: a module's under all its names for them, for `torch.func.functional_call`; a mapping's read-only
+            arrays, nested as it is. They are the publisher's memory: do not write to them (a BatchNorm in training mode
+            would).
         extras: by name, floats and arrays, copied.
     """
 
     def __init__(
-        self, version: int, tensors: Mapping[str, torch.Tensor], extras: Mapping[str, Any], whole: Callable[[], bool]
+        self, version: int, tensors: Mapping[str, Any], extras: Mapping[str, Any], whole: Callable[[], bool]
     ) -> None:
         self.version = version
         self.tensors = tensors
@@ -271,16 +283,16 @@ class Subscriber:
             an array; empty before the first pull.
     """
 
-    def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, flat: FlatModel) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, local: Weights) -> None:
         self._store = store
         self._lanes = lanes
         self._event = event
-        self._flat = flat
+        self._local = local
         self._inside: dict[int, None] = {}  # see guard.py
-        self._scratch = flat.host_row()
-        self._scratch_extras = flat.layout.extra_views(self._scratch.numpy())
-        self._read_newest = lanes.newest_reader(0, self._scratch.numpy())
-        self._slots: dict[int, tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]] = {}
+        self._scratch = local.scratch()
+        self._scratch_extras = local.layout.extra_views(self._scratch)
+        self._read_newest = lanes.newest_reader(0, self._scratch)
+        self._slots: dict[int, tuple[Any, dict[str, NDArray[Any]]]] = {}
         self.version = 0
         self.extras: Mapping[str, Any] = {}
 
@@ -322,18 +334,15 @@ class Subscriber:
         """
         check_whole("version", version)
         self._store.check_open()
-        if self._lanes.read(0, version - 1, 1, self._scratch.numpy()) != 0:
+        if self._lanes.read(0, version - 1, 1, self._scratch) != 0:
             return False
         self._take(version)
         return True
 
     def _take(self, version: int) -> None:
         """Moves a whole copy, which is in the scratch row, into the model."""
-        if self._flat.moved():
-            self._flat.bind()
-            self._slots.clear()
-        self._flat.row.copy_(self._scratch)
-        self.extras = copied_extras(self._scratch_extras)
+        self._local.load()
+        self.extras = _copied(self._scratch_extras)
         self.version = version
 
     def _copy_newest(self, timeout: float) -> int:
@@ -371,22 +380,50 @@ class Subscriber:
         version = self._store.version
         if version == 0:
             raise NotEnoughData(f"{self._store!r}: nothing was published yet")
-        tensors, extras = self._slot((version - 1) % self._store.slots)
+        views, extras = self._slot((version - 1) % self._store.slots)
         lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([version - 1]), np.zeros(1, np.uint8))
-        view = InPlaceView(version, tensors, copied_extras(extras), lambda: lapped(1) == 0)
+        view = InPlaceView(version, self._local.named(views), _copied(extras), lambda: lapped(1) == 0)
         try:
             yield view
         finally:
             view.end()
 
-    def _slot(self, slot: int) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
-        """Views of a slot's tensors, under all their names, and of its extras."""
+    def _slot(self, slot: int) -> tuple[Any, dict[str, NDArray[Any]]]:
+        """Views of a slot's weights, and of its extras."""
         if slot not in self._slots:
-            row = self._store.slot_tensor(slot)
-            pairs = zip(self._flat.groups, self._flat.layout.views(row), strict=True)
-            tensors = {name: view for group, view in pairs for name in group.names}
-            self._slots[slot] = tensors, self._flat.layout.extra_views(row.numpy())
+            row = self._store.slot_array(slot)
+            self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)
         return self._slots[slot]
+
+
+def _is_tree(model: Any) -> bool:
+    """Whether it is a mapping of arrays, not a module. Raises TypeError: it is neither."""
+    if isinstance(model, (Mapping, list, tuple)):
+        return True
+    if hasattr(model, "named_modules"):
+        return False
+    raise TypeError(f"model: expected a torch module or a mapping of arrays, got {came(model)}")
+
+
+def _specs_of(model: Any) -> tuple[TensorSpec, ...]:
+    if _is_tree(model):
+        return tree_specs(model)
+    from .modules import module_specs  # which imports torch
+
+    return module_specs(model)
+
+
+def _weights_of(model: Any, layout: RowLayout, fill: bool) -> Weights:
+    """The model at one end of a store; `fill`: at a subscriber's."""
+    if _is_tree(model):
+        return TreeWeights(model, layout, fill)
+    from .modules import ModuleWeights
+
+    return ModuleWeights(model, layout)
+
+
+def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}
 
 
 def _slots_of(mode: Any) -> int:

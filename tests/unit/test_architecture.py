@@ -24,27 +24,17 @@ BELOW = {
     "replay": ["transitions"],
     "queue": ["transitions"],
     "planning": ["memory", "processes"],
-    "algos": ["kernels"],
-    "envs": [],
-    "training": ["replay", "queue", "weights", "processes", "algos", "envs"],
+    "spaces": [],
+    "interfaces": ["replay", "spaces"],
+    "tables": [],
+    "algos": ["kernels", "interfaces"],
+    "envs": ["interfaces"],
+    "training": ["replay", "queue", "weights", "processes", "algos", "envs", "tables"],
     "cli": ["training", "planning"],
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
-TOP = {
-    "cgroup",
-    "checks",
-    "declared",
-    "errors",
-    "interfaces",
-    "lazy",
-    "notices",
-    "observations",
-    "references",
-    "spaces",
-    "spec",
-    "tables",
-}
+TOP = {"cgroup", "checks", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

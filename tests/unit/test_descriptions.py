@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import marlcore as mc
 from marlcore.memory.header import Header
@@ -26,7 +26,9 @@ def made(kind: str, path: Path) -> Any:
     if kind == "queue":
         return mc.TrajectoryQueue.create(SPEC, 96, 2, path=path)
     if kind == "store":
-        return mc.ParameterStore.create(torch.nn.Linear(2, 3), extras={"epsilon": (2,)}, begins_after=4, path=path)
+        return mc.ParameterStore.create(
+            {"weight": np.zeros((3, 2), np.float32)}, extras={"epsilon": (2,)}, begins_after=4, path=path
+        )
     return Control.create(["actor-0"], ["left"])
 
 

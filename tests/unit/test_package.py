@@ -11,8 +11,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import marlcore
+import marlcore.planning
+import marlcore.testing
+import marlcore.training
+from marlcore.lazy import is_installed
 
 ROOT = Path(__file__).parents[2]
+of_training = pytest.mark.skipif(not is_installed("train"), reason="needs marlcore[train]")
 
 
 def test_importing_marlcore_imports_no_other_package() -> None:
@@ -27,12 +32,21 @@ print(*{name.partition(".")[0] for name in {*sys.modules} - before} - {*sys.stdl
 
 
 def test_every_public_name_can_be_imported() -> None:
-    for name in marlcore.__all__:
-        assert getattr(marlcore, name) is not None
+    further = [marlcore.testing, marlcore.training] if is_installed("train") else []
+    for room in (marlcore, marlcore.planning, *further):
+        assert sorted(room.__all__) == dir(room)
+        for name in room.__all__:
+            assert getattr(room, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = marlcore.nothing
 
 
+def test_the_core_has_few_names() -> None:
+    core = (ROOT / "marlcore" / "__init__.pyi").read_text().partition("# Training")[0]
+    assert len(re.findall(r"^from ", core, re.M)) <= 25
+
+
+@of_training
 def test_settings_are_found_without_importing_torch() -> None:
     names = "Algorithm Environment Trainer Config ActorConfig LearnerConfig ReplayConfig ExplorationConfig "
     names += "SupervisionConfig NamedEnvironment TreasureHunt"
@@ -41,6 +55,7 @@ def test_settings_are_found_without_importing_torch() -> None:
     assert marlcore.DQN().double and marlcore.IQN()
 
 
+@of_training
 @pytest.mark.long
 def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
     example = ROOT / "examples" / "custom_algorithm.py"
@@ -73,10 +88,26 @@ def egg_info(folder: Path) -> Path:
     return folder / "marlcore.egg-info"
 
 
+def test_the_stubs_are_installed(tmp_path: Path) -> None:
+    """A package reads its names from its stub."""
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    stubs = {path.relative_to(ROOT) for path in (ROOT / "marlcore").rglob("*.pyi")}
+    assert stubs and stubs == {path.relative_to(tmp_path) for path in tmp_path.rglob("*.pyi")}
+
+
+@pytest.mark.long
+def test_the_example_in_jax_learns(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="needs jax: pip install jax")
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "jax_actor_learner.py")]
+    printed = subprocess.check_output(command, text=True, cwd=tmp_path)
+    assert printed.endswith("versions published; the best actions are [1, 1, 1, 1, 1, 1, 1]\n")
+
+
 def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
     listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
-    kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".typed"}
+    kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".pyi", ".typed"}
     files = {file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds}
     wanted = {str(file.relative_to(ROOT)) for file in files - {ROOT / "marlcore" / "_core.c"}}
     assert sorted({*wanted, "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt"} - listed) == []
@@ -95,12 +126,3 @@ def test_the_constraints_pin_every_package_once_for_each_python(tmp_path: Path) 
         counts = Counter(canonicalize_name(pin.name) for pin in pins)
         assert [name for name in counts if counts[name] > 1] == [], python
         assert sorted(needed - counts.keys()) == [], python
-
-
-def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    script = tmp_path / "quickstart.py"
-    script.write_text("".join(blocks[:3]) + "print(batch.obs.shape, batch.mask.shape)\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""

@@ -8,5 +8,3 @@ What stands in the network is what computes: a part that was replaced, hooked, p
 from .adam import ClippedAdam
 from .passes import Pass, passes
 from .stand_in import faster
-
-__all__ = ["ClippedAdam", "Pass", "faster", "passes"]

@@ -15,5 +15,3 @@ from __future__ import annotations
 
 from .buffer import Buffer
 from .experiment import Experiment, run_experiment_mp
-
-__all__ = ["Buffer", "Experiment", "run_experiment_mp"]

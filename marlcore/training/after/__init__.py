@@ -2,13 +2,3 @@
 
 from .evaluated_run import EvaluatedRun, evaluate
 from .loaded_policy import LoadedPolicy, SavedRun, load_policy, published_policy, save_policies
-
-__all__ = [
-    "EvaluatedRun",
-    "LoadedPolicy",
-    "SavedRun",
-    "evaluate",
-    "load_policy",
-    "published_policy",
-    "save_policies",
-]

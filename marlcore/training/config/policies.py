@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ... import algos
 from ...checks import did_you_mean
 from ...interfaces import Algorithm
 from ...processes import encoded_name
@@ -108,7 +107,9 @@ def _algorithms(
 def _chosen(algorithm: Any) -> Algorithm:
     """Raises ValueError, TypeError: it is not an algorithm."""
     if isinstance(algorithm, str):
-        return algos.make(algorithm)
+        from ...algos import make  # which imports torch
+
+        return make(algorithm)
     missing = [name for name in METHODS if not hasattr(algorithm, name)]
     if missing or isinstance(algorithm, type):
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"{algorithm!r}"

@@ -7,13 +7,3 @@ evaluator. The other rooms do not know it.
 from .payoff import FILE
 from .picture import draw_payoff
 from .start import check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers
-
-__all__ = [
-    "FILE",
-    "check_self_play",
-    "create_self_play",
-    "draw_payoff",
-    "odds_fields",
-    "policies_in_self_play",
-    "published_numbers",
-]

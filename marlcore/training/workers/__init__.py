@@ -12,17 +12,3 @@ from .memories import create_memory
 from .roles import run_worker
 from .routes import part_of_tag
 from .worker import Worker
-
-__all__ = [
-    "ActorWorker",
-    "Blueprint",
-    "EvaluatorWorker",
-    "LearnerWorker",
-    "PolicyPlan",
-    "Worker",
-    "build_model",
-    "create_memory",
-    "part_of_tag",
-    "run_seed",
-    "run_worker",
-]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from marlcore import (
     Field,
@@ -81,7 +80,7 @@ def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
     with replay.writer() as writer:
         writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
     queue = TrajectoryQueue.create(SPEC, 100)
-    model = torch.nn.Linear(2, 2)
+    model = {"weight": np.zeros((2, 2))}
     store = ParameterStore.create(model)
     made = {
         "writer": (writer := replay.writer(), lambda: writer.add(np.zeros(400, np.int64), 0, 0.0)),
@@ -91,7 +90,7 @@ def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
         "state_dict": (sampler, sampler.state_dict),
         "mixture": (mixture := Mixture([replay], [1.0], 4), mixture.sample),
         "publisher": (publisher := store.publisher(model), publisher.publish),
-        "subscriber": (subscriber := store.subscriber(torch.nn.Linear(2, 2)), subscriber.pull),
+        "subscriber": (subscriber := store.subscriber({"weight": np.zeros((2, 2))}), subscriber.pull),
         "reader": (reader := queue.reader(4), lambda: reader.read(0.0)),
     }
     return made | {"close": (None, lambda: [one.close() for one in (replay, queue, store)])}

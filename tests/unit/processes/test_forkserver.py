@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from forked import Child, attach, end, linger, tell
 
 from marlcore.errors import MarlcoreError
@@ -29,6 +28,8 @@ from marlcore.processes.signals import STOPPING
 
 
 def tell_of_gpus(report: Connection) -> None:
+    import torch
+
     report.send(torch.cuda._is_in_bad_fork())  # what keeps torch from opening the driver of NVIDIA's GPUs
 
 
@@ -95,6 +96,7 @@ def test_signals_end_what_a_worker_starts(fork_server: ForkServer) -> None:
 
 def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
     """Only where torch was built for one is this more than a word: counting GPUs before the fork is enough to fail."""
+    pytest.importorskip("torch")
     with closing(Child(fork_server, tell_of_gpus)) as child:
         assert child.receive() is False
 

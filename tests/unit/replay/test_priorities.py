@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from model import Model, Priorities, chi_square_limit, fill
 from refusals import refused
 
@@ -457,6 +456,7 @@ def test_the_highest_allowed_priorities_have_a_finite_sum(replay):
 
 
 def test_priorities_may_be_tensors_with_gradients(replay):
+    torch = pytest.importorskip("torch")
     sampler = replay.sampler(4, seed=0, prioritized=Prioritized())
     batch = sampler.sample().torch()
     errors = torch.full((4,), 5.0, requires_grad=True).abs()

@@ -272,6 +272,7 @@ def test_single_transitions_have_no_stored_state():
 
 
 def test_batches_of_states_are_tensors_too():
+    pytest.importorskip("torch")
     with ReplayBuffer.create(STATE, 12) as replay:
         one_episode(replay, 12)
         batch = replay.sampler(4, sequence=Sequence(4, 1, 4)).sample()

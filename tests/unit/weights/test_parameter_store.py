@@ -12,12 +12,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
+from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
 from mapped import Mapped
 from meanwhile import running, soon
 from refusals import stale_in_a_fork
+from refused import Refused, check_refused
 from tiers import long_but
-from torch import nn
 
 from marlcore import (
     ClosedError,
@@ -31,6 +31,9 @@ from marlcore import (
     SegmentNotFound,
     TransitionSpec,
 )
+
+torch = pytest.importorskip("torch")  # an extra of the core
+nn = torch.nn
 
 MODES = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 
@@ -153,19 +156,6 @@ def test_two_parameters_with_the_same_memory_stay_tied():
         assert len(store.layout.tensors) == 4
 
 
-def test_tensors_that_share_a_part_of_their_memory_are_refused():
-    model = mlp()
-    model.register_buffer("row", model[0].weight.data[1])
-    with pytest.raises(ValueError, match=r"0\.weight, row: expected memory shared whole"):
-        ParameterStore.create(model)
-
-
-@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(3), lambda: nn.Linear(2, 2, device="meta")])
-def test_tensors_without_memory_are_refused(make):
-    with pytest.raises(ValueError, match="weight: expected a tensor with memory"):
-        ParameterStore.create(make())
-
-
 def test_a_model_without_tensors_can_have_extras():
     with ParameterStore.create(nn.ReLU(), extras={"epsilon": ()}) as store:
         subscriber = store.subscriber(nn.ReLU())
@@ -182,10 +172,7 @@ def test_a_slot_is_one_flat_tensor_of_shared_memory(store, publisher, model):
     for slot in range(2):
         flat = store.slot_tensor(slot)
         assert flat.dtype == torch.uint8 and flat.shape == (store.layout.nbytes,)
-        assert (store.layout.views(flat)[0] == 2).all()
-    for slot in (-1, 2):
-        with pytest.raises(ValueError, match="expected 0 to 1"):
-            store.slot_tensor(slot)
+        assert (words_of_row(store, slot)[0] == 2).all()
     assert store.nbytes >= 2 * store.layout.nbytes
 
 
@@ -205,12 +192,6 @@ def test_a_continued_store_goes_on_with_the_versions(mode):
         with local.in_place() as view:
             assert view.version == 47 and torch.equal(view.tensors["weight"], model.weight)
         assert view.valid()
-
-
-@pytest.mark.parametrize("begins_after", [-1, 2**62, 1.5, True, "3"])
-def test_a_version_that_a_store_cannot_begin_after_is_refused(begins_after):
-    with pytest.raises(ValueError, match=r"^begins_after: expected an integer from 0 to 2305843009213693952, got "):
-        ParameterStore.create(nn.Linear(2, 2), begins_after=begins_after)
 
 
 def test_a_pull_does_not_see_what_was_not_published(publisher, subscriber, model, local):
@@ -415,9 +396,7 @@ def test_a_changed_model_is_a_layout_mismatch(change, named):
             store.subscriber(other)
 
 
-@pytest.mark.long
-def test_a_publisher_of_another_model_is_refused(store, model):
-    """A publisher of another model is refused and gives the lane back."""
+def test_a_refused_publisher_gives_the_lane_back(store, model):
     before = model[0].weight.data_ptr()
     for other in (nn.Linear(3, 8), nn.Sequential(*mlp(), nn.Linear(2, 2))):
         with pytest.raises(LayoutMismatch):
@@ -447,7 +426,7 @@ GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 
 @pytest.mark.long
 def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
-    """The first publish needs every extra and later ones keep the last value."""
+    """The first publish needs every extra."""
     with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
         extras_publisher.publish(epsilon=0.5)
     assert extras_publisher.publish(**GIVEN) == 1
@@ -458,27 +437,24 @@ def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     assert subscriber.extras == {"epsilon": 1.0, "count": 3, "done": True}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"epsilom": 0.1}, ValueError, r"unknown \['epsilom'\]"),
-        ({"mean": [1.0, 2.0, 3.0]}, ValueError, r"mean: expected float64 \(2,\), got shape \(3,\)"),
-        ({"mean": 1.0}, ValueError, r"mean: expected float64 \(2,\), got shape \(\)"),
-        ({"epsilon": [0.1]}, ValueError, r"epsilon: expected float64 \(\), got shape \(1,\)"),
-        ({"epsilon": 1j}, TypeError, "epsilon: expected float64 .* got dtype complex128"),
-        ({"epsilon": "a"}, TypeError, "epsilon: expected float64"),
-        ({"count": 2.5}, TypeError, "count: expected int32"),
-        ({"count": 2**31}, ValueError, "count: expected values in int32's range"),
-    ],
-)
-def test_a_wrong_extra_is_refused_by_name(extras_store, extras_publisher, wrong, error, message):
-    """A wrong extra is refused by name and nothing is published."""
-    with pytest.raises(error, match=message):
-        extras_publisher.publish(**{**GIVEN, **wrong})
+WRONG_EXTRAS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
+    "unknown": ({"epsilom": 0.1}, ValueError, "extras: expected ['count', 'done', 'epsilon', 'mean'], got unknown ['"),
+    "too long": ({"mean": [1.0, 2.0, 3.0]}, ValueError, "extras mean: expected float64 (2,), got shape (3,)"),
+    "a scalar": ({"mean": 1.0}, ValueError, "extras mean: expected float64 (2,), got shape ()"),
+    "no scalar": ({"epsilon": [0.1]}, ValueError, "extras epsilon: expected float64 (), got shape (1,)"),
+    "complex": ({"epsilon": 1j}, TypeError, "extras epsilon: expected float64 (), got dtype complex128"),
+    "text": ({"epsilon": "a"}, TypeError, "extras epsilon: expected float64 (), got dtype <U1"),
+    "a fraction": ({"count": 2.5}, TypeError, "extras count: expected int32 (), got dtype float64"),
+    "too large": ({"count": 2**31}, ValueError, "extras count: expected values in int32's range, got 2147483648"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_EXTRAS)
+def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
+    wrong, error, says = WRONG_EXTRAS[case]
+    check_refused(lambda: extras_publisher.publish(**{**GIVEN, **wrong}), error, says)
     extras_publisher.publish(**GIVEN)
-    with pytest.raises(error, match=message):
-        extras_publisher.publish(**{"epsilon": 0.25, **wrong})
+    check_refused(lambda: extras_publisher.publish(**{"epsilon": 0.25, **wrong}), error, says)
     assert extras_publisher.version == 1
     extras_publisher.publish()
     subscriber = extras_store.subscriber(mlp())
@@ -493,15 +469,62 @@ def test_extras_may_be_nan_and_infinite(extras_store, extras_publisher):
     assert np.isnan(subscriber.extras["epsilon"]) and np.isinf(subscriber.extras["mean"]).all()
 
 
-def test_wrong_declarations_are_refused(model):
-    with pytest.raises(
-        ValueError, match="mode: expected snapshot, double_buffer, triple_buffer or a number of slots, got"
-    ):
-        ParameterStore.create(model, "quadruple")
-    with pytest.raises(ValueError, match="identifiers"):
-        ParameterStore.create(model, extras={"a b": ()})
-    with pytest.raises(ValueError, match="positive integers"):
-        ParameterStore.create(model, extras={"a": (0,)})
+# ---- refusals ----
+
+
+def created(make=mlp, mode="double_buffer", **options):
+    return lambda: ParameterStore.create(make(), mode, **options)
+
+
+def on_a_store(call):
+    def opened():
+        with ParameterStore.create(mlp()) as store:
+            call(store)
+
+    return opened
+
+
+def partly_shared() -> nn.Module:
+    model = mlp()
+    model.register_buffer("row", model[0].weight.data[1])
+    return model
+
+
+NO_MEMORY = "weight: expected a tensor with memory; run the model or initialise it first"
+NO_SLOTS = "mode: expected snapshot, double_buffer, triple_buffer or a number of slots, got "
+NO_VERSION = "begins_after: expected an integer from 0 to 2305843009213693952, got "
+REFUSED: dict[str, Refused] = {
+    "partly shared": (created(partly_shared), ValueError, "0.weight, row: expected memory shared whole or not at all"),
+    "lazy": (created(lambda: nn.LazyLinear(3)), ValueError, NO_MEMORY),
+    "meta": (created(lambda: nn.Linear(2, 2, device="meta")), ValueError, NO_MEMORY),
+    "an extra's name": (created(extras={"a b": ()}), ValueError, "extras: expected names that are identifiers, got"),
+    "an extra's shape": (created(extras={"a": (0,)}), ValueError, "expected a tuple of positive integers, got (0,)"),
+    "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
+    "a high slot": (on_a_store(lambda store: store.slot_tensor(2)), ValueError, "slot: expected 0 to 1, got 2"),
+    "version 0": (
+        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)),
+        ValueError,
+        "version: expected an integer of at least 1, got 0",
+    ),
+    "weights for a module": (
+        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})),
+        TypeError,
+        "weights: expected none, since the publisher has a module, got {}",
+    ),
+    **{
+        f"mode {mode}": (created(mode=mode), ValueError, f"{NO_SLOTS}{mode!r}")
+        for mode in (0, -1, True, 2.0, "quadruple", None)
+    },
+    **{
+        f"begins_after {after}": (created(begins_after=after), ValueError, f"{NO_VERSION}{after!r}")
+        for after in (-1, 2**62, 1.5, True, "3")
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case):
+    check_refused(*REFUSED[case])
 
 
 # ---- in place ----
@@ -679,91 +702,66 @@ def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscri
 
 # ---- many processes ----
 
-FILLED = """
+PUBLISHES = """
     import sys
-    import torch
-    from torch import nn
+    from filled import MODELS, fill
     from marlcore import ParameterStore
 
-    torch.set_num_threads(1)
-    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
-
-    def fill(version):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(version % 4096)
-
-    store = ParameterStore.attach(sys.argv[1])
-"""
-
-FLAT_OUT = """
-    publisher = store.publisher(model)
-    version = publisher.version + 1
-    fill(version)
-    publisher.publish(epsilon=float(version))
-    print("publishing", flush=True)
-    while True:
-        version += 1
-        fill(version)
+    model = MODELS[sys.argv[2]]()
+    publisher = ParameterStore.attach(sys.argv[1]).publisher(model)
+    first = publisher.version + 1
+    for version in range(first, 2**40):
+        fill(model, version)
         publisher.publish(epsilon=float(version))
+        if version == first:
+            print("publishing", flush=True)
 """
 
 
-def filled_model() -> nn.Module:
-    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
-
-
-def fill(model: nn.Module, value: float) -> None:
-    for parameter in model.parameters():
-        parameter.data.fill_(value)
-
-
-def torn(tensors, epsilon: float, version: int | None) -> bool:
-    """Whether the words are not all those of one version; version None: of any."""
-    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    first = float(flat[0])
-    if bool((flat != first).any()) or first != epsilon % 4096:
-        return True
-    return version is not None and epsilon != version
+def intact(arrays, epsilon: float, version: int) -> bool:
+    """Whether all words are those of this version."""
+    return value_of(arrays) == version % CYCLE and epsilon == version
 
 
 @pytest.mark.parametrize(
-    ("mode", "pulls"), long_but([("double_buffer", 20)], [("double_buffer", 20), *product(MODES, [150])])
+    ("kind", "mode", "pulls"),
+    long_but(
+        [("module", "double_buffer", 20), ("tree", "double_buffer", 20)],
+        [*product(MODELS, ["double_buffer"], [20]), *product(MODELS, MODES, [150])],
+    ),
 )
-def test_no_torn_weights_are_accepted(mode, pulls, program):
-    local = filled_model()
+def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
+    local = MODELS[kind]()
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
-        writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
+        writer = program(PUBLISHES, args=[store.handle.path, kind])
         assert writer.line() == "publishing"
         subscriber = store.subscriber(local)
-        pulled = accepted = seen_torn = 0
-        last = 0
+        pulled = accepted = torn = last = 0
         for _ in range(60_000):
             if pulled < pulls:
                 assert subscriber.wait(newer_than=last, timeout=600) and subscriber.pull(timeout=600)
                 pulled += 1
                 assert subscriber.version > last
                 last = subscriber.version
-                assert not torn(local.parameters(), subscriber.extras["epsilon"], last)
+                assert intact(words(local), subscriber.extras["epsilon"], last)
             with subscriber.in_place() as view:
-                copies = [tensor.clone() for tensor in view.tensors.values()]
+                tensors = words(view.tensors) if kind == "tree" else [t.numpy() for t in view.tensors.values()]
+                copies = [array.copy() for array in tensors]
             if view.valid():
                 accepted += 1
-                assert not torn(copies, view.extras["epsilon"], view.version)
+                assert intact(copies, view.extras["epsilon"], view.version)
             # The control: the slot that the publisher writes next, not validated.
-            row = store.slot_tensor(store.version % MODES[mode]).clone()
-            words = store.layout.views(row)
-            seen_torn += torn(words, float(words[0].flatten()[0]), None)
-            if pulled == pulls and accepted >= 20 and seen_torn:
+            torn += np.isnan(value_of(words_of_row(store, store.version % MODES[mode])))
+            if pulled == pulls and accepted >= 20 and torn:
                 break
         assert pulled == pulls and accepted >= 20
-        assert seen_torn, "the control: reading without validation sees torn rows"
+        assert torn, "the control: reading without validation sees torn rows"
         writer.kill()
 
 
-def test_a_publishing_thread_never_tears_a_pull(store):
+def test_a_publishing_thread_never_tears_a_pull():
     """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
-    model, local = filled_model(), filled_model()
+    model, local = MODELS["module"](), MODELS["module"]()
     with ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
 
@@ -777,7 +775,7 @@ def test_a_publishing_thread_never_tears_a_pull(store):
         while subscriber.version < 1500:
             assert subscriber.wait(newer_than=subscriber.version, timeout=600)
             assert subscriber.pull(timeout=600)
-            assert not torn(local.parameters(), subscriber.extras["epsilon"], subscriber.version)
+            assert intact(words(local), subscriber.extras["epsilon"], subscriber.version)
         thread.join()
 
 
@@ -785,31 +783,29 @@ def test_a_publishing_thread_never_tears_a_pull(store):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
     """SIGKILL while it publishes flat out: most of these find it inside an append."""
-    local = filled_model()
+    local = MODELS["tree"]()
     with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         subscriber = store.subscriber(local)
         last = 0
         for _ in range(2):
-            writer = program(FILLED, FLAT_OUT, args=[store.handle.path])
+            writer = program(PUBLISHES, args=[store.handle.path, "tree"])
             assert writer.line() == "publishing"
             assert subscriber.wait(newer_than=last + 50, timeout=600)
             with pytest.raises(LaneBusy):
-                store.publisher(filled_model())
+                store.publisher(MODELS["tree"]())
             writer.kill()
             left = store.version
             assert left > last
-            model = filled_model()
-            with store.publisher(model) as successor:
-                fill(model, (left + 1) % 4096)
-                assert successor.publish(epsilon=float(left + 1)) == left + 1
-            assert subscriber.pull() and subscriber.version == left + 1
-            assert not torn(local.parameters(), subscriber.extras["epsilon"], left + 1)
             last = left + 1
+            with store.publisher(fill(MODELS["tree"](), last)) as successor:
+                assert successor.publish(epsilon=float(last)) == last
+            assert subscriber.pull() and subscriber.version == last
+            assert intact(words(local), subscriber.extras["epsilon"], last)
 
 
 def test_a_publisher_killed_inside_leaves_older_slots():
     """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
-    model, local = filled_model(), filled_model()
+    model, local = MODELS["tree"](), MODELS["tree"]()
     with ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)
         with store.publisher(model) as publisher:
@@ -817,14 +813,11 @@ def test_a_publisher_killed_inside_leaves_older_slots():
                 fill(model, version)
                 publisher.publish()
         Mapped(store).counters()[1] += 1
-        store.slot_tensor(0)[: store.layout.nbytes // 2] = 255
-        assert subscriber.pull()
-        assert not torn(local.parameters(), 2.0, None)
-        with store.publisher(model) as successor:
-            fill(model, 3)
+        store.slot_array(0)[: store.layout.nbytes // 2] = 255
+        assert subscriber.pull() and value_of(words(local)) == 2
+        with store.publisher(fill(model, 3)) as successor:
             assert successor.publish() == 3
-        assert subscriber.pull()
-        assert not torn(local.parameters(), 3.0, None)
+        assert subscriber.pull() and value_of(words(local)) == 3
 
 
 def _echo(store, results) -> None:

@@ -10,15 +10,3 @@ from .fan_out import Sinks, open_sinks
 from .sink import CallbackSink, Sink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink
-
-__all__ = [
-    "Background",
-    "CallbackSink",
-    "CsvSink",
-    "Sink",
-    "Sinks",
-    "TensorBoardSink",
-    "WandbSink",
-    "open_sinks",
-    "read_metrics",
-]

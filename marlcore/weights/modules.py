@@ -1,11 +1,10 @@
-"""A model as one row of bytes: the layout of its tensors, and a model whose tensors are views of a row."""
+"""Weights of torch users: a module whose tensors are views of a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
-from math import prod
 from operator import attrgetter, is_
 from typing import Any
 
@@ -13,42 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import as_field, check_whole
+from ..checks import came
 from ..errors import LayoutMismatch
-from ..spec import MAX_BYTES, Field
+from .row import RowLayout, TensorSpec
 
-__all__ = [
-    "FlatModel",
-    "RowLayout",
-    "TensorGroup",
-    "TensorSpec",
-    "copied_extras",
-    "extra_field",
-    "fitted_extra",
-    "unique_tensors",
-]
-
-_ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
+__all__ = ["ModuleWeights", "module_specs"]
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
 _END = object()  # after the last member, so that an added or removed member is noticed
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor of a model: its name (the first of a tied tensor's names), shape and dtype."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.name} {_dtype_name(self.dtype)} {self.shape}"
 
 
 @dataclass
@@ -60,71 +32,7 @@ class TensorGroup:
     tensors: list[torch.Tensor] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class RowLayout:
-    """The places of a model's tensors and the extras in a row; each begins at a multiple of 64 bytes.
-
-    Attributes:
-        tensors: in the order of the model.
-        extras: further arrays by name, after the tensors.
-        offsets: bytes from the row's start to each tensor.
-        extra_offsets: bytes from the row's start to each extra.
-        tensor_bytes: offset of the extras. nbytes: size of the row.
-    """
-
-    tensors: tuple[TensorSpec, ...]
-    extras: Mapping[str, Field]
-    offsets: tuple[int, ...] = field(init=False)
-    extra_offsets: Mapping[str, int] = field(init=False)
-    tensor_bytes: int = field(init=False)
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        offsets, tensor_bytes = _place(0, [spec.nbytes for spec in self.tensors])
-        extra_offsets, nbytes = _place(tensor_bytes, [one.nbytes for one in self.extras.values()])
-        object.__setattr__(self, "offsets", offsets)
-        object.__setattr__(self, "extra_offsets", dict(zip(self.extras, extra_offsets, strict=True)))
-        object.__setattr__(self, "tensor_bytes", tensor_bytes)
-        object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
-
-    def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON."""
-        return {
-            "tensors": [[spec.name, list(spec.shape), _dtype_name(spec.dtype)] for spec in self.tensors],
-            "extras": [[name, list(one.shape), one.dtype] for name, one in self.extras.items()],
-        }
-
-    @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
-        """The layout from which `to_dict` made `plain`."""
-        return cls(
-            tuple(TensorSpec(name, _shape(name, shape), _dtype(dtype)) for name, shape, dtype in plain["tensors"]),
-            {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},
-        )
-
-    def check(self, found: Sequence[TensorSpec]) -> None:
-        """Raises LayoutMismatch: a tensor differs from this layout; the message names the first such tensor."""
-        for index, (expected, got) in enumerate(zip_longest(self.tensors, found)):
-            if expected != got:
-                nothing = "no further tensor"
-                raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
-
-    def views(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of a row, uint8 [nbytes] and aligned to 64 bytes."""
-        return [
-            row[at : at + spec.nbytes].view(spec.dtype).view(spec.shape)
-            for at, spec in zip(self.offsets, self.tensors, strict=True)
-        ]
-
-    def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The extras of a row, uint8 [nbytes]."""
-        return {
-            name: row[at : at + one.nbytes].view(one.dtype).reshape(one.shape)
-            for (name, one), at in zip(self.extras.items(), self.extra_offsets.values(), strict=True)
-        }
-
-
-class FlatModel:
+class ModuleWeights:
     """A model whose parameters and buffers are views of one row on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
@@ -136,7 +44,7 @@ class FlatModel:
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
-        ValueError: see `unique_tensors`; or the tensors are on several devices.
+        ValueError: see `_unique_tensors`; or the tensors are on several devices.
     """
 
     def __init__(self, model: torch.nn.Module, layout: RowLayout) -> None:
@@ -146,15 +54,15 @@ class FlatModel:
 
     def bind(self) -> None:
         """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
-        groups = unique_tensors(self._model)
-        self.layout.check([group.spec for group in groups])
+        groups = _unique_tensors(self._model)
+        _check(self.layout, [group.spec for group in groups])
         devices = {group.tensors[0].device for group in groups}
         if len(devices) > 1:
             raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
         # A row made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=next(iter(devices), None))
-            views = self.layout.views(row)
+            views = self.views(row)
             for group, view in zip(groups, views, strict=True):
                 view.copy_(group.tensors[0])
             for group, view in zip(groups, views, strict=True):
@@ -162,6 +70,7 @@ class FlatModel:
                     tensor.data = view
         self.row = row
         self.groups = groups
+        self._staged: torch.Tensor | None = None
         self._remember(views)
 
     def _remember(self, views: list[torch.Tensor]) -> None:
@@ -190,14 +99,58 @@ class FlatModel:
             or self.row.data_ptr() != self._address  # share_memory moves a storage in place
         )
 
-    def host_row(self) -> torch.Tensor:
+    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+        if weights is not None:
+            raise TypeError(f"weights: expected none, since the publisher has a module, got {came(weights)}")
+        if self.moved():
+            self.bind()
+        if self._staged is None:
+            self._staged = self.row if self.row.device.type == "cpu" else self._host_row()
+            self._staged_array = self._staged.numpy()
+        if self._staged is not self.row:
+            end = self.layout.tensor_bytes
+            self._staged[:end].copy_(self.row[:end])
+        return self._staged_array
+
+    def scratch(self) -> NDArray[np.uint8]:
+        self._scratch = self._host_row()
+        return self._scratch.numpy()
+
+    def load(self) -> None:
+        if self.moved():
+            self.bind()
+        self.row.copy_(self._scratch)
+
+    def views(self, row: torch.Tensor | NDArray[np.uint8]) -> list[torch.Tensor]:
+        """The tensors of a row, uint8 [nbytes] and aligned to 64 bytes."""
+        flat = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
+        return [part.view(_dtype(spec)).view(spec.shape) for spec, part in self.layout.parts(flat)]
+
+    def named(self, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Under all names of the module, so that tied tensors appear several times."""
+        return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
+
+    def _host_row(self) -> torch.Tensor:
         """A new zeroed row in host memory, pinned if that speeds up copies between it and the model."""
         pin = self.row.device.type == "cuda"
         with torch.inference_mode(False):
             return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
 
 
-def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
+def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
+    """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
+    return tuple(group.spec for group in _unique_tensors(model))
+
+
+def _check(layout: RowLayout, specs: Sequence[TensorSpec]) -> None:
+    """Raises LayoutMismatch: a tensor differs from the layout; the message names the first such tensor."""
+    for index, (expected, got) in enumerate(zip_longest(layout.tensors, specs)):
+        if expected != got:
+            nothing = "no further tensor"
+            raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
+
+
+def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
     """A model's parameters and buffers in module order; tensors of the same memory appear once.
 
     Raises:
@@ -218,30 +171,12 @@ def unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
     return list(groups.values())
 
 
-def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
-    """The Field of an extra, declared as a Field or, for float64, by its shape."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
-    return extra if isinstance(extra, Field) else Field(extra, "float64")
-
-
-def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
-    """The value as an array of the extra's shape and dtype. Raises: as `as_field`."""
-    if type(value) is float and not expected.shape and expected.dtype == "float64":
-        return np.array(value)
-    return as_field(f"extras {name}", expected, value)
-
-
-def copied_extras(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}
-
-
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
         raise ValueError(f"model {name}: expected a tensor with memory; run the model or initialise it first")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError(f"model {name}: expected a dense tensor, got {tensor.layout}, {tensor.dtype}")
-    return TensorSpec(name, tuple(tensor.shape), tensor.dtype)
+    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -265,28 +200,9 @@ def _check_apart(groups: list[TensorGroup]) -> None:
             raise ValueError(f"model {name}, {next_name}: expected memory shared whole or not at all")
 
 
-def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Aligned offsets for items of the given sizes from `start` on, and the end of the last."""
-    offsets = []
-    for size in sizes:
-        offsets.append(start)
-        start += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return tuple(offsets), start
-
-
-def _shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Raises ValueError, TypeError: it is no shape of a tensor in memory."""
-    for extent in shape:
-        check_whole(f"shape of {name}", extent, 0, MAX_BYTES)
-    return tuple(shape)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    """Raises TypeError: torch has no such dtype."""
+    dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"expected a torch dtype, got {name}")
+        raise TypeError(f"model {spec.name}: expected a dtype of torch, got {spec.dtype}")
     return dtype

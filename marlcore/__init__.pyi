@@ -1,0 +1,89 @@
+# Core
+from .processes import Metric as Metric
+from .processes import WorkerContext as WorkerContext
+from .processes import Workers as Workers
+from .queue import TrajectoryQueue as TrajectoryQueue
+from .queue import TrajectoryReader as TrajectoryReader
+from .replay import Mixture as Mixture
+from .replay import Prefetch as Prefetch
+from .replay import Prioritized as Prioritized
+from .replay import RateLimiter as RateLimiter
+from .replay import ReplayBuffer as ReplayBuffer
+from .replay import Sampler as Sampler
+from .replay import Sequence as Sequence
+from .spec import Field as Field
+from .spec import TransitionSpec as TransitionSpec
+from .transitions import Batch as Batch
+from .transitions import VectorWriter as VectorWriter
+from .transitions import Writer as Writer
+from .weights import ParameterStore as ParameterStore
+
+# isort: split
+from .errors import LaneBusy as LaneBusy
+from .errors import MarlcoreError as MarlcoreError
+from .errors import NotEnoughData as NotEnoughData
+from .errors import SharedMemoryFull as SharedMemoryFull
+from .errors import WorkerFailed as WorkerFailed
+
+# isort: split
+# Training, with pip install "marlcore[train]"
+from .algos import DQN as DQN
+from .algos import IQN as IQN
+from .algos import MAPPO as MAPPO
+from .algos import PPO as PPO
+from .algos import R2D2 as R2D2
+from .algos import SAC as SAC
+from .algos import TD3 as TD3
+from .algos import RecurrentPPO as RecurrentPPO
+from .envs import NamedEnvironment as NamedEnvironment
+from .envs import TreasureHunt as TreasureHunt
+from .interfaces import Action as Action
+from .interfaces import Algorithm as Algorithm
+from .interfaces import Environment as Environment
+from .interfaces import Outcome as Outcome
+from .interfaces import QueueSource as QueueSource
+from .interfaces import ReplaySource as ReplaySource
+from .interfaces import Trainer as Trainer
+from .interfaces import Turn as Turn
+from .interfaces import Update as Update
+from .interfaces import VectorEnvironment as VectorEnvironment
+from .spaces import Spaces as Spaces
+from .training import ActorConfig as ActorConfig
+from .training import Config as Config
+from .training import Constant as Constant
+from .training import Evaluation as Evaluation
+from .training import EvaluationConfig as EvaluationConfig
+from .training import ExplorationConfig as ExplorationConfig
+from .training import Exponential as Exponential
+from .training import LearnerConfig as LearnerConfig
+from .training import Linear as Linear
+from .training import LoadedPolicy as LoadedPolicy
+from .training import MetricsConfig as MetricsConfig
+from .training import Piecewise as Piecewise
+from .training import ReplayConfig as ReplayConfig
+from .training import Result as Result
+from .training import Run as Run
+from .training import Schedule as Schedule
+from .training import SelfPlayConfig as SelfPlayConfig
+from .training import Status as Status
+from .training import SupervisionConfig as SupervisionConfig
+from .training import evaluate as evaluate
+from .training import load_policy as load_policy
+from .training import start as start
+from .training import train as train
+
+# isort: split
+# Further errors
+from .errors import CallbackFailed as CallbackFailed
+from .errors import ClosedError as ClosedError
+from .errors import Diverged as Diverged
+from .errors import EnvironmentFailed as EnvironmentFailed
+from .errors import LayoutMismatch as LayoutMismatch
+from .errors import NotEnoughMemory as NotEnoughMemory
+from .errors import SegmentCorrupt as SegmentCorrupt
+from .errors import SegmentNotFound as SegmentNotFound
+from .errors import StaleHandle as StaleHandle
+from .errors import UsedByTwoThreads as UsedByTwoThreads
+from .errors import WorldModelFailed as WorldModelFailed
+
+__version__: str

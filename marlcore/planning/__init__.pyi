@@ -1,0 +1,9 @@
+from .building import build_graph as build_graph
+from .graph import Graph as Graph
+from .induction import backward_induction as backward_induction
+from .model import WorldModel as WorldModel
+from .policies import AgentPolicies as AgentPolicies
+from .policies import Policies as Policies
+from .robots import RobotPolicy as RobotPolicy
+from .robots import robot_induction as robot_induction
+from .warmup import warm_up as warm_up

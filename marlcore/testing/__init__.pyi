@@ -1,0 +1,1 @@
+from .check_environment import check_env as check_env

@@ -1,0 +1,155 @@
+"""The layout of a row: the places of a model's tensors, and of the extras published with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import as_field, check_whole
+from ..spec import MAX_BYTES, Field
+
+__all__ = ["RowLayout", "TensorSpec", "Weights", "extra_field", "fitted_extra"]
+
+_ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
+_DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a model: its name (the first of a tied tensor's names), shape and dtype's name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Raises ValueError: no such dtype is stored."""
+        bits = _DTYPE.fullmatch(self.dtype)
+        if not bits and self.dtype != "bool":
+            raise ValueError(f"model {self.name}: expected booleans or numbers, got {self.dtype}")
+        return int(bits[1]) // 8 if bits else 1
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} {self.shape}"
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The places of a model's tensors and the extras in a row; each begins at a multiple of 64 bytes.
+
+    Attributes:
+        tensors: in the order of the model.
+        extras: further arrays by name, after the tensors.
+        offsets: bytes from the row's start to each tensor.
+        extra_offsets: bytes from the row's start to each extra.
+        tensor_bytes: offset of the extras. nbytes: size of the row.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    extras: Mapping[str, Field]
+    offsets: tuple[int, ...] = field(init=False)
+    extra_offsets: tuple[int, ...] = field(init=False)
+    tensor_bytes: int = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, tensor_bytes = _place(0, [spec.nbytes for spec in self.tensors])
+        extra_offsets, nbytes = _place(tensor_bytes, [extra.nbytes for extra in self.extras.values()])
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "extra_offsets", extra_offsets)
+        object.__setattr__(self, "tensor_bytes", tensor_bytes)
+        object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A form ready for JSON."""
+        return {
+            "tensors": [[spec.name, list(spec.shape), spec.dtype] for spec in self.tensors],
+            "extras": [[name, list(extra.shape), extra.dtype] for name, extra in self.extras.items()],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
+        """The layout from which `to_dict` made `plain`."""
+        for name, shape, _ in plain["tensors"]:
+            for extent in shape:
+                check_whole(f"shape of {name}", extent, 0, MAX_BYTES)
+        return cls(
+            tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in plain["tensors"]),
+            {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},
+        )
+
+    def parts(self, row: Any) -> Iterable[tuple[TensorSpec, Any]]:
+        """Each tensor's bytes in a row, uint8 [nbytes] of NumPy or torch."""
+        for spec, at in zip(self.tensors, self.offsets, strict=True):
+            yield spec, row[at : at + spec.nbytes]
+
+    def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The extras of a row, uint8 [nbytes]."""
+        return {
+            name: row[at : at + extra.nbytes].view(extra.dtype).reshape(extra.shape)
+            for (name, extra), at in zip(self.extras.items(), self.extra_offsets, strict=True)
+        }
+
+
+class Weights(Protocol):
+    """A caller's weights at one end of a store: a module's tensors, or a mapping's arrays.
+
+    Attributes:
+        layout: of the rows. specs: what the weights have, in the layout's order.
+    """
+
+    layout: RowLayout
+
+    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+        """A row in host memory with the current weights, or these; its extras are the caller's to set.
+
+        Raises: LayoutMismatch: the weights no longer fit the layout.
+        """
+
+    def scratch(self) -> NDArray[np.uint8]:
+        """The row in host memory from which `load` copies; call it once."""
+
+    def load(self) -> None:
+        """Copies the weights of the scratch row into the caller's. Raises: as `staged`; then nothing was copied."""
+
+    def views(self, row: NDArray[np.uint8]) -> Any:
+        """The weights of a row, without a copy."""
+
+    def named(self, views: Any) -> Any:
+        """`views` in the form of the caller's weights: a module's by name, a mapping's nested as it is."""
+
+
+def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
+    """The Field of an extra, declared as a Field or, for float64, by its shape."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
+    if name == "weights":
+        raise ValueError("extras: expected other names than 'weights', an argument of publish")
+    return extra if isinstance(extra, Field) else Field(extra, "float64")
+
+
+def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
+    """The value as an array of the extra's shape and dtype. Raises: as `as_field`."""
+    if type(value) is float and not expected.shape and expected.dtype == "float64":
+        return np.array(value)
+    return as_field(f"extras {name}", expected, value)
+
+
+def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Aligned offsets for items of the given sizes from `start` on, and the end of the last."""
+    offsets = []
+    for size in sizes:
+        offsets.append(start)
+        start += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return tuple(offsets), start

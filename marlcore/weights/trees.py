@@ -1,0 +1,134 @@
+"""Weights of JAX and NumPy users: a mapping of arrays, also nested, as a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import came
+from ..errors import LayoutMismatch
+from .row import RowLayout, TensorSpec
+
+__all__ = ["TreeWeights", "tree_specs"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class TreeWeights:
+    """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
+
+    An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
+    may be replaced; names count, and their order does not.
+
+    Args:
+        fill: whether rows are copied into the arrays, which must then be writable.
+
+    Raises:
+        LayoutMismatch: an array is missing, one too many, or has another shape or dtype.
+        TypeError, ValueError: a part is no array, or `fill` cannot write to it.
+    """
+
+    def __init__(self, tree: Any, layout: RowLayout, fill: bool) -> None:
+        self.layout = layout
+        self._tree = tree
+        self._fill = fill
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._dtypes = {name: array.dtype for name, array in self._arrays(tree).items()}
+        self._row = np.zeros(layout.nbytes, np.uint8)
+        self._places = self.views(self._row)
+
+    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+        arrays = self._arrays(self._tree if weights is None else weights)
+        for name, place in self._places.items():
+            place[...] = arrays[name]
+        return self._row
+
+    def scratch(self) -> NDArray[np.uint8]:
+        return self._row
+
+    def load(self) -> None:
+        arrays = self._arrays(self._tree)
+        for name, place in self._places.items():
+            arrays[name][...] = place
+
+    def views(self, row: NDArray[np.uint8]) -> Arrays:
+        return {
+            spec.name: part.view(self._dtypes[spec.name]).reshape(spec.shape) for spec, part in self.layout.parts(row)
+        }
+
+    def named(self, views: Arrays) -> Any:
+        def readable(name: str, _: Any) -> NDArray[Any]:
+            view = views[name][...]
+            view.flags.writeable = False
+            return view
+
+        return _mapped(readable, self._tree)
+
+    def _arrays(self, tree: Any) -> Arrays:
+        """The arrays by name, which fit the layout."""
+        arrays = _arrays_of(tree, _writable if self._fill else _array)
+        for spec in self.layout.tensors:
+            array = arrays.get(spec.name)
+            known = self._dtypes.get(spec.name)
+            fits = array is not None and (array.dtype == known if known else array.dtype.name == spec.dtype)
+            if array is None or array.shape != spec.shape or not fits:
+                got = "nothing" if array is None else f"{array.dtype} {array.shape}"
+                raise LayoutMismatch(f"weights {spec.name}: expected {spec.dtype} {spec.shape}, got {got}")
+        if len(arrays) > len(self.layout.tensors):
+            name = next(iter(arrays.keys() - {spec.name for spec in self.layout.tensors}))
+            raise LayoutMismatch(f"weights {name}: expected no such array, got {arrays[name].dtype}")
+        return arrays
+
+
+def tree_specs(tree: Any) -> tuple[TensorSpec, ...]:
+    """The specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array of numbers."""
+    return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in _arrays_of(tree, _array).items())
+
+
+def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:
+    arrays: Arrays = {}
+
+    def keep(name: str, leaf: Any) -> None:
+        if name in arrays:
+            raise ValueError(f"weights {name}: expected one array of this name, got two")
+        arrays[name] = array_of(name, leaf)
+
+    _mapped(keep, tree)
+    return arrays
+
+
+def _mapped(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
+    """A tree of the same form with function(name, leaf) in place of each leaf."""
+    before = f"{name}." if name else ""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return {key: _mapped(function, part, f"{before}{key}") for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [_mapped(function, part, f"{before}{index}") for index, part in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return function(name, tree)
+
+
+def _array(name: str, leaf: Any) -> NDArray[Any]:
+    """A leaf as an array, without a copy where possible."""
+    try:
+        array = np.asarray(leaf)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TypeError(f"weights {name}: expected an array, got {came(leaf)} ({came(error)})") from None
+    if array.dtype.kind in "OSUMmV" and not array.dtype.name.startswith(("bfloat", "float8")):
+        raise TypeError(f"weights {name}: expected an array of numbers, got {came(leaf)}")
+    if not array.dtype.isnative:
+        raise TypeError(f"weights {name}: expected native byte order, got {array.dtype}")
+    return array
+
+
+def _writable(name: str, leaf: Any) -> NDArray[Any]:
+    if not isinstance(leaf, np.ndarray):
+        raise TypeError(f"weights {name}: expected a NumPy array to fill, got {type(leaf).__name__}")
+    if not leaf.flags.writeable:
+        raise ValueError(f"weights {name}: expected a writable array, got a read-only one")
+    return leaf

@@ -1,0 +1,107 @@
+"""The core without the libraries of the extra `train`, which are hidden from a program as if they were missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import marlcore
+from marlcore.lazy import EXTRA_OF
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(marlcore.__file__).parent
+ROOMS = ["kernels", "memory", "planning", "processes", "queue", "replay", "transitions", "weights"]
+HIDE = f"import sys\nfor library in {[*EXTRA_OF]}: sys.modules[library] = None\n"
+NAMES_OF_PACKAGES = {"pyyaml": "yaml"}
+
+
+def alone(code: str, folder: Path) -> str:
+    """What the program prints, which must succeed in silence."""
+    command = [sys.executable, "-W", "error", "-c", HIDE + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_every_core_module_is_imported(tmp_path: Path) -> None:
+    files = [path.relative_to(PACKAGE.parent) for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
+    modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files}
+    modules |= {"marlcore.testing.rows", "marlcore.compat.cpprb", "marlcore.compat.empo"}
+    imports = "".join(f"import {module}\n" for module in sorted(modules - {"marlcore.weights.modules"}))
+    outer = "print({name.partition('.')[0] for name in sys.modules} & {'marlcore.interfaces', 'marlcore.spaces'})"
+    assert alone(imports + outer, tmp_path) == "set()"
+
+
+def test_the_extra_is_what_lazy_py_says() -> None:
+    lines = (ROOT / "pyproject.toml").read_text()
+    extras = {extra: re.search(rf"^{extra} = \[(.*?)^]", lines, re.M | re.S)[1] for extra in set(EXTRA_OF.values())}
+    pairs = [(Requirement(text).name, extra) for extra in extras for text in re.findall('"(.*)"', extras[extra])]
+    assert {NAMES_OF_PACKAGES.get(name, name): extra for name, extra in pairs} == EXTRA_OF
+
+
+def test_only_the_cores_names_are_shown(tmp_path: Path) -> None:
+    code = """
+import inspect, pydoc, marlcore
+from marlcore import *
+inspect.getmembers(marlcore)
+text = pydoc.render_doc(marlcore)
+assert text.index("ReplayBuffer") < text.index("LearnerConfig")
+assert not hasattr(marlcore, "nothing")
+print("ReplayBuffer" in globals(), "train" in globals(), "train" in dir(marlcore), "train" in marlcore.__all__)
+"""
+    assert alone(code, tmp_path) == "True False False False"
+
+
+REPLAY = """
+import numpy as np, marlcore as mc
+replay = mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((2,)), mc.Field()), 100)
+with replay.writer() as writer:
+    for _ in range(9): writer.add(np.zeros(2), 0.0, 0.0)
+sampler = replay.sampler(4)
+"""
+GRAPH = """
+from marlcore.planning import build_graph
+class Model:
+    agents = ["agent"]
+    class action_space: n = 1
+    def reset(self): pass
+    def get_state(self): return 0
+    def set_state(self, state): pass
+    def transition_probabilities(self, state, profile): return None
+graph = build_graph(Model(), workers=1, progress=False)
+"""
+MISSING = {
+    "a function": ("", "import marlcore; marlcore.train", "marlcore.train needs gymnasium"),
+    "an import": ("", "from marlcore import start", "marlcore.start needs gymnasium"),
+    "an algorithm": ("", "import marlcore; marlcore.DQN", "marlcore.DQN needs torch"),
+    "an environment": ("", "import marlcore; marlcore.TreasureHunt", "marlcore.TreasureHunt needs gymnasium"),
+    "of a room": ("", "from marlcore.training import evaluate", "marlcore.training.evaluate needs gymnasium"),
+    "a tool": ("", "from marlcore.testing import check_env", "marlcore.testing.check_env needs gymnasium"),
+    "tensors": (REPLAY, "sampler.sample().torch()", "batch.torch() needs torch"),
+    "a device": (REPLAY, "mc.Prefetch(sampler, device='cuda')", "Prefetch to a device needs torch"),
+    "a picture": (GRAPH, "graph.plot()", "graph.plot needs matplotlib"),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_library_is_one_line(case: str, tmp_path: Path) -> None:
+    before, statement, says = MISSING[case]
+    code = f"{before}\ntry:\n    {statement}\nexcept ImportError as error:\n    print(error)\n"
+    assert alone(code, tmp_path) == f'{says}: pip install "marlcore[train]"'
+
+
+def test_a_command_says_what_to_install(tmp_path: Path) -> None:
+    code = "from marlcore.__main__ import main\nsys.stderr = sys.stdout\nprint(main(['train']))"
+    assert alone(code, tmp_path) == 'marlcore: marlcore train needs tyro: pip install "marlcore[train]"\n2'
+
+
+def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks[0].splitlines()) <= 15
+    printed = alone("".join(blocks[:3]) + "print(batch.obs.shape, batch.mask.shape)\n", tmp_path)
+    assert printed.endswith("(32, 80, 4, 84, 84) (32, 80)")

@@ -1,0 +1,207 @@
+"""Mappings of arrays instead of a module: what is published arrives, in place, in any order and nesting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from refused import Refused, check_refused
+
+from marlcore import LayoutMismatch, ParameterStore
+
+
+class Layer(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+RANDOM = np.random.default_rng(0)
+DTYPES = ["float16", "float32", "float64", "complex64", "int8", "uint16", "int64", "bool"]
+TREES: dict[str, Any] = {
+    "flat": {"weight": RANDOM.random((3, 4), np.float32), "bias": RANDOM.random(4)},
+    "nested": {"a": {"b": {"c": RANDOM.random(3)}}, "d": {1: RANDOM.random(2), "e": RANDOM.random(1)}},
+    "lists and tuples": {"layers": [(RANDOM.random((2, 3)), RANDOM.random(3)), Layer(RANDOM.random(3), None)], "n": ()},
+    "a list": [RANDOM.random(3), RANDOM.random(2)],
+    "scalars and nothing": {"step": np.array(3), "empty": np.zeros((0, 3), np.float32), "none": None, "no": {}},
+    "dtypes": {dtype: RANDOM.integers(0, 2, 5).astype(dtype) for dtype in DTYPES},
+    "strides": {"transposed": RANDOM.random((3, 4)).T, "stepped": RANDOM.random(8)[::2]},
+}
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """The oracle: the arrays of a tree by their paths."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, (list, tuple)) else None
+    if pairs is None:
+        return {} if tree is None else {"": tree}
+    return {f"{key}.{name}".rstrip("."): leaf for key, part in pairs for name, leaf in flat(part).items()}
+
+
+def changed(tree: Any, change: Any) -> Any:
+    """A tree of the same form."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: changed(part, change) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [changed(part, change) for part in tree]
+        return type(tree)(*parts) if isinstance(tree, Layer) else type(tree)(parts)
+    return change(tree)
+
+
+def assert_equal(got: Any, expected: Any) -> None:
+    assert flat(got).keys() == flat(expected).keys()
+    for name, array in flat(expected).items():
+        assert flat(got)[name].dtype == array.dtype
+        np.testing.assert_array_equal(flat(got)[name], array, name)
+
+
+def read_only(array: Any) -> Any:
+    """As JAX's arrays: immutable, and not in the order of C."""
+    frozen = np.array(array, order="F")
+    frozen.flags.writeable = False
+    return frozen
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_is_published_is_what_is_pulled(name: str) -> None:
+    tree, local = TREES[name], changed(TREES[name], np.zeros_like)
+    arrays = list(flat(local).values())
+    with (
+        ParameterStore.create(tree, extras={"epsilon": ()}) as store,
+        store.publisher(tree) as publisher,
+        ParameterStore.attach(store.handle) as attached,
+    ):
+        subscriber = attached.subscriber(local)
+        assert publisher.publish(epsilon=0.5) == 1 and subscriber.pull()
+        assert_equal(local, tree)
+        assert [*map(id, flat(local).values())] == [*map(id, arrays)], "filled in place"
+        new = changed(tree, lambda array: read_only(np.ones_like(array)))
+        assert publisher.publish(new, epsilon=0.25) == 2 and subscriber.pull()
+        assert_equal(local, new)
+        with subscriber.in_place() as view:
+            assert_equal(view.tensors, new)
+            assert view.extras == {"epsilon": 0.25} == subscriber.extras
+            assert not any(array.flags.writeable for array in flat(view.tensors).values())
+        assert publisher.publish() == 3 and subscriber.pull()
+        assert_equal(local, tree)
+
+
+def test_names_count_and_not_their_order() -> None:
+    """jax.tree.map returns dicts in the order of their keys."""
+    tree = {"weight": np.ones(3), "bias": np.full(2, 2.0)}
+    local = OrderedDict(bias=np.zeros(2), weight=np.zeros(3))
+    with ParameterStore.create(tree) as store, store.publisher(dict(reversed(tree.items()))) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish()
+        assert subscriber.pull()
+        assert_equal(dict(local), tree)
+
+
+def test_arrays_may_be_replaced_in_both_mappings() -> None:
+    tree, local = {"weight": np.ones(3)}, {"weight": np.zeros(3)}
+    with ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
+        subscriber = store.subscriber(local)
+        tree["weight"], local["weight"] = np.full(3, 7.0), np.zeros(3)
+        publisher.publish()
+        assert subscriber.pull() and local["weight"].tolist() == [7, 7, 7]
+        local["weight"] = np.zeros(4)
+        publisher.publish()
+        for _ in range(2):
+            with pytest.raises(LayoutMismatch, match=r"^weights weight: expected float64 \(3,\), got float64 \(4,\)$"):
+                subscriber.pull()
+        assert subscriber.version == 1 and not local["weight"].any()
+
+
+def test_a_mapping_and_a_module_of_the_same_names_meet() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    local = {"0": {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}}
+    with ParameterStore.create(module) as store:
+        subscriber = store.subscriber(local)
+        with store.publisher(module) as publisher:
+            publisher.publish()
+        assert subscriber.pull() and np.array_equal(local["0"]["bias"], module[0].bias.detach())
+        with store.publisher({name: tensor.detach() for name, tensor in module.named_parameters()}) as publisher:
+            publisher.publish(weights=local)
+        assert store.subscriber(torch.nn.Sequential(torch.nn.Linear(3, 2))).pull()
+
+
+TREE = {"a": {"w": np.zeros((2, 3), np.float32)}, "b": np.zeros(2)}
+W = np.zeros((2, 3), np.float32)
+
+
+def create(tree: Any, **options: Any) -> Any:
+    return lambda: ParameterStore.create(tree, **options)
+
+
+def subscribed(tree: Any) -> Any:
+    def call() -> None:
+        with ParameterStore.create(TREE) as store:
+            store.subscriber(tree)
+
+    return call
+
+
+def published(weights: Any) -> Any:
+    def call() -> None:
+        with ParameterStore.create(TREE) as store, store.publisher(TREE) as publisher:
+            try:
+                publisher.publish(weights=weights)
+            finally:
+                assert store.version == 0 and publisher.publish() == 1
+
+    return call
+
+
+REFUSED: dict[str, Refused] = {
+    "no model": (create(3), TypeError, "model: expected a torch module or a mapping of arrays, got 3"),
+    "an array alone": (create(W), TypeError, "model: expected a torch module or a mapping of arrays, got array("),
+    "text": (create({"a": {"w": "text"}}), TypeError, "weights a.w: expected an array of numbers, got 'text'"),
+    "objects": (create({"a": [np.array([{}])]}), TypeError, "weights a.0: expected an array of numbers"),
+    "a record": (create({"a": np.zeros(2, "f4,f4")}), TypeError, "weights a: expected an array of numbers"),
+    "byte order": (create({"a": np.zeros(2, ">f4")}), TypeError, "weights a: expected native byte order, got >f4"),
+    "a name twice": (create({"a.b": W, "a": {"b": W}}), ValueError, "weights a.b: expected one array of this name"),
+    "an extra weights": (create(TREE, extras={"weights": ()}), ValueError, "extras: expected other names than"),
+    "missing": (subscribed({"b": np.zeros(2)}), LayoutMismatch, "weights a.w: expected float32 (2, 3), got nothing"),
+    "unknown": (subscribed({**TREE, "c": W}), LayoutMismatch, "weights c: expected no such array, got float32"),
+    "dtype": (
+        subscribed({**TREE, "b": np.zeros(2, np.float32)}),
+        LayoutMismatch,
+        "weights b: expected float64 (2,), got float32 (2,)",
+    ),
+    "shape": (
+        subscribed({**TREE, "b": np.zeros(3)}), LayoutMismatch, "weights b: expected float64 (2,), got float64 (3,)"
+    ),
+    "read-only": (
+        subscribed({**TREE, "b": read_only(np.zeros(2))}), ValueError, "weights b: expected a writable array, got a"
+    ),
+    "no array": (
+        subscribed({**TREE, "b": np.float64(1)}), TypeError, "weights b: expected a NumPy array to fill, got float64"
+    ),
+    "published missing": (published({"a": {"w": W}}), LayoutMismatch, "weights b: expected float64 (2,), got nothing"),
+    "a published list": (
+        published({"a": {"w": W}, "b": [1.0, 2.0]}), LayoutMismatch, "weights b: expected float64 (2,), got nothing"
+    ),
+    "published text": (published({"a": {"w": W}, "b": "x"}), TypeError, "weights b: expected an array of numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    check_refused(*REFUSED[case])
+
+
+def test_mappings_need_no_torch() -> None:
+    code = """
+import sys, numpy as np, marlcore as mc
+tree = {"w": np.ones(3)}
+with mc.ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
+    publisher.publish()
+    assert store.subscriber({"w": np.zeros(3)}).pull()
+print("torch" in sys.modules)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
