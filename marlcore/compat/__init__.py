@@ -1,5 +1,5 @@
 """marlcore behind the interfaces of other libraries: cpprb, EMPO, sorrel, Stable-Baselines3 and TorchRL.
 
-Each imports its own library alone, and only if that library is needed. The other files are their helpers: rings of
-rows in lanes, steps with their successors, sums of priorities, files in the libraries' own formats.
+Each imports its own library alone, and only if that library is needed. Common to them are the ring of rows (`ring`,
+`ring_lane`), columns read in place (`column_views`), cpprb's sums of priorities, saves, and checks of numbers.
 """

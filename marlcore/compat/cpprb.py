@@ -32,7 +32,8 @@ from ..checks import came
 from ..spec import Field
 from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
-from .ring import MARK, Held, Ints, Ring, Rows
+from .ring import Held, Ints, Ring, Rows
+from .ring_lane import MARK
 
 __all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
 
@@ -294,7 +295,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         learner = self._caught_up()
         known = positions < learner.window.stored
         learner.update(positions[known].astype(np.int64), checked[known])
-        self._ring.marks.store(MARK, learner.packed_greatest())
+        self._ring.lane.words.store(MARK, learner.packed_greatest())
 
     def get_max_priority(self) -> float:
         """The greatest priority since the buffer was cleared, at least 1.
@@ -302,7 +303,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Outside the learner's process: the greatest of the rows held and of the learner's last update.
         """
         learner = self._caught_up()
-        return max(learner.greatest, learner.unpacked_greatest(self._ring.marks.load(MARK)))
+        return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))
 
     def _draw(self, count: int) -> Ints:
         learner = self._caught_up()

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
+from itertools import compress, product
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def compute_human_policy_prior(
     if generator is None:
         raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
     workers = num_workers if parallel else 1
-    lasting = _Durations(world_model) if hasattr(world_model, "transition_durations") else None
+    lasting = partial(_durations, world_model) if hasattr(world_model, "transition_durations") else None
     with build_graph(world_model, workers=workers, progress=not quiet, level_fct=level_fct) as graph:
         humans = [int(agent) for agent in human_agent_indices]
         with backward_induction(
@@ -106,8 +106,8 @@ def compute_human_policy_prior(
             arrays = {agent: policies[agent] for agent in humans}  # they keep the memory, without its name
         acting = np.diff(graph.row_start) > 0
         tables = _Tables(graph.states, graph.index, acting, arrays)
-    prior = TabularHumanPolicyPrior(world_model, humans, generator, _Policies(tables))
-    return (prior, _Values(tables)) if return_Vh else prior
+    prior = TabularHumanPolicyPrior(world_model, humans, generator, _ByState(tables, values=False))
+    return (prior, _ByState(tables, values=True)) if return_Vh else prior
 
 
 class TabularHumanPolicyPrior:
@@ -176,13 +176,11 @@ def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]
     return found
 
 
-@dataclass(frozen=True)
-class _Durations:
-    world_model: Any
-
-    def __call__(self, state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Sequence[float]:
-        found: Sequence[float] = self.world_model.transition_durations(state, [*profile], outcomes)
-        return found
+def _durations(
+    world_model: Any, state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]
+) -> Sequence[float]:
+    durations: Sequence[float] = world_model.transition_durations(state, [*profile], outcomes)
+    return durations
 
 
 @dataclass(frozen=True)
@@ -199,17 +197,6 @@ class _Tables:
         """By agent and goal, the goal's number."""
         return {agent: {goal: i for i, goal in enumerate(its.goals)} for agent, its in self.arrays.items()}
 
-    def by_agent(self, state: Hashable, values: bool) -> dict[int, Mapping[Goal, Any]]:
-        """Each agent's values, or policies, in a state."""
-        i = self.index[state]
-        return {agent: _ByGoal(its, self.columns[agent], i, values) for agent, its in self.arrays.items()}
-
-
-def _whole(policy: NDArray[Any]) -> NDArray[np.float64]:
-    """A policy as float64 that sums to 1."""
-    found = policy.astype(np.float64)
-    return found if policy.dtype == np.float64 else found / found.sum()
-
 
 class _ByGoal(Mapping[Goal, Any]):
     """An agent's values, or policies, in one state, for the goals on offer there."""
@@ -224,7 +211,10 @@ class _ByGoal(Mapping[Goal, Any]):
         i = self._column[goal]
         if not self._its.flags[self._state, i] & OFFERED:
             raise KeyError(goal)
-        return float(self._its.values[self._state, i]) if self._values else _whole(self._its.policy[self._state, i])
+        if self._values:
+            return float(self._its.values[self._state, i])
+        policy = self._its.policy[self._state, i].astype(np.float64)
+        return policy if self._its.policy.dtype == np.float64 else policy / policy.sum()
 
     def __iter__(self) -> Iterator[Goal]:
         return (self._its.goals[i] for i in self._its.on_offer(self._state))
@@ -233,32 +223,22 @@ class _ByGoal(Mapping[Goal, Any]):
         return len(self._its.on_offer(self._state))
 
 
-class _Values(Mapping[Hashable, Any]):
-    """By state, agent and goal: values."""
+class _ByState(Mapping[Hashable, Any]):
+    """By state, agent and goal: values, or the policies of states that are not terminal."""
 
-    def __init__(self, tables: _Tables) -> None:
+    def __init__(self, tables: _Tables, values: bool) -> None:
         self._tables = tables
+        self._values = values
+        self._has = tables.acting | values
 
     def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:
-        return self._tables.by_agent(state, values=True)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._tables.states)
-
-    def __len__(self) -> int:
-        return len(self._tables.states)
-
-
-class _Policies(_Values):
-    """By state that is not terminal, agent and goal: policies."""
-
-    def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:
-        if not self._tables.acting[self._tables.index[state]]:
+        tables, i = self._tables, self._tables.index[state]
+        if not self._has[i]:
             raise KeyError(state)
-        return self._tables.by_agent(state, values=False)
+        return {agent: _ByGoal(its, tables.columns[agent], i, self._values) for agent, its in tables.arrays.items()}
 
     def __iter__(self) -> Iterator[Hashable]:
-        return (state for state, acting in zip(self._tables.states, self._tables.acting, strict=True) if acting)
+        return compress(self._tables.states, self._has)
 
     def __len__(self) -> int:
-        return int(self._tables.acting.sum())
+        return int(self._has.sum())

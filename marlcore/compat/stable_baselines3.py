@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,17 +21,16 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
-from ..checks import came, names_error
+from ..checks import as_field, came, names_error
 from ..errors import NotEnoughData
-from ..memory import BOUNDARY, TERMINATED, TRUNCATED
+from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE
 from ..replay import Sampler
 from ..spec import Field, TransitionSpec
 from ..transitions import Batch
 from .checks import number, whole_number
-from .inplace import InPlace
+from .column_views import ViewedReplay
 from .saved import from_bytes, to_bytes
-from .steps import Positions, Step, Transitions, flags, frozen, pick, put, put_at, rows_check
 
 __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
@@ -46,17 +46,29 @@ _REFUSED = {
 }
 _NUMBER = Field((), "float32")
 _FLAG = Field((), "bool")
-_OPENED = (
-    "replay",
-    "_lanes",
-    "_positions",
-    "_samplers",
-    "_check_obs",
-    "_check_next_obs",
-    "_check_action",
-    "_check_reward",
-    "_check_done",
-)  # set by _open
+_OPENED = ("replay", "_writer", "_samplers", "_obs_checks", "_checks")  # set by _open
+
+Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, *shape]
+
+
+class _Newest(NamedTuple):
+    """What the lanes do not have yet of the newest step of each environment."""
+
+    next_obs: Obs
+    ended: NDArray[np.bool_]
+    followed: bool = True  # the lanes' next rows may follow it; after a load they begin episodes
+
+
+@dataclass(frozen=True)
+class _Transitions:
+    """B transitions of a sample."""
+
+    obs: Any
+    next_obs: Any
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    discount: NDArray[np.float32]
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -106,7 +118,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action)
-        self._open(self._empty())
+        self._start()
 
     def __init_subclass__(cls, **options: Any) -> None:
         if issubclass(cls, _HerReplayBuffer):
@@ -116,32 +128,30 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} buffer_size={self.buffer_size} n_envs={self.n_envs} in {self.replay!r}>"
 
-    def _empty(self) -> InPlace:
+    def _start(self) -> None:
         rows = max(self.buffer_size, self.n_steps + 1)  # of a lane, which holds at least a step and its successor
-        return cast(InPlace, InPlace.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME))
+        self._tickets = np.full((self.buffer_size, self.n_envs), -1, np.int64)  # of the steps, by position
+        self._open(cast(ViewedReplay, ViewedReplay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)))
 
-    def _open(self, replay: InPlace, newest: Step | None = None, tickets: NDArray[np.int64] | None = None) -> None:
-        """Opens this process's ends of a replay's lanes; `newest` is its last step, `tickets` the steps by position."""
-        if tickets is None:
-            tickets = np.full((self.buffer_size, self.n_envs), -1, np.int64)
+    def _open(self, replay: ViewedReplay, newest: _Newest | None = None) -> None:
+        """Opens this process's ends of a replay's lanes, which hold the newest step."""
         self.replay = replay
-        self._positions = Positions(replay, tickets)
-        self._lanes = replay.lanes_writer()
+        self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
-        self._newest: Step | None = None
-        if newest is not None:
-            self._lanes.restore(newest)
-            self._newest = self._lanes.step
-        self._check_obs, self._check_next_obs = self._obs_checks("obs"), self._obs_checks("next_obs")
-        self._check_action = rows_check("action", self._spec.action, self.n_envs)
-        self._check_reward = rows_check("reward", _NUMBER, self.n_envs)
-        self._check_done = rows_check("done", _FLAG, self.n_envs)
+        self._newest = newest
+        self._obs_checks = {
+            (role, name): _rows_check(self._label(role, name), field, self.n_envs)
+            for role in ("obs", "next_obs")
+            for name, field in self._spec.obs_fields.items()
+        }
+        fields = {"action": self._spec.action, "reward": _NUMBER, "done": _FLAG}
+        self._checks = {name: _rows_check(name, field, self.n_envs) for name, field in fields.items()}
 
     def reset(self) -> None:
         """Deletes every transition."""
         super().reset()
         self.close()
-        self._open(self._empty())
+        self._start()
 
     def close(self) -> None:
         """Releases the shared memory; the end of the buffer does so too."""
@@ -159,26 +169,22 @@ class ReplayBuffer(buffers.ReplayBuffer):
         This array and the others have zeros at empty positions, and where a full buffer's rows gave way to the last
         observations of episodes.
         """
-        return self._read_only(self._positions.observations())
+        return self._observations()
 
     @property
     def next_observations(self) -> Any:
         """A read-only copy by position of each next observation; where done, the episode's last one."""
-        found = self._positions.observations(later=1)
-        if self._newest is not None:  # its next observations are not in the lanes yet
-            waiting, position = ~self._newest.ended, (self.pos - 1) % self.buffer_size
-            put_at(found, (position, waiting), pick(self._newest.next_obs, waiting))
-        return self._read_only(found)
+        return self._observations(later=1)
 
     @property
     def actions(self) -> NDArray[Any]:
         """A read-only copy by position: [buffer_size, n_envs, action_dim]."""
-        return frozen(self._positions.actions())
+        return _frozen(self._by_position(self._actions()))
 
     @property
     def rewards(self) -> NDArray[np.float32]:
         """A read-only copy by position: float32 [buffer_size, n_envs]."""
-        return frozen(self._positions.rewards())
+        return _frozen(self._by_position(self.replay.rewards()))
 
     @property
     def dones(self) -> NDArray[np.float32]:
@@ -187,19 +193,40 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Read-only, except with optimize_memory_usage: then the algorithms mark a last episode as truncated here, which
         `add` detects by itself.
         """
-        found = self._positions.ends(cut_off_alone=False)
-        return found if self.optimize_memory_usage else frozen(found)
+        dones = self._flagged(TERMINATED | TRUNCATED)
+        return dones if self.optimize_memory_usage else _frozen(dones)
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
         """A read-only copy by position of the truncations: float32 [buffer_size, n_envs]."""
-        return frozen(self._positions.ends(cut_off_alone=True))
+        return _frozen(self._flagged(TRUNCATED))
 
-    def _read_only(self, obs: Any) -> Any:
-        """Read-only observations under the names of the observation space."""
-        for array in obs.values() if isinstance(obs, dict) else (obs,):
-            frozen(array)
+    def _actions(self) -> NDArray[Any]:
+        return self.replay.columns("action")["action"]
+
+    def _flagged(self, flags: int) -> NDArray[np.float32]:
+        flagged: NDArray[np.bool_] = (self._by_position(self.replay.flags()) & flags) != 0
+        return flagged.astype(np.float32)
+
+    def _observations(self, later: int = 0) -> Any:
+        """Read-only observations by position of the steps, or of the rows after them."""
+        obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
+        if later and self._newest is not None:
+            waiting = ~self._newest.ended
+            for name, array in obs.items():
+                array[self.pos - 1, waiting] = self._newest.next_obs[name][waiting]
+        for array in obs.values():
+            _frozen(array)
         return self._spaced(obs)
+
+    def _by_position(self, column: NDArray[Any], later: int = 0) -> NDArray[Any]:
+        """A column's rows by position; zeros where the lanes hold none."""
+        lo, hi = self.replay.windows()
+        tickets = self._tickets + later
+        position, lane = ((self._tickets >= lo) & (tickets < hi)).nonzero()
+        rows: NDArray[Any] = np.zeros((*tickets.shape, *column.shape[2:]), column.dtype)
+        rows[position, lane] = column[lane, tickets[position, lane] % column.shape[1]]
+        return rows
 
     def add(
         self,
@@ -219,16 +246,20 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         Raises: ValueError, TypeError: the message names the field and both values; nothing was added.
         """
-        ends = self._ends(done, infos)
-        rewards = self._check_reward(reward)
-        if not all(map(math.isfinite, rewards.tolist())):
-            raise ValueError(f"reward: expected finite numbers, got {rewards}")
-        found = self._check_obs(obs)
-        rows = [*found, *self._check_next_obs(next_obs), self._check_action(action), rewards]
+        # Everything is checked before the first write: a gap takes one of its own.
+        ended = self._ended(done, infos)
+        obs, next_obs = self._checked("obs", obs), self._checked("next_obs", next_obs)
+        action, reward = self._checks["action"](action), self._checks["reward"](reward)
+        if not all(map(math.isfinite, reward.tolist())):
+            raise ValueError(f"reward: expected finite numbers, got {reward}")
         if self._newest is not None:
-            self._bridge_gaps(found)
-        self._positions.tickets[self.pos] = self._lanes.add(rows, ends)
-        self._newest = self._lanes.step
+            self._bridge_gaps(obs, self._newest)
+        ends: tuple[Any, ...] = ()
+        if True in ended.tolist():
+            ends = *self._ends(ended, infos), self._fields(next_obs)
+        tickets = self._writer.add(self._fields(obs), action, reward, *ends)
+        self._tickets[self.pos] = tickets
+        self._newest = _Newest({name: array.copy() for name, array in next_obs.items()}, ended.copy())
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -254,75 +285,134 @@ class ReplayBuffer(buffers.ReplayBuffer):
         positions = np.asarray(batch_inds)
         envs = self._rng.integers(self.n_envs, size=len(positions))
         ahead = (positions[:, None] + np.arange(self.n_steps)) % self.buffer_size
-        found = self._positions.transitions(ahead, envs, (self.pos - 1) % self.buffer_size, self._newest, self.gamma)
-        return self._samples(found, env)
+        return self._samples(self._transitions(ahead, envs, self._newest), env)
 
     def _check_scales(self, env: VecNormalize | None) -> None:
         if env is not None and env.norm_reward and self.n_steps > 1:
             raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
 
-    def _samples(self, found: Transitions | Batch, env: VecNormalize | None) -> Any:
-        discounts = {"discounts": self._column(found.discount)} if self.n_steps > 1 else {}
+    def _samples(self, drawn: _Transitions | Batch, env: VecNormalize | None) -> Any:
+        discounts = {"discounts": self._column(drawn.discount)} if self.n_steps > 1 else {}
         return self._samples_class(
-            observations=self._tensors(self._normalize_obs(self._spaced(found.obs), env)),
-            actions=self.to_torch(found.action, copy=False),
-            next_observations=self._tensors(self._normalize_obs(self._spaced(found.next_obs), env)),
-            dones=self._column(found.terminated.astype(np.float32)),
-            rewards=self._column(self._normalize_reward(found.reward, env)),
+            observations=self._tensors(self._normalize_obs(self._spaced(self._named(drawn.obs)), env)),
+            actions=self.to_torch(drawn.action, copy=False),
+            next_observations=self._tensors(self._normalize_obs(self._spaced(self._named(drawn.next_obs)), env)),
+            dones=self._column(drawn.terminated.astype(np.float32)),
+            rewards=self._column(self._normalize_reward(drawn.reward, env)),
             **discounts,
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything, including a save of the replay: a pickle contains the transitions and shares nothing."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
-        return {**state, "_saved": to_bytes(self.replay), "_tickets": self._positions.tickets}
+        return {**state, "_saved": to_bytes(self.replay)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        saved, newest, tickets = (state.pop(name) for name in ("_saved", "_newest", "_tickets"))
+        saved, newest = state.pop("_saved"), state.pop("_newest")
         self.__dict__.update(state)
-        self._open(from_bytes(saved, _NAME, InPlace), newest, tickets)
+        self._open(from_bytes(saved, _NAME, ViewedReplay), newest and newest._replace(followed=False))
 
-    def _ends(self, done: Any, infos: Any) -> bytes:
-        """The end flags of each environment's step, for LanesWriter.add."""
-        ended = self._check_done(flags(done)).tolist()
-        timeouts = self.handle_timeout_termination
-        if timeouts and len(infos) != self.n_envs:
+    def _ended(self, done: Any, infos: Any) -> NDArray[np.bool_]:
+        """Which environments' episodes ended with the step: bool [n_envs]."""
+        ended = done if done.__class__ is np.ndarray else np.asarray(done)
+        if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
+            ended = ended.astype(np.bool_)
+        ended = self._checks["done"](ended)
+        if self.handle_timeout_termination and len(infos) != self.n_envs:
             raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
-        ends = bytearray(self.n_envs)
-        if True in ended:
-            for i in [i for i, one in enumerate(ended) if one]:
-                cut_off = timeouts and bool(infos[i].get("TimeLimit.truncated", False))
-                ends[i] = (TRUNCATED if cut_off else TERMINATED) | BOUNDARY
-        return bytes(ends)
+        return ended
 
-    def _bridge_gaps(self, obs: list[NDArray[Any]]) -> None:
+    def _ends(self, ended: NDArray[np.bool_], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which of the ended episodes terminated, and which were truncated."""
+        truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            for i in ended.nonzero()[0]:
+                truncated[i] = bool(infos[i].get("TimeLimit.truncated", False))
+        return ended & ~truncated, truncated
+
+    def _bridge_gaps(self, obs: Obs, newest: _Newest) -> None:
         """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
 
         Such a step is written again as a truncated one, with its next observation. The first copy is never drawn, since
         its lane continues with another episode.
         """
-        for i in self._lanes.gaps(obs):
-            self._positions.tickets[self.pos - 1, i] = self._lanes.add_cut_off(i)
+        after = newest.next_obs
+        if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == [*map(np.ndarray.tobytes, after.values())]:
+            return
+        gaps = ~newest.ended
+        if newest.followed:
+            gaps &= [any(array[i].tobytes() != after[name][i].tobytes() for name, array in obs.items())
+                     for i in range(self.n_envs)]  # fmt: skip
+        lanes = gaps.nonzero()[0]
+        if not len(lanes):
+            return
+        rows = self._tickets[self.pos - 1, lanes] % self.replay.rewards().shape[1]
+        again = {name: column[lanes, rows] for name, column in self.replay.columns("obs").items()}
+        final_obs = {name: array[lanes] for name, array in after.items()}
+        self._writer.new_episode(lanes)
+        self._tickets[self.pos - 1, lanes] = self._writer.add(
+            self._fields(again), self._actions()[lanes, rows], self.replay.rewards()[lanes, rows],
+            truncated=np.ones(len(lanes), np.bool_), final_obs=self._fields(final_obs), lanes=lanes,
+        )  # fmt: skip
 
-    def _draw(self, batch_size: int) -> Transitions | Batch:
+    def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
+        """Transitions over the steps at positions `ahead` [B, n_steps]; a return ends with its episode or newest step.
+
+        Raises: ValueError: a first position holds no row.
+        """
+        lo, hi = self.replay.windows()
+        lanes = envs[:, None]
+        tickets = self._tickets[ahead, lanes]
+        first = tickets[:, 0]
+        if (gone := first < lo[envs]).any():
+            raise ValueError(
+                f"batch_inds: expected positions whose rows are held, as sample() draws, got {ahead[gone, 0][0]}"
+            )
+        bits, rewards = self.replay.flags(), self.replay.rewards()
+        capacity = rewards.shape[1]
+        ends = (bits[lanes, tickets % capacity] & (TERMINATED | TRUNCATED)) != 0
+        ends |= ahead == (self.pos - 1) % self.buffer_size
+        ends[:, -1] = True
+        count = ends.argmax(axis=1) + 1
+        last = tickets[np.arange(len(envs)), count - 1]
+        powers = np.arange(ahead.shape[1])
+        weights = np.where(powers < count[:, None], self.gamma**powers, 0.0)
+        terminated = (bits[envs, last % capacity] & TERMINATED) != 0
+        columns = self.replay.columns("obs")
+        next_obs = {name: column[envs, (last + 1) % capacity] for name, column in columns.items()}
+        waiting = last + 1 >= hi[envs]  # the newest steps' next observations are not in the lanes yet
+        for name, array in next_obs.items():
+            array[waiting] = newest.next_obs[name][envs[waiting]]
+        return _Transitions(
+            self._fields({name: column[envs, first % capacity] for name, column in columns.items()}),
+            self._fields(next_obs),
+            self._actions()[envs, first % capacity],
+            (rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
+            terminated,
+            np.where(terminated, 0, self.gamma**count).astype(np.float32),
+        )
+
+    def _draw(self, batch_size: int) -> _Transitions | Batch:
         """Draws rows of the lanes, which hold each step with a successor, and the newest steps in proportion."""
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)
-        held = len(self.replay)
-        count = self._rng.binomial(batch_size, min(1.0, len(waiting) / held)) if len(waiting) else 0
+        count = self._rng.binomial(batch_size, min(1.0, len(waiting) / len(self.replay))) if len(waiting) else 0
         if count == batch_size:
-            return self._of_newest(waiting, batch_size)
+            return self._of_newest(waiting, batch_size, self._newest)
         try:
             batch = self._sampler(batch_size).sample()
         except NotEnoughData:  # the lanes hold too few steps for n_step, or are too short
             if not len(waiting):
                 raise
-            return self._of_newest(waiting, batch_size)
+            return self._of_newest(waiting, batch_size, self._newest)
         if count:
-            newest = self._of_newest(waiting, count)
-            for name in ("obs", "next_obs", "action", "reward", "terminated", "discount"):
-                put(getattr(batch, name), getattr(newest, name))
+            newest = self._of_newest(waiting, count, self._newest)
+            for name in ("action", "reward", "terminated", "discount"):
+                getattr(batch, name)[:count] = getattr(newest, name)
+            for rows, first in ((batch.obs, newest.obs), (batch.next_obs, newest.next_obs)):
+                for name, array in self._named(rows).items():
+                    array[:count] = self._named(first)[name]
         return batch
 
     def _sampler(self, batch_size: int) -> Sampler:
@@ -333,15 +423,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
             )
         return self._samplers[batch_size]
 
-    def _of_newest(self, envs: NDArray[np.int64], count: int) -> Transitions:
-        newest = self._newest
-        assert newest is not None
-        at = self._rng.choice(envs, count)
-        discount = np.full(count, self.gamma, np.float32)
-        return Transitions(
-            pick(newest.obs, at), pick(newest.next_obs, at), newest.action[at], newest.reward[at],
-            newest.terminated[at], discount,
-        )  # fmt: skip
+    def _of_newest(self, envs: NDArray[np.int64], count: int, newest: _Newest) -> _Transitions:
+        ahead = np.full((count, 1), (self.pos - 1) % self.buffer_size)
+        return self._transitions(ahead, self._rng.choice(envs, count), newest)
 
     def _column(self, numbers: NDArray[np.float32]) -> torch.Tensor:
         column: torch.Tensor = self.to_torch(numbers.reshape(-1, 1), copy=False)
@@ -354,14 +438,25 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _obs_fields(self) -> Field | dict[str, Field]:
         return _field(self.obs_shape, self.observation_space)
 
-    def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
-        """A callable that returns an observation's fields by name as arrays of the spec's shapes and dtypes."""
-        check = rows_check(label, self._spec.obs_fields[ALONE], self.n_envs)
-        return lambda obs: [check(obs)]
+    def _label(self, role: str, name: str) -> str:
+        """A field of an observation in error messages."""
+        return role
 
-    def _spaced(self, obs: Any) -> Any:
-        """Sampled observations under the names of the observation space."""
-        return obs
+    def _checked(self, role: str, obs: Any) -> Obs:
+        """An observation's fields by name as arrays of the spec's shapes and dtypes."""
+        return {ALONE: self._obs_checks[role, ALONE](obs)}
+
+    def _fields(self, obs: Obs) -> Any:
+        """An observation in the form of the spec's."""
+        return obs[ALONE]
+
+    def _named(self, obs: Any) -> Obs:
+        """The inverse of `_fields`."""
+        return {ALONE: obs}
+
+    def _spaced(self, obs: Obs) -> Any:
+        """Observations under the names of the observation space."""
+        return obs[ALONE]
 
     def _tensors(self, obs: Any) -> Any:
         return self.to_torch(obs, copy=False)
@@ -377,20 +472,21 @@ class DictReplayBuffer(ReplayBuffer):
         self._names = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
         return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._names.items()}
 
-    def _obs_checks(self, label: str) -> Callable[[Any], list[NDArray[Any]]]:
-        fields, keys = self._spec.obs_fields, self.obs_shape.keys()
-        checks = [
-            (key, rows_check(f"{label}[{key!r}]", fields[n], self.n_envs)) for n, key in sorted(self._names.items())
-        ]
+    def _label(self, role: str, name: str) -> str:
+        return f"{role}[{self._names[name]!r}]"
 
-        def check_all(obs: Any) -> list[NDArray[Any]]:
-            if obs.keys() != keys:
-                raise names_error(label, keys, obs)
-            return [check(obs[key]) for key, check in checks]
+    def _checked(self, role: str, obs: Any) -> Obs:
+        if obs.keys() != self.obs_shape.keys():
+            raise names_error(role, self.obs_shape, obs)
+        return {name: self._obs_checks[role, name](obs[key]) for name, key in self._names.items()}
 
-        return check_all
+    def _fields(self, obs: Obs) -> Obs:
+        return obs
 
-    def _spaced(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _named(self, obs: Obs) -> Obs:
+        return obs
+
+    def _spaced(self, obs: Obs) -> Obs:
         return {key: obs[name] for name, key in self._names.items()}
 
     def _tensors(self, obs: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
@@ -403,3 +499,30 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
             f"observation_space: expected a space of arrays (DictReplayBuffer for a Dict of them), got {space}"
         )
     return Field(shape, np.dtype(space.dtype).name)
+
+
+def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
+    """A callable that returns a value as an array [rows, *shape] of the field's dtype: the value itself if it is one.
+
+    Scalars of discrete spaces may lack their own axis.
+    """
+    dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
+    shape, size = whole.shape, math.prod(whole.shape)
+
+    def check(value: Any) -> NDArray[Any]:
+        array: NDArray[Any] = value if value.__class__ is np.ndarray else np.asarray(value)
+        if array.shape != shape and array.size == size:
+            array = array.reshape(shape)
+        if array.shape == shape:
+            if array.dtype == dtype:
+                return array
+            if array.dtype.kind == dtype.kind == "f":  # as_field gives the same
+                return array.astype(dtype)
+        return as_field(label, whole, array)
+
+    return check
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array

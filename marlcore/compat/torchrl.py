@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorDictReplayBuffer as _TensorDictReplayBuffer
@@ -25,7 +26,7 @@ from ..replay import ReplayBuffer as Replay
 from ..replay import Sampler
 from ..spec import Field
 from ..transitions import Batch, Writer
-from .fields import append, spec_of
+from .ring_lane import spec_of
 from .saved import from_bytes, to_bytes
 
 __all__ = ["TensorDictReplayBuffer"]
@@ -128,7 +129,8 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
                 name: rows_of(str(self.keys[name]), fields[name], array[start : start + count], count)
                 for name, array in arrays.items()
             }
-            first = append(writer, part, count)
+            unused = np.zeros(count, np.uint8)
+            first = writer.add_batch(unused, unused, unused.astype(np.float32), next_obs=unused, **part)
             tickets.append(torch.arange(first, first + count))
         return torch.cat(tickets) * self.lanes + writer.lane
 
@@ -236,6 +238,10 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         invalidate_after_fork(self)
 
 
+def _nothing(self: Any, path: object = None) -> Any:
+    """The storage holds everything."""
+
+
 class _LaneWriter(_Writer):
     _write_count = 0  # rows that this process added
 
@@ -257,8 +263,7 @@ class _LaneWriter(_Writer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._write_count = state_dict["write_count"]
 
-    def dumps(self, path: str | Path) -> None:
-        """The storage's file holds everything."""
+    dumps = _nothing
 
     def loads(self, path: str | Path) -> None:
         self._write_count = len(self._storage)
@@ -268,20 +273,10 @@ class _LaneSampler(_Sampler):
     def sample(self, storage: _LaneStorage, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
         return storage.draw(batch_size, self._rng), {}
 
-    def _empty(self) -> None:
-        """The sampler holds no state."""
-
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The sampler holds no state."""
-
-    def dumps(self, path: str | Path) -> None:
-        """The sampler holds no state."""
-
-    def loads(self, path: str | Path) -> None:
-        """The sampler holds no state."""
+    _empty = load_state_dict = dumps = loads = _nothing
 
 
 def _as_it_is(data: Any) -> Any:

@@ -14,7 +14,7 @@ Differences from sorrel.buffers.Buffer (sorrel itself is not needed):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from ...errors import NotEnoughData
 from ...memory import invalidate_after_fork
 from ...spec import Field
 from ..checks import whole_number
-from ..npz import read_npz
-from ..ring import Held, Ints, Ring, Rows
-from ..tail import Tail, newest_count
-from .extra_data import ExtraData
+from ..ring import Held, Ints, Ring
+from ..saved import read_npz
+from .adder import Adder
 
 __all__ = ["Buffer"]
 
@@ -89,11 +88,11 @@ class Buffer:
             capacity,
             shared=False,
         )
-        self.extra_data = ExtraData(self._ring, extras)
+        self.extra_data = _ExtraData(self._ring, extras)
         self._extra_fields = extras
         self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
-        self._tail: Tail | None = None
+        self._adder: Adder | None = None
         invalidate_after_fork(self)
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
@@ -108,25 +107,20 @@ class Buffer:
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
-        tail = self._tail
-        if tail is None or not tail.is_current():
-            tail = self._tail = Tail(self._ring)
+        adder = self._own()
+        if adder is None:
+            adder = self._adder = Adder(self._ring, self._newest_count())
         if self._extra_fields or kwargs:
-            self._stage_extras(tail, kwargs)
-        tail.add(obs, action, reward, done)
-
-    def _stage_extras(self, tail: Tail, values: Mapping[str, Any]) -> None:
-        if not values.keys() <= self._extra_fields.keys():
-            raise names_error("extra fields", self._extra_fields, values)
-        for name, nothing in self._nothing.items():
-            tail.put(name, values.get(name, nothing))
+            if not kwargs.keys() <= self._extra_fields.keys():
+                raise names_error("extra fields", self._extra_fields, kwargs)
+            for name, nothing in self._nothing.items():
+                adder.put(name, kwargs.get(name, nothing))
+        adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
         if self.n_frames > 1:
-            counts = np.zeros(self.n_frames - 1, np.int64)
-            counts[0] = 1
-            self._append(self._zeros(self.n_frames - 1), counts)
+            self._put({}, self.n_frames - 1, self._newest_count() + 1)
 
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
@@ -140,7 +134,7 @@ class Buffer:
         size = min(int(buffer.size), self.capacity)
         if size:
             columns = {"obs": buffer.states, "action": buffer.actions, "reward": buffer.rewards, "done": buffer.dones}
-            self._add_columns({**columns, **buffer.extra_data}, 0, size)
+            self._put({**columns, **buffer.extra_data}, size, self._newest_count() + np.arange(1, size + 1))
             self.release()
 
     def sample(self, batch_size: int) -> Batch:
@@ -157,26 +151,30 @@ class Buffer:
             NotEnoughData: the ring holds no whole window.
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        tail, seen = self._current_tail(), self._window()
+        seen = self._ring.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
             raise ValueError(f"batch_size: expected at most {population} while {len(self)} rows are held, "
                              f"got {batch_size}")  # fmt: skip
-        last = self.n_frames - 1
-        if tail is not None and seen.hi - seen.lo == seen.stored:
-            at = self._starts(seen, population, batch_size)[:, np.newaxis] + self._span
-            obs, done = tail.take("obs", at), tail.take("done", at[:, :-1])
-            action, reward = tail.take("action", at[:, last]), tail.take("reward", at[:, last])
-        else:
-            rows = self._whole(seen, population, batch_size)
-            obs, done = rows["obs"], rows["done"][:, :-1]
-            action, reward = rows["action"][:, last], rows["reward"][:, last]
+        drawn: list[Ints] = []
+
+        def draw(missing: int) -> Ints:
+            window = self._ring.window() if drawn else seen
+            if drawn:
+                starts = self._others(window, population, missing, np.concatenate(drawn))
+            else:
+                starts = self._starts(window, population, missing)
+            drawn.append(starts)
+            return window.tickets(starts)[:, np.newaxis] + self._span
+
+        rows, _ = self._ring.whole(batch_size, draw, "obs", *_ONE)
+        obs, done, last = rows["obs"], rows["done"], self.n_frames - 1
         return (
             obs[:, :-1].reshape(batch_size, -1),
-            action.reshape(batch_size, 1),
-            reward.reshape(batch_size, 1),
+            rows["action"][:, last : last + 1],
+            rows["reward"][:, last : last + 1],
             obs[:, 1:].reshape(batch_size, -1),
-            done[:, last:],
+            done[:, last : last + 1],
             np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
@@ -186,19 +184,13 @@ class Buffer:
         Args:
             columns: obs, action, reward, done and the extra fields, each [rows, *shape].
         """
-        rows = len(columns["obs"])
-        fitted = {name: as_field(name, Field((rows, *one.shape), one.dtype), columns[name])
-                  for name, one in self._ring.fields.items() if name != "count"}  # fmt: skip
-        self._ring.append({**fitted, "count": np.full(rows, size)}, rows)
-        self._tail = None
+        own = {name: columns[name] for name in self._ring.fields if name != "count"}
+        self._put(own, len(own["obs"]), size)
 
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""
-        window = self._window()
-        found: Ints = (
-            np.arange(window.stored) + (window.head if window.stored == self.capacity else 0)
-        ) % self.capacity
-        return found
+        window = self._ring.window()
+        return window.positions(np.arange(window.hi - window.stored, window.hi))
 
     def clear(self) -> None:
         """Deletes every row, for all processes."""
@@ -210,9 +202,9 @@ class Buffer:
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
-        tail = self._tail
-        if tail is not None and tail.is_current():
-            return tail.transition(offset)
+        adder = self._own()
+        if adder is not None:
+            return adder.transition(offset)
         window = self._ring.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
@@ -228,11 +220,10 @@ class Buffer:
 
         If fewer were added since the ring was cleared, zeros take their places.
         """
-        tail = self._tail
-        if tail is not None and tail.is_current():
-            newest = tail.observations(self.n_frames - 1)
-            if newest is not None:
-                return newest
+        adder = self._own()
+        newest = None if adder is None else adder.observations(self.n_frames - 1)
+        if newest is not None:
+            return newest
         window = self._ring.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
@@ -244,12 +235,12 @@ class Buffer:
     @property
     def idx(self) -> int:
         """The next position to be written."""
-        return self._window().head
+        return self._ring.window().head
 
     @property
     def size(self) -> int:
         """Rows held, in sorrel's count: `add_empty` counts as one."""
-        return self._size(self._window())
+        return self._size(self._ring.window())
 
     @property
     def states(self) -> NDArray[np.float32]:
@@ -292,28 +283,28 @@ class Buffer:
         capacity = len(rows["obs"])
         shapes = {name: array.shape[1:] for name, array in columns.items()}
         buffer = cls(capacity, rows["obs"].shape[1:], n_frames, **shapes)
-        buffer._add_columns(rows, 0, capacity)
+        buffer._put(rows, capacity, capacity)
         if idx:  # adds the rows before the write head again, to move it there
-            buffer._add_columns(rows, 0, idx)
+            buffer._put(rows, idx, capacity)
         buffer.release()
         return buffer
 
     def release(self) -> None:
         """Lets another process add to the buffer; harmless if repeated, or in a process that never added."""
-        self._tail = None
+        self._adder = None
         self._ring.release()
 
     def close(self) -> None:
         """Releases the memory; the end of the buffer's last reference does so too."""
-        self._tail = None
+        self._adder = None
         self._ring.close()
 
     def forked(self) -> None:
         """In a forked child: the parent remains the process that adds."""
-        self._tail = None
+        self._adder = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tail": None}
+        return {**self.__dict__, "_adder": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -330,37 +321,33 @@ class Buffer:
     def __repr__(self) -> str:
         return f"Buffer(capacity={self.capacity}, obs_shape={self.obs_shape})"
 
-    def _zeros(self, count: int) -> dict[str, NDArray[Any]]:
-        return {name: np.zeros((count, *field.shape), field.dtype) for name, field in self._ring.fields.items()}
-
-    def _append(self, rows: dict[str, NDArray[Any]], counts: Ints) -> None:
-        self._ring.append({**rows, "count": newest_count(self._ring) + np.cumsum(counts)}, len(counts))
-        self._tail = None
-
-    def _add_columns(self, columns: Mapping[str, Any], first: int, last: int) -> None:
-        """Adds rows first to last - 1 of arrays of at least that length."""
-        rows = self._zeros(last - first)
+    def _put(self, columns: Mapping[str, Any], rows: int, count: Any) -> None:
+        """Adds the first rows of arrays, zeros in the other fields, with a count, or one for each row."""
+        fitted = dict.fromkeys(self._ring.fields, 0) | {"count": count}
         for name, array in columns.items():
             field = self._ring.fields[name]
-            rows[name] = as_field(name, Field((last - first, *field.shape), field.dtype), array[first:last])
-        self._append(rows, np.ones(last - first, np.int64))
+            fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
+        self._ring.append(fitted, rows)
+        self._adder = None
 
-    def _current_tail(self) -> Tail | None:
-        """This process's view of the ring, if it is the process that adds."""
-        return self._tail if self._tail is not None and self._tail.is_current() else None
+    def _own(self) -> Adder | None:
+        """What this process adds with; None before it adds, and after the ring was cleared."""
+        adder = self._adder
+        return adder if adder is not None and self._ring.lane.base[0] == adder.base else None
 
-    def _window(self) -> Held:
-        tail = self._current_tail()
-        return self._ring.window() if tail is None else tail.window()
-
-    def _size(self, window: Held) -> int:
-        tail = self._current_tail()
-        if tail is not None:
-            return min(tail.count, window.stored)
-        if not window.stored:
+    def _newest_count(self, window: Held | None = None) -> int:
+        """The count of the newest row, of a window if given; 0 without rows."""
+        adder = self._own()
+        if adder is not None:
+            return adder.count
+        window = self._ring.window() if window is None else window
+        if window.hi == window.base:
             return 0
         newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
-        return min(int(newest["count"][0]), window.stored) if ok is None else window.stored
+        return int(newest["count"][0]) if ok is None else window.stored
+
+    def _size(self, window: Held) -> int:
+        return min(self._newest_count(window), window.stored)
 
     def _crosses(self, window: Held, starts: Ints) -> NDArray[np.bool_]:
         """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
@@ -378,21 +365,6 @@ class Buffer:
                 starts[bad] = self._others(window, population, len(bad), starts)
         return starts
 
-    def _whole(self, seen: Held, population: int, count: int) -> Rows:
-        """Windows that no writer overwrote during the copy, [count, n_frames + 1, *shape] of each field."""
-        drawn: list[Ints] = []
-
-        def draw(missing: int) -> Ints:
-            window = self._ring.window() if drawn else seen
-            if drawn:
-                starts = self._others(window, population, missing, np.concatenate(drawn))
-            else:
-                starts = self._starts(window, population, missing)
-            drawn.append(starts)
-            return window.tickets(starts)[:, np.newaxis] + self._span
-
-        return self._ring.whole(count, draw, "obs", *_ONE)[0]
-
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others.
 
@@ -409,3 +381,25 @@ class Buffer:
         if enough and len({*picks.tolist()}) < count:
             picks = np.random.choice(len(places), count, replace=False)  # slow: it permutes all of them
         return places[picks]
+
+
+class _ExtraData(Mapping[str, NDArray[Any]]):
+    """The extra fields of a buffer, copied only where one is looked up: sorrel's agents look for names at each step."""
+
+    def __init__(self, ring: Ring, names: Iterable[str]) -> None:
+        self._ring = ring
+        self._names = dict.fromkeys(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._ring.snapshot(name)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -312,15 +312,15 @@ def test_a_row_overwritten_inside_sample_takes_no_update(monkeypatch) -> None:
 def test_a_clear_inside_a_look_counts_what_follows_it(cls, monkeypatch) -> None:
     buffer = cls(8, {"t": {}})
     buffer.add(t=np.arange(3))
-    other, edges = pickle.loads(pickle.dumps(buffer)), buffer._ring.rows.edges
+    other, edges = pickle.loads(pickle.dumps(buffer)), buffer._ring.lane.edges
 
     def clear_first() -> tuple[int, int]:
-        monkeypatch.setattr(buffer._ring.rows, "edges", edges)
+        monkeypatch.setattr(buffer._ring.lane, "edges", edges)
         other.clear()
         other.add(t=3)
         return edges()
 
-    monkeypatch.setattr(buffer._ring.rows, "edges", clear_first)
+    monkeypatch.setattr(buffer._ring.lane, "edges", clear_first)
     assert buffer.get_stored_size() == 1
 
 
@@ -600,13 +600,13 @@ def test_killed_explorers_block_nobody_and_tear_no_row(cls, kills: int, program:
 @pytest.mark.long
 def test_without_the_lanes_word_torn_rows_do_come_out(program: Callable, monkeypatch) -> None:
     """The positive control of the test above: what is copied but not validated is torn sooner or later."""
-    gather = rings._Lane.gather
+    gather = rings.RingLane.gather
 
     def believe(self, tickets, names):
         rows, _ = gather(self, tickets, names)
         return rows, None
 
-    monkeypatch.setattr(rings._Lane, "gather", believe)
+    monkeypatch.setattr(rings.RingLane, "gather", believe)
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, 120]))
     assert wrong > 0

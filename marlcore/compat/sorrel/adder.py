@@ -1,4 +1,4 @@
-"""The ring of a sorrel buffer for the one process that appends to it; it need not check for other writers."""
+"""What the one process that adds to a buffer has: the next row, staged, and the newest rows in place."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field
-from ..transitions import MEMORYVIEW_ITEMS, setter
-from .ring import Held, Ring
+from ...checks import as_field
+from ...transitions import MEMORYVIEW_ITEMS, setter
+from ..ring import Ring
 
-__all__ = ["Tail", "newest_count"]
-
+__all__ = ["Adder"]
 
 _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
 
 
-class Tail:
-    """Appends rows to a ring and reads the newest ones in place: no other process overwrites them.
-
-    Valid until the ring is cleared: see `is_current`.
+class Adder:
+    """Adds rows to a ring until it is cleared: see `base`.
 
     Args:
         ring: has at least the fields obs, action, reward, done and count.
+        count: the newest row's.
 
     Attributes:
-        count: the newest row's count; 0 without rows.
+        base: that of the ring.
+        count: the newest row's; 0 without rows.
 
     Raises: LaneBusy: another process holds the right to append.
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._append = ring.writer.append
-        row = ring.writer.row
+    def __init__(self, ring: Ring, count: int) -> None:
+        self._writer = writer = ring.writer
+        self.base, self.count = ring.window().base, count
+        self._capacity = ring.capacity
+        row = writer.row
         self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
         self._items = {
             name: row[name][0].data
@@ -46,24 +47,8 @@ class Tail:
         self._action, self._reward, self._done, self._count = (
             row[name].data for name in ("action", "reward", "done", "count")
         )
-        self._base_word = ring.base_word
-        window = ring.window()
-        self._base, self._first, self._next = window.base, window.lo, window.hi
-        self._capacity = ring.capacity
-        self._shift = self._base % self._capacity
-        self._columns = {name: ring.rows.named(name) for name in ("obs", "action", "reward", "done")}
-        self._observations = self._columns["obs"]
-        self._taken = tuple(self._columns[name].data for name in ("action", "reward", "done"))
-        self.count = newest_count(ring)
-
-    def is_current(self) -> bool:
-        """Whether the ring has not been cleared since."""
-        return bool(self._base_word[0] == self._base)
-
-    def window(self) -> Held:
-        """The window of rows that the ring holds."""
-        oldest = max(self._first, self._next - self._capacity)
-        return Held(oldest, self._next, self._base, self._capacity)
+        self._observations = ring.columns["obs"]
+        self._columns = tuple(ring.columns[name].data for name in ("action", "reward", "done"))
 
     def put(self, name: str, value: Any) -> None:
         """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
@@ -85,7 +70,10 @@ class Tail:
         if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
             self._obs[...] = obs
         else:
-            self._obs[...] = as_field("obs", self._field, _squeezed(obs, len(self._field.shape)))
+            array = np.asarray(obs)
+            while array.ndim > len(self._field.shape) and len(array) == 1:
+                array = array[0]
+            self._obs[...] = as_field("obs", self._field, array)
         try:
             self._action[0] = action
             self._reward[0] = reward
@@ -94,49 +82,25 @@ class Tail:
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
         count = self._count[0] = self.count + 1
-        self._next = self._append() + 1
+        self._writer.append()
         self.count = count
 
     def transition(self, offset: int) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if the ring lacks it."""
-        stored = min(self._next - self._base, self._capacity)
-        ticket = self._next - 1 - offset
-        if offset >= min(self.count, stored) or ticket < self._first:
+        ticket = self._writer.next - 1 - offset
+        if offset >= min(self.count, self._capacity) or ticket < max(self._writer.first, self.base):
             return None
-        action, reward, done = self._taken
+        action, reward, done = self._columns
         at = ticket % self._capacity
         return action[at], reward[at], done[at] != 0
 
     def observations(self, count: int) -> NDArray[np.float32] | None:
         """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
-        first = self._next - count
-        if first < self._first:
+        first = self._writer.next - count
+        if first < max(self._writer.first, self.base):
             return None
         begin = first % self._capacity
         end = begin + count
         if end <= self._capacity:
             return self._observations[begin:end].copy()
         return np.concatenate([self._observations[begin:], self._observations[: end - self._capacity]])
-
-    def take(self, name: str, positions: Any) -> NDArray[Any]:
-        """Copies of obs, action, reward or done at positions held whole, [*positions.shape, *shape]."""
-        if self._shift:
-            positions = (positions + self._shift) % self._capacity
-        found: NDArray[Any] = self._columns[name][positions]
-        return found
-
-
-def newest_count(ring: Ring) -> int:
-    """The count of a ring's newest row; 0 without rows."""
-    window = ring.window()
-    if window.hi == window.base:
-        return 0
-    newest, _ = ring.gather(np.array([window.hi - 1]), "count")
-    return int(newest["count"][0])
-
-
-def _squeezed(value: Any, axes: int) -> NDArray[Any]:
-    obs: NDArray[Any] = np.asarray(value)
-    while obs.ndim > axes and len(obs) == 1:
-        obs = obs[0]
-    return obs

@@ -1,0 +1,225 @@
+"""The lane of a ring: rows of any named fields, appended and copied by calls whose addresses are taken once.
+
+The fields are the extras of a replay whose other fields are unused. Of several rows, only small fields are staged.
+Large ones go from the caller's array to the lane: a second copy halves what four writers add in a second.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LaneBusy, TimedOut
+from ..kernels import columns
+from ..kernels.plan import COLUMN
+from ..memory import LINE, WAIT_SLICE_S, File, LaneClaim, NativeWriter, Segment, Words, add_lock, claim, slot_lock
+from ..spec import Field, TransitionSpec
+from ..transitions import address_of
+from .column_views import ViewedReplay
+
+__all__ = ["BASE", "MARK", "NAP_S", "ROUNDS", "Ints", "RingLane", "RingWriter", "Rows", "spec_of"]
+
+# Words beside the lane: the base, written by the holder of the words' lock; a word that the buffer's learner writes
+BASE, MARK = range(2)
+ROUNDS = 1000
+NAP_S = 0.001
+PATIENCE_S = 10.0  # for a writer stopped inside an add; a killed one does not block
+
+Ints = NDArray[np.int64]
+Rows = dict[str, NDArray[Any]]
+
+_UNUSED = Field((), "uint8")
+
+
+def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
+    """The spec of rows with these fields that do not follow one another."""
+    return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
+
+
+class RingLane(ViewedReplay):
+    """One lane of rows, read by ticket, with a line of words beside it.
+
+    Attributes:
+        places: of the fields by the caller's names.
+        words: see BASE and MARK.
+        load_base: loads the word BASE.
+        base: the same as an int64 in shared memory, which may be a moment old; takes a tenth of a C call.
+    """
+
+    kind = "ring"
+    _spills = True
+
+    def _understand(self, segment: Segment) -> None:
+        super()._understand(segment)
+        stored = {place.name: place for place in self._layout.of_role("extra")}
+        self._lo, self._hi = (edge.data for edge in self._edges)
+        self.places = {name: stored[f"f{i}"] for i, name in enumerate(segment.description["names"])}
+        line = segment.body[self._geometry.slot_offset(0) : self._geometry.slot_offset(1)]
+        self.words, self.base = Words(line), line[8 * BASE : 8 * BASE + 8].view(np.int64).data
+        self.load_base = self.words.loader(BASE)
+        self._copies: dict[tuple[str, ...], _Copy] = {}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Field], capacity: int) -> RingLane:
+        """A new, empty lane of rows with fields of any names."""
+        spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
+        rows = cls._lane_rows(spec, capacity, 1)
+        return cls._create(spec, 1, rows, "ring", None, limiter=None, names=[*fields])
+
+    @classmethod
+    def _slots(cls, description: dict[str, Any]) -> int:
+        return 1
+
+    def edges(self) -> tuple[int, int]:
+        """The lane's tickets [lo, hi)."""
+        self.check_open()
+        self._read_edges()
+        return self._lo[0], self._hi[0]
+
+    def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """See `Ring.gather`."""
+        self.check_open()
+        copy = self._copies.get(names)
+        if copy is None or copy.count != len(tickets):
+            copy = self._copies[names] = _Copy(self, names, len(tickets))
+        return copy(tickets)
+
+    def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
+        """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
+        return RingWriter(self, claim(self._segment, self._lanes, 0, shared), shared)
+
+    def lock_words(self) -> File:
+        """An open file that holds the right to write BASE, until it is closed or its process dies.
+
+        Raises: LaneBusy: a stopped process holds it.
+        """
+        for _ in range(ROUNDS):
+            held = self._segment.lock(slot_lock(1, 0))
+            if held is not None:
+                return held
+            time.sleep(NAP_S)
+        raise LaneBusy(f"{self._segment.path}: a stopped process is clearing the ring")
+
+    def close(self) -> None:
+        self._copies.clear()
+        super().close()
+
+
+class _Copy:
+    """Copies some fields of `count` rows."""
+
+    def __init__(self, lane: RingLane, names: tuple[str, ...], count: int) -> None:
+        self.count = count
+        self._capacity = lane.capacity
+        self._columns, self._parts, self._nbytes = np.zeros(len(names), COLUMN), [], 0
+        for i, name in enumerate(names):
+            place, field = lane.places[name], lane.places[name].field
+            stride = lane._geometry.stride(place.column)
+            self._columns[i] = (address_of(lane.column(place)), stride, field.nbytes, self._nbytes, 0)
+            self._parts.append((name, (count, *field.shape), field.numpy, self._nbytes))
+            self._nbytes += -(-count * field.nbytes // LINE) * LINE
+        self._tickets, self._ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
+        self._validate = lane._lanes.validator(np.zeros(count, np.int64), self._tickets, self._ok)
+
+    def __call__(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_] | None]:
+        out = np.empty(self._nbytes, np.uint8)
+        self._tickets[:] = tickets
+        columns.gather(self._columns, self._capacity, self._tickets, out)
+        rows = {name: np.ndarray(shape, dtype, out, at) for name, shape, dtype, at in self._parts}
+        return rows, self._ok.astype(np.bool_) if self._validate(self.count) else None
+
+
+class RingWriter:
+    """Appends rows to the lane.
+
+    Attributes:
+        row: the staging of the next row: a view [1, *shape] of each field, whose values persist.
+        first, next: the oldest ticket held at first, and the next row's, if no other process appends.
+    """
+
+    def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
+        self._claim = claimed
+        self._layout = lane._layout
+        self._places = lane.places
+        self.first, self.next = lane.edges()
+        records = np.zeros((2, self._layout.record_bytes), np.uint8)
+        lock = (claimed.fd, add_lock(1, 0), WAIT_SLICE_S) if shared else None
+        self._native = NativeWriter(lane._lanes, 0, records, lock)
+        self._add_row = partial(self._native.add_row, self._native.raw, 0)
+        self.row, frames = self._views(records[:1])
+        self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
+        self._batch: _Batch | None = None
+
+    def append(self) -> int:
+        """Appends `row`; returns its ticket.
+
+        Raises: TimeoutError: another writer was stopped inside an append. ClosedError: this one was closed.
+        """
+        ticket: int = self._add_row()
+        if ticket < 0:
+            ticket = self._again(ticket, self._add_row)
+        self.next = ticket + 1
+        return ticket
+
+    def append_batch(self, rows: Mapping[str, Any], count: int) -> int:
+        """Appends rows, all or none, each field [count, *shape]; returns the first ticket. Raises: see `append`.
+
+        NumPy converts the dtypes. Contiguous arrays of large fields with the field's own dtype are not staged.
+        """
+        batch = self._batch
+        if batch is None or batch.rows != count:
+            records = np.zeros((count, self._layout.record_bytes), np.uint8)
+            add = self._native.rows_adder(records, np.zeros((3, count), np.uint8), False)
+            batch = self._batch = _Batch(count, *self._views(records), add)
+        frames = batch.frames.copy()
+        for name, view in batch.views.items():
+            column, values = self._places[name].column, rows[name]
+            alike = column and values.__class__ is np.ndarray and values.flags.c_contiguous
+            if alike and values.dtype == view.dtype and values.shape == view.shape:
+                frames[column - 1] = values
+            else:
+                view[...] = values
+        ticket: int = batch.add(frames)
+        if ticket < 0:
+            ticket = self._again(ticket, partial(batch.add, frames))
+        self.next = ticket + count
+        return ticket
+
+    def close(self) -> None:
+        """Releases the lane; repeated calls are harmless."""
+        self._native.close()
+        self._claim.release()
+
+    def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
+        """The staging of each field, [count, *shape], in the records or in arrays of the large fields' own."""
+        large = [place.field for place in self._layout.places if place.column]
+        frames = [np.zeros((len(records), *field.shape), field.numpy) for field in large]
+        views = {name: frames[place.column - 1] if place.column else place.views(records)
+                 for name, place in self._places.items()}  # fmt: skip
+        return views, frames
+
+    def _again(self, code: int, append: Callable[[], int]) -> int:
+        """Repeats an append while other writers hold the lane, and handles signals in between; returns the ticket."""
+        began = time.monotonic()
+        while code in (-errno.EAGAIN, -errno.EINTR):
+            if time.monotonic() >= began + PATIENCE_S:
+                raise TimedOut(f"add: another process stayed inside its own add for {PATIENCE_S} seconds")
+            code = append()
+        if code < 0:
+            raise self._native.fail(code)
+        return code
+
+
+class _Batch(NamedTuple):
+    """The staging of some number of rows: views of each field, the arrays of the large ones, and their adder."""
+
+    rows: int
+    views: Rows
+    frames: list[NDArray[Any]]
+    add: Callable[[list[NDArray[Any]]], int]
