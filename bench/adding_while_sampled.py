@@ -17,8 +17,6 @@ from marlcore import ReplayBuffer
 from .peers.ring import LockedRing
 from .transitions import BATCH, VECTOR, spec_of
 
-__all__ = ["LIBRARIES", "Rates", "measure_rates"]
-
 CAPACITY = 100_000
 WARM_UP_S = 0.3
 

@@ -20,8 +20,6 @@ from .peers.ring import LockedRing
 from .transitions import FRAME, HAS_CPPRB, SCALARS_NBYTES, VECTOR, Fields, Open, fields_of, rows_of, spec_of
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
-__all__ = ["ROWS"]
-
 ADD_BATCH = 64
 
 

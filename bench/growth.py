@@ -23,8 +23,6 @@ from .report import QUICK, THOROUGH, Effort, describe_machine
 from .transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
 from .work import FULL, Row, Scale, Work, time_row
 
-__all__ = ["SWEEPS", "rows_of_sweep"]
-
 NEW_ROWS = 4096
 
 Shape = tuple[int, int]  # lanes, and rows in all of them

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-__all__ = ["busy", "describe_machine", "parse_if_idle"]
-
 MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 
 

@@ -14,8 +14,6 @@ from marlcore import ParameterStore
 from .peers.params import LockedModel
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
-__all__ = ["ROWS"]
-
 Open = Callable[[Scale], AbstractContextManager[Work]]
 MakeModel = Callable[[], nn.Module]
 

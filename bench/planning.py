@@ -30,8 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from graph_oracle import graph_lists
 from induction_oracle import Induction
 
-__all__ = ["Figures", "Mesh", "main", "measure", "measure_memory"]
-
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 MOST_PLAIN = 100_000  # states of the plain version: its lists take 10 KB a state
 MEMORY = (1_000_000, 8)  # states and goals

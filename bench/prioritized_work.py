@@ -24,8 +24,6 @@ from .sampling_work import floor_sample, memcpy_sample
 from .transitions import BATCH, HAS_CPPRB, VECTOR, Fields, Open, check_sample, fields_of, fill, spec_of
 from .work import Budget, Row, Scale, Work
 
-__all__ = ["ROWS"]
-
 HIGH = 1e9
 
 Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices

@@ -21,8 +21,6 @@ from marlcore import TrajectoryQueue
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, Open, spec_of
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
-__all__ = ["ROWS"]
-
 STEPS = 128  # of an episode, and of a batch
 READS = 16
 

@@ -32,8 +32,6 @@ from .transitions import (
 )
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
-__all__ = ["ROWS", "floor_sample", "memcpy_sample"]
-
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
 

@@ -27,8 +27,6 @@ from .peers import pickled
 from .peers.ring import LockedRing
 from .transitions import FRAME
 
-__all__ = ["GIGABYTE_ROWS", "LIBRARIES", "SaveFigures", "measure_saves"]
-
 GIGABYTE_ROWS = 10**9 // FRAME.nbytes
 CHUNK = 500
 STEP_S = 0.001  # an actor adds a frame a millisecond

@@ -14,8 +14,6 @@ import marlcore as mc
 from .peers import plain_dqn
 from .training_work import Setting
 
-__all__ = ["TASKS", "Task"]
-
 CELLS = 10
 PENDULUM = {"total_steps": 20_000, "updates_per_step": 1.0}
 

@@ -25,8 +25,6 @@ from .machine import describe_machine, parse_if_idle
 from .peers.install import MISSING, appo_rate, installed
 from .training_work import Setting, act_alone, act_apart, in_process, train, train_on_policy
 
-__all__ = ["Goal", "Row", "measure", "rows"]
-
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
 EPISODES = 1000  # steps of one copy in three episodes of the hunt, whose ends tell the rate
 DQN = Setting()

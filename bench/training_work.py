@@ -16,18 +16,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "COPIES",
-    "HangingSink",
-    "Setting",
-    "Trained",
-    "act_alone",
-    "act_apart",
-    "in_process",
-    "train",
-    "train_on_policy",
-]
-
 COPIES = 16  # of the environment, on-policy
 BEGIN = 0.3  # of a run's steps pass before its rate is taken
 

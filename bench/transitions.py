@@ -17,23 +17,6 @@ from marlcore import Field, TransitionSpec
 
 from .work import Scale, Work
 
-__all__ = [
-    "BATCH",
-    "FRAME",
-    "HAS_CPPRB",
-    "HAS_TORCHRL",
-    "SCALARS_NBYTES",
-    "STACK",
-    "VECTOR",
-    "Fields",
-    "Open",
-    "check_sample",
-    "fields_of",
-    "fill",
-    "rows_of",
-    "spec_of",
-]
-
 BATCH = 256
 STACK = 4
 CHUNK = 500

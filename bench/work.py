@@ -15,19 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "FULL",
-    "SMALL",
-    "Budget",
-    "Row",
-    "Scale",
-    "Work",
-    "benchmark_row",
-    "memcpy",
-    "shared_bytes",
-    "time_row",
-]
-
 
 @dataclass(frozen=True)
 class Scale:

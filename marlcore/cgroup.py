@@ -10,8 +10,6 @@ from pathlib import Path
 
 from .errors import suppress_failed_calls
 
-__all__ = ["MemoryLimit", "cpu_quota", "memory_limit", "processors"]
-
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 62  # version 1 writes about 2^63 for "no limit"

@@ -16,21 +16,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .spec import Field  # which checks its numbers here
 
-__all__ = [
-    "absolute",
-    "as_field",
-    "came",
-    "check_finite",
-    "check_timeout",
-    "check_whole",
-    "deadline_of",
-    "did_you_mean",
-    "is_number",
-    "names_error",
-    "rows_of",
-    "state_array",
-]
-
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     """`value` as an array of the field's shape and dtype; infinities and NaN stay as they are.

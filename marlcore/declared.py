@@ -27,8 +27,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from .checks import came, check_whole
 
-__all__ = ["Number", "Rule", "Sizes", "Whole", "check_declared"]
-
 
 class Rule(ABC):
     """What a field's value must be."""

@@ -10,29 +10,6 @@ from functools import partial
 from traceback import walk_tb
 from typing import Any
 
-__all__ = [
-    "CallbackFailed",
-    "ClosedError",
-    "Diverged",
-    "EnvironmentFailed",
-    "LaneBusy",
-    "LayoutMismatch",
-    "MarlcoreError",
-    "NotEnoughData",
-    "NotEnoughMemory",
-    "SegmentCorrupt",
-    "SegmentNotFound",
-    "SharedMemoryFull",
-    "StaleHandle",
-    "TimedOut",
-    "UsedByTwoThreads",
-    "WorkerFailed",
-    "WorldModelFailed",
-    "is_from_handler",
-    "pass_on_from_handler",
-    "suppress_failed_calls",
-]
-
 
 class MarlcoreError(Exception):
     """Base of marlcore's errors."""

@@ -23,24 +23,6 @@ if TYPE_CHECKING:
     from .spaces import Spaces
     from .transitions import Batch, TorchBatch
 
-__all__ = [
-    "PREVIOUS_REWARD",
-    "PRIORITY",
-    "Action",
-    "Algorithm",
-    "BatchSource",
-    "Environment",
-    "Outcome",
-    "Publisher",
-    "QueueSource",
-    "ReplaySource",
-    "Trainer",
-    "Turn",
-    "Update",
-    "VectorEnvironment",
-]
-
-
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
 PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["attach_stub", "is_installed", "missing"]
-
 # The libraries that the core does without, by the name that is imported: the extra that installs each.
 EXTRA_OF = {
     "gymnasium": "train",

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from .errors import suppress_failed_calls
 
-__all__ = ["say", "say_always", "shown_with"]
-
 _log = logging.getLogger("marlcore")
 _by_default: bool | None = None  # whether they are shown on standard error; None: if that is a terminal
 _inside: dict[object, bool] = {}  # the blocks of `shown_with` that some thread is in, the newest last

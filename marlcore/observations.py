@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-__all__ = ["ALONE", "Values", "by_name", "each", "in_form", "put_rows", "rows_at"]
-
 ALONE = "observation"  # the name of an only part; also PettingZoo's, of an observation beside its mask
 
 Values = NDArray[Any] | dict[str, NDArray[Any]]  # the arrays of an observation's field, or of its fields by name

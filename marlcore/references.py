@@ -6,8 +6,6 @@ from functools import reduce
 from importlib import import_module
 from typing import Any
 
-__all__ = ["is_importable", "reference_to", "resolve"]
-
 
 def reference_to(thing: Any) -> str | None:
     """The module:name of a function or class; None for anything else."""

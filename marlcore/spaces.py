@@ -15,8 +15,6 @@ from .checks import came, check_whole
 from .observations import ALONE, Values, in_form
 from .spec import Field
 
-__all__ = ["JOINT", "MASK", "Part", "Spaces", "fields_of", "is_text", "parts_of"]
-
 MASK = "action_mask"  # PettingZoo's name
 JOINT = "joint_observation"  # the part of an observation that is for critics alone; see envs/joint.py
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from .checks import check_whole
 from .observations import by_name
 
-__all__ = ["Field", "Sequence", "TransitionSpec"]
-
 RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
 )

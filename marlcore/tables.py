@@ -10,8 +10,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["FittedTable"]
-
 _EDGES = 4  # a table's lines other than its rows
 
 

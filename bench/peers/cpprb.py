@@ -6,8 +6,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["add_batch", "fields", "make_buffer"]
-
 
 def make_buffer(kind: Any, obs: NDArray[Any], capacity: int) -> Any:
     """A buffer of the class `kind` for observations like `obs`."""

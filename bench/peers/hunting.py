@@ -17,8 +17,6 @@ from marlcore.envs import TreasureHunt
 from ..training_work import Setting
 from .plain_dqn import mlp
 
-__all__ = ["act", "hunt", "model_of"]
-
 SYNC = 50  # rounds between copies of the shared models
 
 

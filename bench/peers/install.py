@@ -9,8 +9,6 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["MISSING", "appo_rate", "installed"]
-
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 FOLDER = CACHE / "marlcore-bench" / "sample-factory"
 PYTHON = FOLDER / "bin" / "python"

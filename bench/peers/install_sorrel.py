@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .install import CACHE
 
-__all__ = ["ENVIRONMENT", "MISSING", "PYTHON", "installed"]
-
 FOLDER = CACHE / "marlcore-bench" / "sorrel"
 PYTHON = FOLDER / "bin" / "python"
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,6 @@ from ..training_work import Setting, Trained
 from .hunting import act, hunt, model_of
 from .plain_dqn import PlainDQN, Ring
 
-__all__ = ["train"]
-
 NAP_S = 0.001  # of a side that waits for the other
 
 

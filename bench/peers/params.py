@@ -6,8 +6,6 @@ from multiprocessing import get_context
 
 from torch import nn
 
-__all__ = ["LockedModel"]
-
 
 class LockedModel:
     """A model in shared memory that one process publishes to and others pull from, with the lock held."""

@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HAS_SB3", "dump", "load"]
-
 HAS_SB3 = find_spec("stable_baselines3") is not None
 
 

@@ -18,8 +18,6 @@ from torch.nn import functional
 
 from ..training_work import Setting, Trained
 
-__all__ = ["PlainDQN", "Ring", "train"]
-
 
 class PlainDQN:
     """A network, its target and its optimizer."""

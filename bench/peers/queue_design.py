@@ -18,8 +18,6 @@ from ..training_work import Setting, Trained
 from .hunting import act, hunt, model_of
 from .plain_dqn import PlainDQN, Ring
 
-__all__ = ["train"]
-
 
 def train(setting: Setting, steps: int) -> Trained:
     """Trains the agents of a treasure hunt; a queue holds what a learner may be behind, so that the ratio holds."""

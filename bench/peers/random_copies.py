@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from ..work import Work, shared_bytes
 
-__all__ = ["random_copies"]
-
 SOURCE = Path(__file__).with_suffix(".c")
 BATCHES = 4096  # of places: more than the caches nearest to a core hold
 NAME = "_random_copies"

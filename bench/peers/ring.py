@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LockedRing"]
-
 
 class LockedRing:
     """Transitions in shared memory; every add and every sample holds the lock. Pass it to a spawned process.

@@ -8,8 +8,6 @@ import torch
 
 from ..training_work import Setting, Trained
 
-__all__ = ["train"]
-
 
 def train(setting: Setting, steps: int) -> Trained:
     """Trains on CartPole; the warm-up acts at random, as there."""

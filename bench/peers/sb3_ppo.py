@@ -8,8 +8,6 @@ import torch
 
 from ..training_work import COPIES, Setting, Trained
 
-__all__ = ["train"]
-
 
 def train(setting: Setting, steps: int) -> Trained:
     """Trains on CartPole, one gradient step on each batch."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from .ring import LockedRing
 
-__all__ = ["PrioritizedRing", "SumTree"]
-
 
 class SumTree:
     """Node k is the sum of nodes 2k and 2k + 1; a list, whose items Python reads quicker than an array's."""

@@ -17,8 +17,6 @@ with warnings.catch_warnings():
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-__all__ = ["extend", "fields", "make_buffer"]
-
 logging.getLogger("torchrl").setLevel(logging.WARNING)
 
 

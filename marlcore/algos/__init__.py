@@ -16,8 +16,6 @@ from .recurrent_ppo import RecurrentPPO
 from .sac import SAC
 from .td3 import TD3
 
-__all__ = ["ALGORITHMS", "DQN", "IQN", "MAPPO", "PPO", "R2D2", "SAC", "TD3", "RecurrentPPO", "find", "make", "name_of"]
-
 ALGORITHMS: dict[str, type[Algorithm]] = {
     kind.__name__.lower(): kind for kind in (DQN, IQN, MAPPO, PPO, R2D2, RecurrentPPO, SAC, TD3)
 }

@@ -13,8 +13,6 @@ from ..declared import Number, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
 from .fast import faster
 
-__all__ = ["Acting", "AtLeast1", "Layers", "Positive", "Request"]
-
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]

@@ -14,8 +14,6 @@ import torch
 
 from ..kernels.advantages import trace
 
-__all__ = ["Advantages", "gae", "vtrace"]
-
 
 class Advantages(NamedTuple):
     """Both float32 [B], on the device of the values."""

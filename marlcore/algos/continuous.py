@@ -23,8 +23,6 @@ from .networks.observations import rows_in
 from .networks.torso import Torso
 from .trainers import FollowedTrainer, own_generator
 
-__all__ = ["ActorCritic", "ActorCriticTrainer", "Continuous", "ContinuousPolicy"]
-
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 

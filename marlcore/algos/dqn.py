@@ -20,8 +20,6 @@ from .networks.qnetwork import QNetwork, best
 from .networks.torso import Torso
 from .value_based import TargetTrainer, ValueBased
 
-__all__ = ["DQN", "DQNNetwork", "DQNTrainer"]
-
 
 @dataclass(frozen=True)
 class DQN(ValueBased):

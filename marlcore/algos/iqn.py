@@ -27,8 +27,6 @@ from .networks.torso import Dense, Torso
 from .trainers import own_generator
 from .value_based import TargetTrainer, ValueBased
 
-__all__ = ["IQN", "IQNNetwork", "IQNTrainer", "quantile_huber_loss"]
-
 
 @dataclass(frozen=True)
 class IQN(ValueBased):

@@ -11,8 +11,6 @@ from ..spaces import JOINT, Spaces
 from .networks.policy_value import PolicyValue
 from .ppo import PPO
 
-__all__ = ["MAPPO"]
-
 
 @dataclass(frozen=True)
 class MAPPO(PPO):

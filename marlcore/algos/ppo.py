@@ -29,8 +29,6 @@ from .networks.torso import Activation
 from .trainers import Resumable, own_generator
 from .value_normalizer import ValueNormalizer
 
-__all__ = ["PPO", "PPOTrainer", "Rows", "rows_of"]
-
 LOG_PROB = "log_prob"
 RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3

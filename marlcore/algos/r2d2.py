@@ -28,8 +28,6 @@ from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, state_fiel
 from .networks.rescaling import rescaled, restored
 from .value_based import QLearning, TargetTrainer, explored
 
-__all__ = ["R2D2", "R2D2Network", "R2D2Trainer", "window_returns"]
-
 OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
 
 

@@ -22,8 +22,6 @@ from .networks.policy_value import PolicyNetwork, initialize
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
 from .ppo import PPO, PPOTrainer, Rows, rows_of
 
-__all__ = ["RecurrentPPO", "RecurrentPPOTrainer", "RecurrentPolicyValue", "first_rows", "windows_of"]
-
 FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows begin
 
 

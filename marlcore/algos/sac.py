@@ -22,8 +22,6 @@ from .acting import Positive
 from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
 from .fast import ClippedAdam, faster
 
-__all__ = ["SAC", "GaussianPolicy", "SACTrainer"]
-
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 

@@ -21,8 +21,6 @@ from .acting import AtLeast1
 from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
 from .fast import faster
 
-__all__ = ["TD3", "DeterministicPolicy", "TD3Trainer"]
-
 AtLeast0: TypeAlias = Annotated[float, Number(0)]
 
 

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-__all__ = ["FollowedTrainer", "Resumable", "independent_copy", "own_generator"]
-
 N = TypeVar("N", bound=nn.Module)
 
 

@@ -23,8 +23,6 @@ from .networks.observations import rows_in
 from .networks.qnetwork import QNetwork, best
 from .trainers import FollowedTrainer
 
-__all__ = ["QLearning", "TargetTrainer", "ValueBased", "explored"]
-
 N = TypeVar("N", bound=QNetwork)
 
 

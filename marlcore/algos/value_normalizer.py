@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["ValueNormalizer"]
-
 DECAY = 0.99  # of what earlier batches count for
 LEAST = 1e-2  # standard deviation, so that equal targets stay finite
 

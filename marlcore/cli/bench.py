@@ -28,8 +28,6 @@ from ..training import compile_before_a_run
 from ..weights import ParameterStore
 from .options import parse
 
-__all__ = ["Measurement", "interleaved", "main"]
-
 ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice, so that most rounds run undisturbed
 BATCH, STACK = 256, 4
 VECTORS, FRAMES = 200_000, 10_000

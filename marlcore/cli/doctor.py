@@ -28,8 +28,6 @@ from ..training import Config
 from .kernel_features import FEATURES
 from .options import parse
 
-__all__ = ["CHECKS", "Finding", "examine", "main"]
-
 SHM_DIR = Path("/dev/shm")
 MACHINES = ("x86_64", "aarch64")
 _FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, ValueError, MarlcoreError)

@@ -14,8 +14,6 @@ from ..training import EvaluatedRun, evaluate
 from .options import parse
 from .video import check_format, film, write_video
 
-__all__ = ["main"]
-
 WIDTH = 200  # of a table outside a terminal
 
 

@@ -15,8 +15,6 @@ import tyro
 from ..memory import SHM_DIR, SegmentFile, survey_segments
 from .options import parse
 
-__all__ = ["holders", "main"]
-
 
 @dataclass(frozen=True)
 class GcOptions:

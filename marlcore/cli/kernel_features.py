@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FEATURES", "Feature"]
-
 
 @dataclass(frozen=True)
 class Feature:

@@ -12,8 +12,6 @@ import tyro
 from ..checks import did_you_mean
 from ..training import Schedule, names_of
 
-__all__ = ["parse"]
-
 T = TypeVar("T")
 
 

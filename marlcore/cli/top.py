@@ -26,8 +26,6 @@ from ..tables import FittedTable
 from ..training import EVALUATOR, agent_order, has_ended, is_learner, policy_of
 from .options import parse
 
-__all__ = ["main"]
-
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
     "state": "",
     "steps_per_s": ",.0f",

@@ -17,8 +17,6 @@ from ..training import Config, Result, Settings, described_run, names_of, read_s
 from ..training import train as run
 from .options import parse
 
-__all__ = ["train"]
-
 
 @dataclass(frozen=True)
 class TrainOptions:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ..envs import NamedEnvironment, vectorize
 from ..training import EvaluatedRun, play
 
-__all__ = ["check_format", "film", "write_video"]
-
 MODE = "rgb_array"
 FRAMES_PER_S = 15.0  # of an environment that does not say
 NEEDS = "video: MP4 needs imageio, try: pip install 'imageio[ffmpeg]'; or name a file .gif"

@@ -10,8 +10,6 @@ from ..kernels import jit
 from ..training import warm_up
 from .options import parse
 
-__all__ = ["main"]
-
 
 @dataclass(frozen=True)
 class WarmupOptions:

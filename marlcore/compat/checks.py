@@ -10,8 +10,6 @@ import numpy as np
 
 from ..checks import came, check_whole
 
-__all__ = ["number", "whole_number"]
-
 
 def whole_number(label: str, value: Any, least: int) -> int:
     """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""

@@ -11,8 +11,6 @@ from ..memory import Segment
 from ..replay import ReplayBuffer
 from ..transitions import HEAD_BYTES, Place
 
-__all__ = ["ViewedReplay"]
-
 _HEAD = np.dtype([("ordinal", "u4"), ("place", "u4"), ("policy_version", "u4"), ("reward", "f4")])  # csrc/api.h
 _FLAGS_SHIFT = 24
 assert _HEAD.itemsize == HEAD_BYTES

@@ -35,8 +35,6 @@ from .priorities import RingPriorities, greatest_priority
 from .ring import Held, Ints, Ring, Rows
 from .ring_lane import MARK
 
-__all__ = ["MPPrioritizedReplayBuffer", "MPReplayBuffer"]
-
 _BACKENDS = ("sharedctypes", "SharedMemory")
 
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from ..kernels.backup import OFFERED
 from ..planning import AgentPolicies, backward_induction, build_graph
 
-__all__ = ["TabularHumanPolicyPrior", "compute_human_policy_prior", "get_dag_parallel"]
-
 Goal = Any
 Values = Mapping[Hashable, Mapping[int, Mapping[Goal, Any]]]
 

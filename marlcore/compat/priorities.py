@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ..kernels.sumtree import find, level_offsets, repair
 from .ring import Held, Ints
 
-__all__ = ["RingPriorities", "greatest_priority"]
-
 
 class RingPriorities:
     """The priorities of one ring's rows by position, since it was cleared."""

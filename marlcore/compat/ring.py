@@ -21,8 +21,6 @@ from ..memory import invalidate_after_fork
 from ..spec import Field
 from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
 
-__all__ = ["Held", "Ints", "Ring", "Rows"]
-
 
 class Held(NamedTuple):
     """The tickets that a ring held at one moment: [lo, hi), counted from base."""

@@ -23,8 +23,6 @@ from ..spec import Field, TransitionSpec
 from ..transitions import address_of
 from .column_views import ViewedReplay
 
-__all__ = ["BASE", "MARK", "NAP_S", "ROUNDS", "Ints", "RingLane", "RingWriter", "Rows", "spec_of"]
-
 # Words beside the lane: the base, written by the holder of the words' lock; a word that the buffer's learner writes
 BASE, MARK = range(2)
 ROUNDS = 1000

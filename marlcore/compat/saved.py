@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ..checks import came
 from ..replay import ReplayBuffer
 
-__all__ = ["from_bytes", "read_npz", "to_bytes"]
-
 R = TypeVar("R", bound=ReplayBuffer)
 
 

@@ -32,8 +32,6 @@ from .checks import number, whole_number
 from .column_views import ViewedReplay
 from .saved import from_bytes, to_bytes
 
-__all__ = ["DictReplayBuffer", "ReplayBuffer"]
-
 _NAME = "sb3"  # of the replays
 _EMPTY = "sample: expected at least one step, got an empty buffer"
 _NO_HER = (

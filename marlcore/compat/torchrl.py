@@ -29,8 +29,6 @@ from ..transitions import Batch, Writer
 from .ring_lane import spec_of
 from .saved import from_bytes, to_bytes
 
-__all__ = ["TensorDictReplayBuffer"]
-
 Key = str | tuple[str, ...]
 
 _NAME = "torchrl"  # of the replays

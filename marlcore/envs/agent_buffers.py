@@ -16,9 +16,6 @@ from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK
 from .agent_view import AgentView, as_reward, failed, label_of, numbers
 
-__all__ = ["AgentBuffer", "AgentBuffers", "child_seeds"]
-
-
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
 
 

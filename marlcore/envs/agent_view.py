@@ -19,18 +19,6 @@ from ..observations import ALONE, Values
 from ..spaces import MASK, Spaces
 from ..spec import Field
 
-__all__ = [
-    "LARGEST_REWARD",
-    "AgentView",
-    "failed",
-    "fault_of",
-    "label_of",
-    "may_mask",
-    "numbers",
-    "result_of",
-    "wrong_values",
-]
-
 STEPS = ("observation", "reward", "terminated", "truncated", "info")  # what `step` and `last` return
 RESETS = ("observation", "info")
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell

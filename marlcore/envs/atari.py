@@ -9,8 +9,6 @@ from gymnasium.wrappers import AtariPreprocessing
 
 from .gymnasium import make_gymnasium, not_installed
 
-__all__ = ["make_atari"]
-
 
 def make_atari(game: str, /, **options: Any) -> Any:
     """The game with observations uint8 [84, 84] and the sticky actions of Machado et al. 2018 (arXiv:1709.06009).

@@ -9,8 +9,6 @@ from ..interfaces import Environment
 from .agent_view import may_mask, result_of
 from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
 
-__all__ = ["Copies"]
-
 
 class Copies(CopyByCopy):
     """A VectorEnvironment over copies whose agents act one after another.

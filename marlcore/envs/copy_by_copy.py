@@ -17,8 +17,6 @@ from ..spaces import MASK, Spaces
 from .agent_buffers import AgentBuffers, child_seeds
 from .agent_view import AgentView, may_mask
 
-__all__ = ["EMPTY_EPISODES", "CopyByCopy", "in_copy", "masks_in"]
-
 EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
 
 

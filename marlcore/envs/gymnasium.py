@@ -23,8 +23,6 @@ PACKAGES = {
 # Word of a message about a missing package: the extra of marlcore that installs it.
 EXTRAS = {"ale-py": "atari", "opencv": "atari", "box2d": "box2d", "mujoco": "mujoco"}
 
-__all__ = ["AGENT", "GymnasiumEnvironment", "is_registered", "make_gymnasium", "make_gymnasium_vector", "not_installed"]
-
 AGENT = "agent_0"
 
 

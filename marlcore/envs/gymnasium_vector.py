@@ -17,8 +17,6 @@ from ..spaces import MASK, Part, Spaces
 from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 
-__all__ = ["EnvPool", "GymnasiumVector", "is_envpool", "is_gymnasium_vector"]
-
 MODES = ("NextStep", "SameStep", "Disabled")
 NOT_NUMBERS = {"env_id"}  # of EnvPool
 

@@ -16,8 +16,6 @@ from ..spaces import JOINT, MASK
 from ..spec import Field
 from .agent_view import result_of
 
-__all__ = ["JointEnvironment", "JointObservations"]
-
 
 @dataclass(frozen=True)
 class JointObservations:

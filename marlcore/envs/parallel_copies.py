@@ -10,8 +10,6 @@ from .agent_view import failed, may_mask, result_of
 from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
 from .pettingzoo import spaces_of
 
-__all__ = ["ParallelCopies"]
-
 
 class ParallelCopies(CopyByCopy):
     """A VectorEnvironment over copies whose agents act at once: an observation has a turn for each agent.

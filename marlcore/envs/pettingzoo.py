@@ -13,8 +13,6 @@ from gymnasium import Space
 
 from .agent_view import AgentView, result_of
 
-__all__ = ["AECEnvironment", "ParallelEnvironment", "make_pettingzoo", "spaces_of"]
-
 
 def spaces_of(env: Any) -> tuple[dict[str, Space], dict[str, Space]]:
     """The observation and action spaces of all agents that may ever act.

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from .two_player import TwoPlayer
 
-__all__ = ["ACTIONS", "Puck", "chaser", "idle", "two_player_puck"]
-
 BAT = 0.25  # half of a bat's length; the table reaches from -1 to 1 both ways
 BAT_SPEED = 0.12  # per step
 PUCK_SPEED, SWING_SPEED = 0.06, 0.04

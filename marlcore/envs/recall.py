@@ -16,8 +16,6 @@ from ..spaces import Spaces
 from .agent_buffers import child_seeds
 from .splitmix import fresh_key, key_of, unit
 
-__all__ = ["Recall", "Recalls"]
-
 AGENT = "agent_0"
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["fresh_key", "key_of", "unit"]
-
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 _STEP = 0x9E37_79B9_7F4A_7C15
 

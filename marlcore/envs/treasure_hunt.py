@@ -16,8 +16,6 @@ from .splitmix import fresh_key, key_of, unit
 if TYPE_CHECKING:
     from .treasure_hunt_vector import TreasureHunts
 
-__all__ = ["Hunt", "TreasureHunt"]
-
 # What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
 WALL, AGENT, EMPTY, ENTITY = range(4)
 KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation

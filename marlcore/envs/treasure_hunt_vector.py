@@ -14,8 +14,6 @@ from .agent_buffers import child_seeds
 from .splitmix import key_of, unit
 from .treasure_hunt import AGENT, EMPTY, ENTITY, KINDS, Hunt
 
-__all__ = ["TreasureHunts"]
-
 
 class TreasureHunts:
     """A VectorEnvironment of treasure hunts. All copies are always at the same turn, since only time ends an episode.

@@ -13,8 +13,6 @@ from ..checks import as_field, came, check_whole
 from ..spec import Field
 from .agent_view import as_reward, result_of
 
-__all__ = ["PLAYERS", "TwoPlayer"]
-
 PLAYERS = ("player_1", "player_2")
 WINNER = "winner"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .jit import jit
 
-__all__ = ["trace"]
-
 
 @jit
 def trace(reward, discount, value, following, continues, ratio, most, decay, advantage, target):

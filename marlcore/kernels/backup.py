@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from .half import wide
 from .jit import inlined
 
-__all__ = ["ACHIEVED", "OFFERED", "Rows", "add_expectation", "divide", "is_complete", "row_of", "soften"]
-
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
 

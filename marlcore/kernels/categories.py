@@ -6,8 +6,6 @@ import math
 
 from .jit import jit
 
-__all__ = ["draw_category"]
-
 
 @jit
 def draw_category(output, first, end, place, action, log_prob):

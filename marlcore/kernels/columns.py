@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .jit import copy_bytes, jit, prefetch
 
-__all__ = ["gather"]
-
 AHEAD = 16  # rows between the prefetch and the copy
 
 

@@ -23,8 +23,6 @@ from .rows import (
     successor_of,
 )
 
-__all__ = ["take", "take_chosen"]
-
 AHEAD = 2  # slots between the prefetch of columns and their copy
 LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware prefetcher continues
 

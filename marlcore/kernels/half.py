@@ -11,8 +11,6 @@ from numba.extending import overload
 
 from .jit import bits_of, float_of
 
-__all__ = ["narrow", "wide"]
-
 DROPPED = 42  # bits of float64's mantissa that float16 lacks
 HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # what rounds to the nearest, ties to even
 REBIAS = (1023 - 15) << 10  # difference of the exponents' biases, in float16's place

@@ -14,8 +14,6 @@ from .backup import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
 from .half import narrow
 from .jit import inlined, jit
 
-__all__ = ["Belief", "Scratch", "induce"]
-
 
 class Belief(NamedTuple):
     """What an agent believes of the others' actions.

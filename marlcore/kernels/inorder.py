@@ -23,8 +23,6 @@ from .rows import (
     record_of,
 )
 
-__all__ = ["read"]
-
 # Of `cursors`: the one that the batch moves, one that passes only rows that no batch can hold, and scratch
 NEXT, SETTLED, PROBE = range(3)
 # Rows of a cursor: the next ticket; the transitions below it; of these, the ones overwritten before they were read, and

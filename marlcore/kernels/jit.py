@@ -20,28 +20,6 @@ from numba.np.arrayobj import populate_array
 
 from ..notices import say
 
-__all__ = [
-    "FIRST_COMPILATION",
-    "WARM",
-    "bits_of",
-    "cache_directory",
-    "copy_bytes",
-    "float32_at",
-    "float64_array",
-    "float64_at",
-    "float_of",
-    "inlined",
-    "int64_array",
-    "int64_at",
-    "jit",
-    "prefetch",
-    "quietly",
-    "uint8_at",
-    "uint32_at",
-    "uint64_at",
-    "zero_bytes",
-]
-
 FIRST_COMPILATION = (
     "compiling kernels, once for this machine: about half a minute (`marlcore warmup` does it beforehand)"
 )

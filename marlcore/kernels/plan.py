@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["COLUMN", "NO_NEXT", "ONE_MORE", "OWN_STACKS", "PLAN"]
-
 # Frames of next_obs after those of obs: no frame, the one frame after the last, or a stack for each row
 NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
 

@@ -10,8 +10,6 @@ import math
 
 from .jit import bits_of, float_of, inlined
 
-__all__ = ["raise_all"]
-
 SQRT_HALF = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
 ONE = 0x3FF0000000000000
 WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest integer in the low bits

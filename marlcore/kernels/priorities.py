@@ -28,8 +28,6 @@ from .random import unit
 from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
 from .sumtree import find, repair, repair_range
 
-__all__ = ["PRIORITIES", "catch_up", "draw", "first_bad", "update", "weigh"]
-
 # Values of a leaf's mark
 ABSENT, PRESENT, DRAWN = range(3)
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from .jit import inlined
 
-__all__ = ["below", "next_random", "unit"]
-
 
 @inlined
 def _rotl(x, k):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from .jit import float32_at, inlined, int64_at, uint8_at
 from .rows import REWARD, TERMINATED, TRUNCATED, last_of, record_of, successor_of
 
-__all__ = ["write_returns"]
-
 
 @inlined
 def _sum_rewards(p, lane, first, last):

@@ -16,8 +16,6 @@ from .backup import OFFERED, add_expectation, divide, is_complete, soften
 from .half import wide
 from .jit import inlined, jit
 
-__all__ = ["People", "attain", "choose", "mix"]
-
 
 class People(NamedTuple):
     """The people's policies whatever their goals are, and how a profile is taken apart.

@@ -12,8 +12,6 @@ import numpy as np
 
 from .jit import inlined, int64_at, prefetch, uint32_at
 
-__all__ = ["check", "find_seams", "prefetch_row"]
-
 TERMINATED, TRUNCATED, BOUNDARY = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from .jit import inlined, jit, prefetch
 
-__all__ = ["empty_tree", "find", "level_offsets", "repair", "repair_range"]
-
 FANOUT = 16
 LINE_ITEMS = 8
 ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))

@@ -7,8 +7,6 @@ from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
 from .rows import SAMPLEABLE, check, find_seams, prefetch_row
 
-__all__ = ["any_sampleable", "draw", "draw_listed", "list_sampleable"]
-
 
 @inlined
 def _choose(p, first, count, total):

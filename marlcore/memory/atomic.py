@@ -15,8 +15,6 @@ from .new_file import Put, give_name, hold, lasting, open_nameless, write_checks
 from .space import noticing_full
 from .survey import survey_names
 
-__all__ = ["replace_file"]
-
 ASIDE = ".marlcore-aside-"  # prefix of the temporary name of a complete file, just before it replaces another
 
 

@@ -14,8 +14,6 @@ from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 
-__all__ = ["check_allocated", "open_named"]
-
 SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 
 

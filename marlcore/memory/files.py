@@ -10,8 +10,6 @@ from pathlib import Path
 from ..errors import MarlcoreError
 from .native import ffi, lib
 
-__all__ = ["OWN_FILES", "File", "is_descriptor", "same_file", "too_many_files"]
-
 OWN_FILES = "/proc/self/fd"
 
 

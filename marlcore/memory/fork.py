@@ -6,8 +6,6 @@ import os
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["Forkable", "invalidate_after_fork"]
-
 
 class Forkable(Protocol):
     """An object that a forked child must not continue to use."""

@@ -9,8 +9,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from ..errors import UsedByTwoThreads
 
-__all__ = ["Guarded", "one_thread", "refuse_second"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

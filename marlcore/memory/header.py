@@ -13,8 +13,6 @@ from typing import Any
 from ..checks import came
 from ..errors import SegmentCorrupt
 
-__all__ = ["CHECKSUM", "Header"]
-
 MAGIC = b"marlcore"
 LAYOUT_VERSION = 3
 # magic, layout version, checksum, header bytes, segment bytes, nonce, description bytes

@@ -15,8 +15,6 @@ from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
-__all__ = ["ROOM_OFFSET", "LaneClaim", "LaneGeometry", "claim", "claim_all", "claim_reader"]
-
 ROOM_OFFSET = LINE
 
 

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SEGMENT_LOCK", "add_lock", "slot_lock", "writer_lock"]
-
 SEGMENT_LOCK = 0
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from ..errors import SharedMemoryFull
 from .native import ffi, lib
 
-__all__ = ["Mapping"]
-
 
 class Mapping:
     """The first bytes of a file, mapped until this object and every array of its bytes are gone.

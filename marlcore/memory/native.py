@@ -15,25 +15,6 @@ from .._core import ffi as _ffi
 from .._core import lib as _lib
 from ..errors import ClosedError, MarlcoreError, SegmentCorrupt
 
-__all__ = [
-    "BOUNDARY",
-    "LINE",
-    "MAX_COLUMNS",
-    "TERMINATED",
-    "TRUNCATED",
-    "Bytes",
-    "Event",
-    "Ints",
-    "NativeLanes",
-    "Words",
-    "exception_of",
-    "ffi",
-    "is_locked",
-    "lib",
-    "pointer_to",
-    "try_lock",
-]
-
 ffi: Any = _ffi
 lib: Any = _lib
 

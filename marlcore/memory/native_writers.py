@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, exception_of, ffi, lib, pointer_to
 
-__all__ = ["NativeVector", "NativeWriter"]
-
 
 class _WritingEnd:
     """What the writing ends of one lane and of several have in common, on the C core's struct of either."""

@@ -20,18 +20,6 @@ from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 from .survey import PREFIX
 
-__all__ = [
-    "SEALED",
-    "Put",
-    "give_name",
-    "hold",
-    "lasting",
-    "open_nameless",
-    "open_unlinked",
-    "write_checksum",
-    "write_header_and_body",
-]
-
 SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
 _BLOCK = 1 << 20
 

@@ -34,8 +34,6 @@ from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, open
 from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
-__all__ = ["Segment", "SegmentHandle"]
-
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 _open: weakref.WeakSet[Segment] = weakref.WeakSet()
 

@@ -10,8 +10,6 @@ from ..checks import came
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
 
-__all__ = ["Shared", "described_workers"]
-
 S = TypeVar("S", bound="Shared")
 
 

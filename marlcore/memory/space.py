@@ -14,8 +14,6 @@ from pathlib import Path
 from .. import cgroup
 from ..errors import SharedMemoryFull
 
-__all__ = ["SHM_DIR", "free_bytes", "full", "notice_spill", "noticing_full"]
-
 SHM_DIR = Path("/dev/shm")
 
 log = logging.getLogger(__name__)

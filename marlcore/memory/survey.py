@@ -19,8 +19,6 @@ from .locks import SEGMENT_LOCK
 from .native import is_locked, try_lock
 from .space import SHM_DIR
 
-__all__ = ["PREFIX", "SegmentFile", "survey_names", "survey_segments", "sweep", "sweep_once"]
-
 PREFIX = "marlcore-"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from .native import Event
 
-__all__ = ["WAIT_SLICE_S", "Check", "check_interruption", "interrupt_waits_with", "sleep_until"]
-
 WAIT_SLICE_S = 0.1
 
 Check = Callable[[], None]

@@ -16,8 +16,6 @@ from ..kernels.induction import Belief
 from .graph import Graph
 from .tabulate import Numbers, Tabulate, naming
 
-__all__ = ["Believed", "Players", "tabulate_belief"]
-
 # (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots do not matter
 Believed = Callable[[Any, int, int], Iterable[tuple[float, Sequence[int]]]]
 TOLERANCE = 1e-6  # of the sum of what is believed

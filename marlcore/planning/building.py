@@ -21,8 +21,6 @@ from .model import Profiles, WorldModel
 from .order import Edges, given_levels, longest_paths, topological_order
 from .progress import FRAME_S, Progress
 
-__all__ = ["build_graph"]
-
 
 def build_graph(
     model: WorldModel,

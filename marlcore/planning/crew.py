@@ -21,8 +21,6 @@ from ..processes import Pool, check_picklable
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
 
-__all__ = ["Crew", "Part", "expand"]
-
 START_AFTER_S = 0.05  # of work in this process; the server that forks workers starts in 0.2 s
 BATCH_S = 0.05  # of work in one batch
 OWN_S = 0.005  # of work that this process does before it merges what has come

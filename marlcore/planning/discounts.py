@@ -15,8 +15,6 @@ from .graph import Graph
 from .model import Profiles
 from .tabulate import Numbers, Tabulate, naming
 
-__all__ = ["Discount", "Durations", "tabulate_durations"]
-
 # (state, profile, [(probability, successor), ...]) -> a duration of each outcome
 Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[float]]
 

@@ -15,8 +15,6 @@ from ..checks import came
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-__all__ = ["Expansion"]
-
 SAMPLE = 32  # states that are expanded again, at most: one, and a quarter of those that have transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 

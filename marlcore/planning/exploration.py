@@ -14,8 +14,6 @@ from .crew import Crew, Part, expand
 from .expansion import Expansion
 from .model import Profiles, WorldModel
 
-__all__ = ["explore"]
-
 SLICE_S = 0.01  # of expanding states here between two looks at everything else
 LOOK_S = 0.0005  # between two looks at the workers
 WAIT_S = 0.1  # for workers, between two ticks

@@ -15,8 +15,6 @@ from ..kernels.backup import ACHIEVED, OFFERED
 from .graph import Graph
 from .tabulate import Numbers, Tabulate, naming, stays_equal
 
-__all__ = ["GoalTable", "Goals", "tabulate_goals"]
-
 Goal = Any  # goal.is_achieved(state), or goal(state) where it has no such method
 GoalGenerator = Callable[[Any, int], Iterable[tuple[Goal, float]]]  # (state, agent) -> (goal, weight) pairs
 Goals = Mapping[int, Sequence[Goal]] | GoalGenerator

@@ -24,8 +24,6 @@ from .reorder import write_in_order
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Graph"]
-
 ARRAYS = ("row_start", "profile", "start", "successor", "probability", "level")
 Transition = tuple[tuple[int, ...], list[float], list[int]]
 

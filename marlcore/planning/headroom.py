@@ -8,8 +8,6 @@ from .. import cgroup
 from ..checks import came
 from ..errors import NotEnoughMemory
 
-__all__ = ["Headroom"]
-
 MEMINFO = Path("/proc/meminfo")
 _MIB = 1 << 20
 _SMALL = _MIB  # bytes that are not worth a look, which takes a quarter of a millisecond

@@ -19,8 +19,6 @@ from .policies import Policies
 from .sweep import Numbers, Progress, sweep
 from .tabulate import Tabulate
 
-__all__ = ["backward_induction"]
-
 DTYPES = ("float64", "float32", "float16")
 
 

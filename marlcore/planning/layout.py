@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..memory import LINE
 
-__all__ = ["Layout"]
-
 _LARGEST = 2**40  # of each count
 
 

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from ..checks import check_whole
 
-__all__ = ["Profiles", "Transition", "WorldModel"]
-
 MOST_PROFILES = 2**31
 _KEPT = 2**16  # profiles that are made once; with more, each state makes them again
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ..checks import came, check_whole
 
-__all__ = ["Edges", "given_levels", "longest_paths", "topological_order"]
-
 BLOCK = 1 << 20  # outcomes that are sorted at once
 SHOWN = 8  # states of a cycle
 

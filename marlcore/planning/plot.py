@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .graph import Graph
 
-__all__ = ["draw"]
-
 MOST = 300  # states; with more, nobody sees anything
 _COLOURS = ("#dbe9f6", "#f6d8c6")  # of states with transitions, and of ends
 

@@ -15,8 +15,6 @@ from ..kernels.backup import ACHIEVED, OFFERED
 from ..memory import LINE, Segment, Shared
 from .goals import Goal, GoalTable
 
-__all__ = ["AgentPolicies", "Policies"]
-
 
 @dataclass(frozen=True)
 class AgentPolicies:

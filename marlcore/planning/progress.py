@@ -6,8 +6,6 @@ import sys
 from time import monotonic
 from types import TracebackType
 
-__all__ = ["Progress"]
-
 FRAME_S = 0.25
 
 

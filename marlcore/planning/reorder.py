@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from .expansion import Expansion
 
-__all__ = ["write_in_order"]
-
 BLOCK = 1 << 20  # outcomes that are moved at once, unless one state has more
 
 

@@ -20,8 +20,6 @@ from .policies import AgentPolicies, Policies
 from .sweep import Numbers, Progress, sweep
 from .tabulate import Tabulate
 
-__all__ = ["Aggregate", "RobotPolicy", "robot_induction"]
-
 Floats = NDArray[np.float64]
 # (what people can attain, the goals' weights), both by agent: float64 [n, goals] -> the robots' reward, float64 [n]
 Aggregate = Callable[[Mapping[int, Floats], Mapping[int, Floats]], Floats]

@@ -13,8 +13,6 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Numbers", "Progress", "sweep"]
-
 Numbers = NDArray[np.int64]  # of states
 Progress = Callable[[int, int], None]  # (states done, all states)
 Step = Callable[[Numbers], None]

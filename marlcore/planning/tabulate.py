@@ -17,8 +17,6 @@ from ..errors import CallbackFailed, pass_on_from_handler
 from ..processes import Pool
 from .graph import Graph
 
-__all__ = ["Numbers", "Tabulate", "naming", "stays_equal"]
-
 T = TypeVar("T")
 Numbers = Sequence[int]  # of states
 Job = Callable[[Graph, Numbers], T]

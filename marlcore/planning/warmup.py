@@ -13,8 +13,6 @@ from .goals import Goals
 from .induction import DTYPES, backward_induction
 from .robots import robot_induction
 
-__all__ = ["warm_up"]
-
 PROBABILITIES: tuple[Literal["float64", "float32"], ...] = ("float64", "float32")
 
 

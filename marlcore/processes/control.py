@@ -14,8 +14,6 @@ from typing import Any
 
 from ..memory import LINE, Segment, Shared, Words, described_workers
 
-__all__ = ["BEATS", "DONE", "EPISODES", "PID", "READY", "RESTARTS", "STEPS", "UPDATES", "Control", "Counters"]
-
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: nonzero once
 # any of its processes finished an episode. DONE: nonzero once its work is complete, for workers that wait for that
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE = range(6)

@@ -36,8 +36,6 @@ from .pdeathsig import end_with_parent, start_child
 from .signals import STOPPING, outlive_signals
 from .title import show_title
 
-__all__ = ["ForkServer", "Forked", "leave", "read_status", "readable", "serve"]
-
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
 STARTS = 4  # of the server, before the error after repeated deaths

@@ -24,8 +24,6 @@ from .signals import STOPPING, Interrupts, raise_for
 from .telemetry import Metric, Reporter, Telemetry, encoded_name
 from .worker import Failure, WorkerProcess, check_picklable, wait_any
 
-__all__ = ["PRELOAD", "Worker", "WorkerContext", "Workers"]
-
 LOOK_S = 0.1
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 P = ParamSpec("P")

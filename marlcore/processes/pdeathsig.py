@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["end_with_parent", "start_child"]
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Program = subprocess.Popen[bytes]

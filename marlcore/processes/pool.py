@@ -25,8 +25,6 @@ from .forkserver import ForkServer, leave
 from .signals import Interrupts
 from .worker import ChildProcess, enter, has_ended, leave_if_forked, needing_descriptors, surroundings
 
-__all__ = ["Answer", "Pool"]
-
 RETRIES = 3
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 

@@ -13,8 +13,6 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["STOPPING", "Interrupts", "outlive_signals"]
-
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a repeat so soon is not a second request
 

@@ -16,8 +16,6 @@ from ..errors import MarlcoreError, WorkerFailed
 from .control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 from .worker import Failure, WorkerProcess, wait_any
 
-__all__ = ["RestartPolicy", "Supervisor"]
-
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
 LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
 
-__all__ = ["Metric", "Reporter", "Telemetry", "encoded_name", "fitting_name"]
-
 ROWS = 4096
 AT_ONCE = 64  # rows that one call writes
 NAME_BYTES = 64

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from ..errors import suppress_failed_calls
 
-__all__ = ["show_title"]
-
 ARG_START = 45  # among the fields of /proc/self/stat behind the command's name; the next is its end
 
 

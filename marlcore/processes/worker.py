@@ -25,19 +25,6 @@ from ..memory import too_many_files
 from .forkserver import KILL_S, Forked, ForkServer, leave, read_status, readable
 from .title import show_title
 
-__all__ = [
-    "ChildProcess",
-    "Failure",
-    "WorkerProcess",
-    "check_picklable",
-    "enter",
-    "has_ended",
-    "leave_if_forked",
-    "needing_descriptors",
-    "surroundings",
-    "wait_any",
-]
-
 STATUS_S = 1.0  # for a dead process's exit status to arrive
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MESSAGE_LIMIT = 12_000  # bytes; such a message enters a pipe whole or not at all; the log has the whole traceback

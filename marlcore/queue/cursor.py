@@ -27,8 +27,6 @@ from ..errors import SegmentCorrupt
 from ..kernels import inorder
 from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, Words
 
-__all__ = ["CURSOR_ROWS", "CursorLines", "ReadCursor"]
-
 CURSOR_ROWS = 4
 
 _TURN, _LONGEST, _WHOLE, _PASSED, _STARVING = range(5)  # words of slot 0

@@ -13,8 +13,6 @@ from ..errors import SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, sleep_until
 from .cursor import CursorLines
 
-__all__ = ["QueueGate", "QueueGates", "UnreadLimit"]
-
 _UNLIMITED = 1 << 62  # rows
 
 Ints = NDArray[np.int64]

@@ -20,8 +20,6 @@ from .gates import QueueGate, QueueGates, UnreadLimit
 if TYPE_CHECKING:
     from .reader import TrajectoryReader
 
-__all__ = ["TrajectoryQueue"]
-
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
 PASSED, DROPPED, SKIPPED = 1, 2, 3  # rows of a cursor, see kernels/inorder.py

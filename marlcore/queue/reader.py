@@ -17,8 +17,6 @@ from ..memory import claim_reader, one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
-__all__ = ["ReaderOptions", "ReaderStats", "TrajectoryReader", "lane_rows_for"]
-
 
 @dataclass
 class ReaderStats:

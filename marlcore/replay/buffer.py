@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .prioritized import Prioritized
     from .sampler import Sampler
 
-__all__ = ["ReplayBuffer"]
-
 
 class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer per lane, any number of samplers, no locks between them.

@@ -34,8 +34,6 @@ from ..memory import (
 )
 from .limiter import RateLimiter
 
-__all__ = ["SLOTS", "SampleGate", "WriteGate"]
-
 SLOTS = 16
 BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
 

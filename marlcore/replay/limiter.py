@@ -13,8 +13,6 @@ from ..checks import check_whole
 if TYPE_CHECKING:
     from ..memory import Segment
 
-__all__ = ["RateLimiter"]
-
 
 @dataclass(frozen=True)
 class RateLimiter:

@@ -21,8 +21,6 @@ from .prioritized import Prioritized, checked_priorities
 from .row_source import SamplerStats
 from .sampler import Sampler
 
-__all__ = ["Mixture"]
-
 POLL_S = 0.02  # no single event signals writes to several replays
 
 

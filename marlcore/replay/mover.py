@@ -12,8 +12,6 @@ from ..transitions import Batch, TorchBatch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Mover"]
-
 
 class Mover:
     """Copies batches into pinned memory, and from there to a device on its own stream."""

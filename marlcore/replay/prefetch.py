@@ -24,8 +24,6 @@ from .prefetch_work import Work
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Prefetch"]
-
 B = TypeVar("B")
 Drawn = TypeVar("Drawn", covariant=True)
 

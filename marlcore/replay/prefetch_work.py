@@ -15,8 +15,6 @@ from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
 from ..memory import WAIT_SLICE_S, check_interruption
 from .mover import Mover
 
-__all__ = ["Bell", "Work"]
-
 RETRY_S = 0.005
 
 

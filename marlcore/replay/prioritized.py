@@ -16,8 +16,6 @@ from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
 from ..transitions import BatchMemory, Drawing, LaneView, RecordLayout, address_of
 
-__all__ = ["Prioritized", "PriorityTree", "checked_priorities"]
-
 FIRST = 1.0  # the priority of the first transitions
 
 

@@ -22,8 +22,6 @@ from .gates import SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
 
-__all__ = ["RowSource", "SamplerOptions", "SamplerStats"]
-
 EQUAL = Prioritized(alpha=0.0)
 
 

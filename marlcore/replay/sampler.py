@@ -14,8 +14,6 @@ from ..transitions import Batch, LaneView
 from .prioritized import Prioritized
 from .row_source import RowSource, SamplerOptions, SamplerStats
 
-__all__ = ["Sampler"]
-
 
 class Sampler:
     """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.

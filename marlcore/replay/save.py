@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from ..errors import SegmentCorrupt, SharedMemoryFull
 from ..memory import LINE, LaneGeometry, NativeLanes, Put, Segment, replace_file
 
-__all__ = ["Stateful", "copy_segment", "read_state", "save_segment"]
-
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
 _KINDS = "biufc"
 

@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from ..kernels import uniform as kernels
 from ..transitions import BatchMemory, Drawing
 
-__all__ = ["Uniform"]
-
 
 class Uniform:
     """The strategy of a sampler without priorities; see transitions.Strategy."""

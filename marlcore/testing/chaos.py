@@ -28,8 +28,6 @@ from ..training import ActorConfig, Config, EvaluationConfig, LearnerConfig, Rep
 from .checked import AGENTS, CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 from .victim import Lost, Victim, parent_of
 
-__all__ = ["Report", "main", "wreak"]
-
 TIMEOUT_S = 10.0  # the supervisor's timeout for workers
 RUN = "run-to-be-struck"  # first argument of this module as the run; the directory and the striking process's id follow
 

@@ -20,8 +20,6 @@ from ..interfaces import Environment, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
 
-__all__ = ["check_env"]
-
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
 
 

@@ -22,8 +22,6 @@ from ..replay import Prioritized
 from ..spaces import Spaces
 from .rows import filled, torn
 
-__all__ = ["AGENTS", "CheckedAlgorithm", "CheckedEnvironment", "read_faults", "read_rows"]
-
 LONGEST = 40  # most steps of an episode
 WEIGHTS = 50_000
 KEYS = 2**31

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["filled", "torn"]
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 

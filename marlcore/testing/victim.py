@@ -13,8 +13,6 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR
 from ..processes import BEATS, PID, READY, RESTARTS, Control
 
-__all__ = ["Lost", "Victim", "living", "parent_of"]
-
 HUNG_S = 300.0  # after which the run counts as hung; a supervisor gives a start 120
 LOOK_S = 0.02
 

@@ -30,8 +30,6 @@ from .self_play import check_self_play, draw_payoff, policies_in_self_play
 from .session import Session
 from .warmup import compile_before_a_run
 
-__all__ = ["Result", "Run", "Status", "start", "train"]
-
 Algorithms = Algorithm | str | Mapping[str, Algorithm | str]
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,6 @@ from .config import Config
 from .record import RUNS, draw_runs, read_config, read_metrics
 from .run import Algorithms, Result, train
 
-__all__ = ["train_seeds"]
-
 
 def train_seeds(
     env_fn: Callable[[], Any] | str,

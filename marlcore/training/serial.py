@@ -16,8 +16,6 @@ from .loops import act, catch_up, observe
 from .record import STOPPING, Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
-__all__ = ["run_serial"]
-
 ROUNDS = 50  # between looks at telemetry
 
 P = ParamSpec("P")

@@ -24,8 +24,6 @@ from .serial import run_serial
 from .supervised import run_async, start_all, supervisor_of
 from .workers import Blueprint, PolicyPlan, build_model, create_memory
 
-__all__ = ["Session"]
-
 log = logging.getLogger(__name__)
 
 

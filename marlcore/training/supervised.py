@@ -13,8 +13,6 @@ from .config import EVALUATOR, Config, actor_names, is_learner
 from .record import STOPPING, Monitor, RunDirectory, setup_logging
 from .workers import Blueprint, run_worker
 
-__all__ = ["run_async", "start_all", "supervisor_of"]
-
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
 

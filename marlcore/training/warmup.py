@@ -15,8 +15,6 @@ from ..queue import TrajectoryQueue
 from ..replay import Prioritized, ReplayBuffer, Uniform
 from ..spec import Field, TransitionSpec
 
-__all__ = ["compile_before_a_run", "warm_up"]
-
 log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from .layout import Place, RecordLayout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Batch", "BatchLayout", "BatchMemory", "TorchBatch"]
-
 
 @dataclass(frozen=True)
 class _Array:

@@ -8,8 +8,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gate", "VectorGate"]
-
 
 class Gate(Protocol):
     """A condition that a writer passes before each add.

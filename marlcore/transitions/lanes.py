@@ -19,8 +19,6 @@ from .layout import RecordLayout
 from .vector_writer import VectorWriter
 from .writer import Writer
 
-__all__ = ["TransitionLanes", "spec_difference"]
-
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")

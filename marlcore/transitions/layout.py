@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from ..spec import Field, TransitionSpec
 
-__all__ = ["Place", "RecordLayout"]
-
 HEAD_BYTES = 16
 REWARD_OFFSET = 12
 INLINE_BYTES = 256

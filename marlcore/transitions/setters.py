@@ -13,8 +13,6 @@ from ..checks import as_field, names_error
 from ..spec import Field, TransitionSpec
 from .layout import Place, RecordLayout
 
-__all__ = ["MEMORYVIEW_ITEMS", "FieldSetters", "Put", "put_all", "setter"]
-
 Put = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set

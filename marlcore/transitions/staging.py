@@ -16,8 +16,6 @@ from ..spec import Field, TransitionSpec
 from .layout import REWARD_OFFSET, Place, RecordLayout
 from .setters import FieldSetters, Put, put_all
 
-__all__ = ["BatchStaging", "VectorStaging"]
-
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
 _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))

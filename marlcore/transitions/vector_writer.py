@@ -17,8 +17,6 @@ from .layout import RecordLayout
 from .staging import VectorStaging
 from .writer_base import WriterBase
 
-__all__ = ["VectorWriter"]
-
 Ints = NDArray[np.int64]
 
 

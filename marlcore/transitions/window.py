@@ -18,8 +18,6 @@ from ..spec import TransitionSpec
 from .batch import BatchLayout, BatchMemory
 from .layout import RecordLayout
 
-__all__ = ["LAP_LIMIT_S", "Drawing", "LaneView", "Strategy", "Window", "address_of"]
-
 LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
 
 

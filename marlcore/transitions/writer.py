@@ -35,8 +35,6 @@ from .setters import FieldSetters, Put, put_all, setter
 from .staging import BatchStaging
 from .writer_base import WriterBase
 
-__all__ = ["Writer"]
-
 _FLAG = Field((), "bool")
 _REWARD = Field((), "float32")
 

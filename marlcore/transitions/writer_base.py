@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from ..errors import StaleHandle
 from ..memory import LaneClaim, NativeVector, NativeWriter
 
-__all__ = ["WriterBase"]
-
 _PAUSE_S = 1e-4
 
 W = TypeVar("W", bound="WriterBase")

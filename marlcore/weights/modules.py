@@ -16,8 +16,6 @@ from ..checks import came
 from ..errors import LayoutMismatch
 from .row import RowLayout, TensorSpec
 
-__all__ = ["ModuleWeights", "module_specs"]
-
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
 _END = object()  # after the last member, so that an added or removed member is noticed

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from ..checks import as_field, check_whole
 from ..spec import MAX_BYTES, Field
 
-__all__ = ["RowLayout", "TensorSpec", "Weights", "extra_field", "fitted_extra"]
-
 _ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
 _DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's
 

@@ -26,8 +26,6 @@ from .trees import TreeWeights, tree_specs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InPlaceView", "ParameterStore", "Publisher", "Subscriber"]
-
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}

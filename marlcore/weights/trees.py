@@ -12,8 +12,6 @@ from ..checks import came
 from ..errors import LayoutMismatch
 from .row import RowLayout, TensorSpec
 
-__all__ = ["TreeWeights", "tree_specs"]
-
 Arrays = dict[str, NDArray[Any]]
 
 

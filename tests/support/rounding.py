@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-__all__ = ["near", "rounding"]
-
 
 def rounding(terms: int, scale: float = 1.0, dtype: str = "float32") -> dict[str, float]:
     """The tolerances `rtol` and `atol` between two results of the same sums, in any order, fused or not.

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ClippedAdam"]
-
 
 class ClippedAdam(torch.optim.Adam):
     """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).

@@ -13,8 +13,6 @@ from ..networks.qnetwork import QNetwork
 from ..networks.torso import Dense, Torso
 from .stand_in import faster, is_plain, linear, plan_of
 
-__all__ = ["AutogradPass", "LayersPass", "Pass", "passes"]
-
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 

@@ -22,8 +22,6 @@ from ..networks.head import Head
 from ..networks.recurrent import Recurrent, State, Stepped
 from ..networks.torso import Dense
 
-__all__ = ["Plan", "faster", "is_plain", "linear", "plan_of"]
-
 PACKAGE = __package__.removesuffix("fast")  # with its dot
 FORWARDS: dict[type, Any] = {
     kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.LSTM, nn.GRU, nn.ModuleList)

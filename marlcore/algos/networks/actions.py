@@ -16,8 +16,6 @@ from torch import nn
 
 from ...checks import came
 
-__all__ = ["BoxActions", "JointActions"]
-
 MOST = 4096  # joint actions of several components; a network has an output for each
 
 

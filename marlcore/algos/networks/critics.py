@@ -12,8 +12,6 @@ from torch import nn
 from ...spaces import Spaces
 from .torso import Torso
 
-__all__ = ["PairedLinear", "TwinCritics"]
-
 
 class TwinCritics(nn.Module):
     """Two networks from an observation and an action to a value, which share no fully connected layer.

@@ -22,8 +22,6 @@ from ...checks import came
 from ...kernels.categories import draw_category
 from ...spec import Field
 
-__all__ = ["Bernoulli", "Categorical", "Distribution", "Draw", "Gaussian", "distribution_of"]
-
 NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 

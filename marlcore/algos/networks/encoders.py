@@ -10,8 +10,6 @@ import torch
 from gymnasium import spaces as gym
 from torch import nn
 
-__all__ = ["Flat", "Image", "OneHot", "encoder_of"]
-
 IMAGE_SIDE = 32  # least rows and columns of an image
 
 

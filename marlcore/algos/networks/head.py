@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["Head"]
-
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
 
 

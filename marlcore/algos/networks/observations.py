@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["each", "rows_in"]
-
 
 def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
     """The function of tensors, or of the tensors of each name."""

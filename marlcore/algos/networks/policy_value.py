@@ -13,8 +13,6 @@ from .distributions import distribution_of
 from .recurrent import RecurrentTorso
 from .torso import Activation, Torso
 
-__all__ = ["PolicyNetwork", "PolicyValue", "ValueNetwork", "initialize"]
-
 
 class PolicyNetwork(nn.Module):
     """Observations to the outputs [B, outputs] that a distribution over actions takes.

@@ -11,8 +11,6 @@ from torch import nn
 from ...spaces import MASK, Spaces
 from .actions import JointActions
 
-__all__ = ["QNetwork", "best"]
-
 
 class QNetwork(nn.Module):
     """Base of networks from observations to the values [B, actions.count] of joint actions: a torso and a head.

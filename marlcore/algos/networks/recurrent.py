@@ -19,8 +19,6 @@ from .observations import rows_in
 from .rescaling import rescaled
 from .torso import Activation, Torso
 
-__all__ = ["Cell", "Recurrent", "RecurrentTorso", "State", "Stepped", "Unroll", "state_fields", "unroll_burnt_in"]
-
 Cell = Literal["lstm", "gru"]
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
 Stepped = tuple[torch.Tensor, dict[str, torch.Tensor]]  # features, and the state after them

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["rescaled", "restored"]
-
 EPSILON = 1e-3  # of the linear part, which makes the inverse continuous
 
 

@@ -11,8 +11,6 @@ from torch import nn
 from ...spaces import Spaces
 from .encoders import encoder_of
 
-__all__ = ["Activation", "Dense", "Torso"]
-
 Activation = Literal["tanh", "relu"]
 
 

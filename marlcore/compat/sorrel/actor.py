@@ -12,8 +12,6 @@ from ...weights import ParameterStore
 from .packing import pack, unpack
 from .role import MEMORY, Plan, Role, networks
 
-__all__ = ["run_actor"]
-
 STEPS_A_MESSAGE = 100
 
 

@@ -11,8 +11,6 @@ from ...checks import as_field
 from ...transitions import MEMORYVIEW_ITEMS, setter
 from ..ring import Ring
 
-__all__ = ["Adder"]
-
 _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
 
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Book"]
-
 
 @dataclass
 class Epoch:

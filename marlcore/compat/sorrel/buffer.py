@@ -30,8 +30,6 @@ from ..ring import Held, Ints, Ring
 from ..saved import read_npz
 from .adder import Adder
 
-__all__ = ["Buffer"]
-
 Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 _ONE = ("action", "reward", "done")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...memory import LINE, ROOM_OFFSET, Event, Segment, Shared, Words, sleep_until
 
-__all__ = ["Clock"]
-
 _WORDS = LINE // 8
 _ACTOR = 2  # the line of the actor's word; those of the learners follow
 

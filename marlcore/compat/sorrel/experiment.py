@@ -16,8 +16,6 @@ from .options import Options, check_environment, check_learnable, chosen_options
 from .role import seed_all
 from .session import Session
 
-__all__ = ["Experiment", "run_experiment_mp"]
-
 
 @dataclass(frozen=True)
 class Experiment:

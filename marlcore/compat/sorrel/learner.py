@@ -21,8 +21,6 @@ from .packing import unpack
 from .role import MEMORY, MODEL, Plan, Role, networks
 from .whole import copied, restore, save
 
-__all__ = ["EXTRAS", "run_learner"]
-
 EXTRAS = {"epsilon": (), "epochs": (), "updates": (), "saved": ()}  # published with the weights
 
 log = logging.getLogger(__name__)

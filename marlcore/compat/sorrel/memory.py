@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ...spec import Field
 from .buffer import Batch, Buffer
 
-__all__ = ["LearnersMemory", "give_back", "rings_for"]
-
 _COLUMNS = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
 

@@ -17,8 +17,6 @@ import cloudpickle
 
 from ...errors import suppress_failed_calls
 
-__all__ = ["Mailbox", "Sender", "Spare"]
-
 _LENGTH = struct.Struct("=q")
 _PIECE = 1 << 20  # bytes that one read takes
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from ...checks import absolute, came, check_whole, names_error
 
-__all__ = ["Options", "Schedule", "check_environment", "check_learnable", "chosen_options", "schedule_of"]
-
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
 SHARED = "marlcore.compat.sorrel.Buffer"
 NAMES_OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")

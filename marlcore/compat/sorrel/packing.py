@@ -13,8 +13,6 @@ import torch
 
 from ...errors import pass_on_from_handler
 
-__all__ = ["pack", "unpack"]
-
 _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 

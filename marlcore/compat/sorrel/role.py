@@ -19,8 +19,6 @@ from .clock import Clock
 from .nameless import Sender
 from .options import Options, Schedule
 
-__all__ = ["MEMORY", "MODEL", "ModelPlan", "Plan", "Role", "networks"]
-
 MEMORY, MODEL = "memory-{}", "model-{}"  # names of what is left out of a packed environment
 
 

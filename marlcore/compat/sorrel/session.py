@@ -43,8 +43,6 @@ from .packing import pack
 from .role import MEMORY, MODEL, ModelPlan, Plan, networks
 from .whole import restore
 
-__all__ = ["Session"]
-
 ACTOR = "actor-0"
 LEARNER = "learner-{}"
 POLL_S = 0.05

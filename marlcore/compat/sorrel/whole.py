@@ -10,8 +10,6 @@ from ...weights import ParameterStore
 from .packing import pack, unpack
 from .role import networks
 
-__all__ = ["copied", "restore", "save"]
-
 _MEMORY = "memory"
 
 

@@ -17,8 +17,6 @@ from ...spaces import Spaces
 from ..loops import Evaluation, Player, ScriptedPlayer, play
 from .loaded_policy import LoadedPolicy, SavedRun
 
-__all__ = ["EvaluatedRun", "evaluate"]
-
 
 class Bot(Protocol):
     """A scripted player; it may have a method `reset()`, which is called where an episode begins."""

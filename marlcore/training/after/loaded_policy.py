@@ -33,8 +33,6 @@ from ..record import (
 )
 from ..workers import Blueprint, build_model
 
-__all__ = ["LoadedPolicy", "SavedRun", "load_policy", "published_policy", "save_policies"]
-
 FIRST_WEIGHTS_S = 60.0
 FILE = "checkpoints/run.pickle"
 

@@ -11,8 +11,6 @@ from .policies import AssignedPolicy
 from .schedules import Schedule
 from .sections import EPSILON
 
-__all__ = ["check_applied", "schedules_of", "source_of"]
-
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_EXPLORATION = ("epsilon", "ladder")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ...checks import absolute
 from .schedules import Exponential, Schedule, Stages
 from .sections import (
-    EPSILON,
-    SINKS,
     ActorConfig,
     EvaluationConfig,
     ExplorationConfig,
@@ -24,21 +22,6 @@ from .self_play import SelfPlayConfig, absolute_anchors
 
 if TYPE_CHECKING:
     from ...replay import RateLimiter
-
-__all__ = [
-    "EPSILON",
-    "SINKS",
-    "ActorConfig",
-    "Config",
-    "EvaluationConfig",
-    "ExplorationConfig",
-    "LearnerConfig",
-    "MetricsConfig",
-    "ReplayConfig",
-    "SelfPlayConfig",
-    "SupervisionConfig",
-]
-
 
 if TYPE_CHECKING:
     PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]

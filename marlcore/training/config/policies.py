@@ -12,8 +12,6 @@ from ...interfaces import Algorithm
 from ...processes import encoded_name
 from ...spaces import Spaces
 
-__all__ = ["AssignedPolicy", "assign", "policy_names"]
-
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
 

@@ -17,18 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from ...checks import came
 from ...references import reference_to, resolve
 
-__all__ = [
-    "Constant",
-    "Custom",
-    "Exponential",
-    "Linear",
-    "Piecewise",
-    "Schedule",
-    "Scheduled",
-    "Stages",
-    "is_custom",
-]
-
 Count = Literal["steps", "updates"]
 
 

@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from ...processes import RestartPolicy
     from ...replay import Prioritized
 
-__all__ = [
-    "EPSILON",
-    "SINKS",
-    "ActorConfig",
-    "EvaluationConfig",
-    "ExplorationConfig",
-    "LearnerConfig",
-    "MetricsConfig",
-    "ReplayConfig",
-    "SupervisionConfig",
-    "check_setting",
-]
-
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
 

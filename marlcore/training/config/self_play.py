@@ -10,8 +10,6 @@ from typing import Any, Literal
 from ...checks import absolute, check_whole
 from ...references import is_importable, reference_to
 
-__all__ = ["SelfPlayConfig", "absolute_anchors"]
-
 DRAWS = ("uniform", "recent", "pfsp")
 BOTH = "both"
 

@@ -14,8 +14,6 @@ from ...checks import did_you_mean
 from .config import Config, LearnerConfig
 from .schedules import Schedule
 
-__all__ = ["Settings", "names_of", "read_settings"]
-
 BESIDE = ("env", "algo", "algorithm")
 
 

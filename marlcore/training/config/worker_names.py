@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from .config import Config
 
-__all__ = ["EVALUATOR", "actor_names", "is_learner", "learner_names", "policy_of"]
-
 EVALUATOR = "evaluator"
 _LEARNER = "learner-"
 

@@ -16,8 +16,6 @@ from ...spaces import Spaces
 from .policy import PublishedPolicy
 from .seat import Ended, Seat
 
-__all__ = ["ActorRun", "act", "act_until_done", "observe"]
-
 Seats = Mapping[str, Seat]
 
 

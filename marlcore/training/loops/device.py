@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["choose_device"]
-
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
     """The device of that name; for "auto" CUDA, then MPS, then the CPU.

@@ -13,8 +13,6 @@ from ...interfaces import Outcome, Turn, VectorEnvironment
 from .evaluation import Evaluation
 from .players import Player
 
-__all__ = ["Episodes", "counted", "play"]
-
 
 def play(
     env: VectorEnvironment,

@@ -14,8 +14,6 @@ from rich.console import Console
 
 from ...tables import FittedTable
 
-__all__ = ["Evaluation"]
-
 TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
 WIDTH = 100  # of the table as text
 T_975 = (  # of 1 to 15 degrees of freedom

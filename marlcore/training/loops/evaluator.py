@@ -19,8 +19,6 @@ from ..config import EvaluationConfig
 from .episodes import play
 from .policy import ActingModel, Policy, PolicyPlayer, Subscriber
 
-__all__ = ["Candidate", "CommonGames", "Evaluator", "Games", "Report"]
-
 Report = Callable[[str, str, float, int], None]
 
 

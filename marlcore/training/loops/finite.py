@@ -13,8 +13,6 @@ import torch
 from ...errors import Diverged
 from .policy import PolicyModel
 
-__all__ = ["FiniteCheck"]
-
 
 class FiniteCheck:
     """Checks a policy's loss, weights and checkpoints.

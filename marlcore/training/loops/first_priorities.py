@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ...interfaces import Outcome
 
-__all__ = ["FirstPriorities"]
-
 Rule = Callable[[Any, NDArray[Any], float, Any], NDArray[np.float32]]  # see Algorithm.first_priority
 Due = tuple[Outcome, NDArray[np.float32]]
 

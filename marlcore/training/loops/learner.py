@@ -20,8 +20,6 @@ from .finite import FiniteCheck
 from .normalizer import Normalizer
 from .publications import Publications
 
-__all__ = ["Learner", "LearnerRun", "catch_up", "learn", "learn_until_stopped"]
-
 WAIT_S = 0.1  # for data, between two heartbeats
 SHARED_WAIT_S = 0.005  # for that of one policy among several
 FROZEN_AFTER = 100  # updates

@@ -9,8 +9,6 @@ from torch import nn
 
 from ...spaces import Spaces
 
-__all__ = ["Normalizer"]
-
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
 

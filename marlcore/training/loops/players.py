@@ -17,8 +17,6 @@ from ...interfaces import Action
 from ...observations import ALONE, Values, rows_at
 from ...spaces import JOINT, MASK, Spaces
 
-__all__ = ["Player", "ScriptedPlayer", "choose_by_number", "reward_by_number"]
-
 PlayerOf = Callable[[int], "Player"]
 
 

@@ -17,16 +17,6 @@ from ...spaces import MASK, Spaces
 from .normalizer import Normalizer
 from .stack import Stack
 
-__all__ = [
-    "ActingModel",
-    "Policy",
-    "PolicyModel",
-    "PolicyPlayer",
-    "PublishedPolicy",
-    "Subscriber",
-    "exploration_of",
-]
-
 FIRST_PULL_S = 0.1
 # Published with the weights, beside the numbers of exploration
 NO_EXPLORATION = ("updates", "step", "opponents", "odds")

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from ..config import Schedule
 
-__all__ = ["Publications"]
-
 
 class Publisher(Protocol):
     """A destination of a learner's weights; see `ParameterStore.publisher`."""

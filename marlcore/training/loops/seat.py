@@ -18,8 +18,6 @@ from .first_priorities import FirstPriorities
 from .players import Player, choose_by_number, reward_by_number
 from .policy import PolicyPlayer
 
-__all__ = ["LEARNS", "Ended", "Seat"]
-
 LEARNS = 0  # the number of the policy that learns, beside those of its opponents
 
 

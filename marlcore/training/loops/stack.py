@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ...observations import Values, each
 from ...spec import Field
 
-__all__ = ["Stack"]
-
 
 class Stack:
     """The last observations of each copy, oldest first, in the form [copies, stack, ...] of a model's input."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["canvas", "say_that_none_ended"]
-
 
 @contextmanager
 def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes]]:

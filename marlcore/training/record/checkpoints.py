@@ -13,8 +13,6 @@ import torch
 from .files import ZIP, read_sealed, write_sealed
 from .run_directory import checkpoint_path
 
-__all__ = ["KeptCheckpoints", "kept_steps", "load_checkpoint", "save_checkpoint"]
-
 
 class KeptCheckpoints:
     """A policy's checkpoints by evaluation; one that continues another's directory continues its best.

@@ -17,8 +17,6 @@ from .run_directory import agent_order
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "draw_runs"]
-
 GRID = 500  # steps at which runs are compared
 MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 

@@ -18,8 +18,6 @@ from ..config import AssignedPolicy, Config, absolute_anchors
 from .run_directory import read_config, steps_taken
 from .trust import check_trusted
 
-__all__ = ["check_resumed", "describe", "described_run", "hyperparameters", "remade"]
-
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
     """A form ready for JSON: importable names of the environment and the algorithms, and every setting.

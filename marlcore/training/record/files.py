@@ -23,20 +23,6 @@ from typing import Any
 
 from ...checks import came
 
-__all__ = [
-    "ZIP",
-    "check_regular",
-    "make_directory",
-    "naming",
-    "opener",
-    "read_json",
-    "read_regular",
-    "read_sealed",
-    "write_atomically",
-    "write_json",
-    "write_sealed",
-]
-
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
 _REST_OF_A_SEAL = re.compile(rb"[0-9a-f]{32}")

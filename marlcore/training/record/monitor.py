@@ -11,8 +11,6 @@ from .progress import LateReturns, Progress
 from .run_directory import RunDirectory
 from .sinks import Sink
 
-__all__ = ["STOPPING", "Monitor", "Status"]
-
 NOTE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
 RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds

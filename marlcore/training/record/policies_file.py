@@ -19,8 +19,6 @@ from ..config import AssignedPolicy, Config, is_custom
 from .describe import hyperparameters, remade
 from .files import read_json, write_json
 
-__all__ = ["described_policies", "write_policies"]
-
 FILE = "checkpoints/policies.json"
 _UNREADABLE = (
     OSError,

@@ -18,8 +18,6 @@ from ...processes import Metric
 from ...tables import FittedTable
 from .run_directory import agent_order
 
-__all__ = ["LateReturns", "Progress", "final_returns", "summary"]
-
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
 _MIN_WIDTH = 8  # of a column of the table

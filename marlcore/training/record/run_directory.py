@@ -25,19 +25,6 @@ from ...memory import is_locked
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
-__all__ = [
-    "RUNS",
-    "RunDirectory",
-    "agent_order",
-    "checkpoint_path",
-    "has_all_steps",
-    "has_ended",
-    "read_config",
-    "read_progress",
-    "setup_logging",
-    "steps_taken",
-]
-
 RUNS = "runs"  # parent of run directories without a given path
 
 

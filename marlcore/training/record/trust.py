@@ -7,8 +7,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["check_trusted"]
-
 CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
 
 

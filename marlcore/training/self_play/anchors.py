@@ -12,8 +12,6 @@ from ..loops import Player, Policy, PolicyModel, PolicyPlayer, ScriptedPlayer, c
 from ..workers import PolicyPlan, build_model
 from .pool import restore_opponent
 
-__all__ = ["make_anchors"]
-
 
 def make_anchors(
     policy: AssignedPolicy | PolicyPlan, config: Config, copies: int, generator: np.random.Generator

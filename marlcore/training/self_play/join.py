@@ -23,8 +23,6 @@ from .opponent_games import OpponentGames
 from .players import FrozenPlayers
 from .pool import Pool, held_by
 
-__all__ = ["SelfPlay"]
-
 
 @dataclass(frozen=True)
 class SelfPlay:

@@ -12,8 +12,6 @@ from .odds import name_of, odds_of
 from .payoff import FILE, Payoff
 from .pool import Pool
 
-__all__ = ["League"]
-
 
 class League:
     """The opponents of one policy, as its learner sees them.

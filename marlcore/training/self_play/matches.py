@@ -15,8 +15,6 @@ from ..workers import part_of_tag
 from .odds import LATEST, name_of
 from .players import FrozenPlayers
 
-__all__ = ["Matches"]
-
 Report = Callable[[int, str, int], None]
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ..config import SelfPlayConfig
 
-__all__ = ["LATEST", "name_of", "odds_of", "pool_odds"]
-
 LATEST = 0
 
 

@@ -26,8 +26,6 @@ from ..loops import (
 from .odds import LATEST
 from .players import FrozenPlayers
 
-__all__ = ["OpponentGames", "fewest_games"]
-
 POOL = "pool"
 
 

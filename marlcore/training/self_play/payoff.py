@@ -10,8 +10,6 @@ from typing import Any
 from ..record import write_json
 from .odds import name_of
 
-__all__ = ["FILE", "Payoff"]
-
 FILE = "payoff.json"
 LOSS, DRAW, WIN = -1, 0, 1
 _MOST_ROWS = 400  # of the history; then every second one is dropped

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ..record import canvas, read_json, say_that_none_ended
 
-__all__ = ["draw_payoff"]
-
 
 def draw_payoff(table: Path, path: Path, title: str) -> None:
     """Draws a heat map of the table in payoff.json as a PNG: a row for each opponent, a column for each noted step."""

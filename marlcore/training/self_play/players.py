@@ -14,8 +14,6 @@ from ...spaces import Spaces
 from ...weights import Subscriber
 from ..loops import ActingModel, Player, Policy, PolicyPlayer, exploration_of
 
-__all__ = ["FrozenPlayers"]
-
 
 class FrozenPlayers:
     """Players of the pool's opponents, each with a model of its own, kept while it plays or the pool holds it.

@@ -13,8 +13,6 @@ from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
 from ..record import checkpoint_path, load_checkpoint, save_checkpoint
 
-__all__ = ["Pool", "held_by", "opponent_path", "pool_store", "restore_opponent", "saved_opponents"]
-
 FIRST = 1  # its checkpoint stays, as the yardstick of progress
 
 

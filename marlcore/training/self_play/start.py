@@ -18,8 +18,6 @@ from .odds import LATEST, name_of
 from .opponent_games import fewest_games
 from .pool import pool_store
 
-__all__ = ["check_self_play", "create_self_play", "odds_fields", "policies_in_self_play", "published_numbers"]
-
 POLICY = "main"  # the policy's name where the configuration gives none
 
 

@@ -21,8 +21,6 @@ from .memories import attach_memory
 from .routes import Routes
 from .worker import WAIT_S, Worker
 
-__all__ = ["ActorWorker", "run_actor"]
-
 
 class ActorWorker(Worker):
     """An actor process's work; a restarted actor takes the steps that are left.

@@ -26,8 +26,6 @@ from ..loops import (
 )
 from .worker import Worker
 
-__all__ = ["Assignment", "Blueprint", "League", "Opponents", "PolicyPlan", "build_model", "run_seed"]
-
 
 @dataclass(frozen=True)
 class PolicyPlan:

@@ -17,8 +17,6 @@ from ..record import KeptCheckpoints
 from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
 from .worker import WAIT_S, Worker
 
-__all__ = ["EvaluatorWorker", "run_evaluator"]
-
 NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
 
 

@@ -17,8 +17,6 @@ from .blueprint import PolicyPlan, run_seed
 from .memories import OwnerOf, attach_memory
 from .worker import Worker
 
-__all__ = ["SavedFeed", "feed_of"]
-
 RANDOM = ("generator", "batches")  # of a sampler's state, what does not concern the rows
 
 

@@ -21,8 +21,6 @@ from .blueprint import Blueprint, League, PolicyPlan, build_model, run_seed
 from .feeds import SavedFeed, feed_of
 from .worker import Worker
 
-__all__ = ["LearnerWorker", "run_learner"]
-
 log = logging.getLogger(__name__)
 
 

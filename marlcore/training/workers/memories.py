@@ -20,8 +20,6 @@ from ..config import AssignedPolicy, Config, source_of
 from ..record import RunDirectory
 from .blueprint import PolicyPlan
 
-__all__ = ["OwnerOf", "attach_memory", "create_memory"]
-
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
 

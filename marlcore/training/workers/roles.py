@@ -12,8 +12,6 @@ from .blueprint import Blueprint
 from .evaluator_worker import run_evaluator
 from .learner_worker import run_learner
 
-__all__ = ["run_worker"]
-
 log = logging.getLogger(__name__)
 
 

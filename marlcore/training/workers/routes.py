@@ -9,8 +9,6 @@ from ...errors import EnvironmentFailed
 from ...interfaces import Turn
 from ..loops import Ended, Seat
 
-__all__ = ["Routes", "part_of_tag"]
-
 
 class Routes:
     """The assignment of episodes to parts of the replay by `info["tag"]` at the agent's first turn.

@@ -12,8 +12,6 @@ from ...errors import ClosedError
 from ...memory import SegmentHandle, invalidate_after_fork
 from ...processes import BEATS, Control, Telemetry, fitting_name, leave_if_forked
 
-__all__ = ["WAIT_S", "Worker"]
-
 WAIT_S = 0.1  # of workers, between looks at the parent's word
 
 

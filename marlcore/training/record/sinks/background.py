@@ -13,8 +13,6 @@ from typing import Final
 from ....processes import Metric
 from .sink import Sink
 
-__all__ = ["CAPACITY", "CLOSE_S", "Background"]
-
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
 

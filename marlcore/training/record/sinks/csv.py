@@ -16,8 +16,6 @@ from ....memory import try_lock
 from ....processes import Metric
 from ..files import check_regular, naming, opener, read_json, read_regular
 
-__all__ = ["PROGRESS", "CsvSink", "read_metrics"]
-
 PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]

@@ -20,8 +20,6 @@ from .wandb import WandbSink, check_wandb
 if TYPE_CHECKING:
     from ...config import MetricsConfig
 
-__all__ = ["Sinks", "open_sinks"]
-
 log = logging.getLogger(__name__)
 
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from ....processes import Metric
 
-__all__ = ["CallbackSink", "Sink"]
-
 
 class Sink(Protocol):
     """Takes a run's metrics. One thread makes it and calls all of its methods.

@@ -9,8 +9,6 @@ from pathlib import Path
 from ....processes import Metric
 from ..files import make_directory, opener
 
-__all__ = ["TensorBoardSink"]
-
 
 class TensorBoardSink:
     """Writes an event file to run_dir/tensorboard, tag "agent/name"; a resumed run adds another file.

@@ -14,8 +14,6 @@ from ....checks import came
 from ....processes import Metric
 from ..files import make_directory, read_json, read_sealed, write_sealed
 
-__all__ = ["WandbSink", "check_wandb"]
-
 _ID_BYTES = 8
 
 
