@@ -8,57 +8,10 @@ from collections.abc import Iterable, Mapping, Set
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from .spec import Field  # which checks its numbers here
-
-
-def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
-    """`value` as an array of the field's shape and dtype; infinities and NaN stay as they are.
-
-    Raises: ValueError, TypeError: the message names the field, the expected value and the actual one, such as a finite
-        float64 that float32 does not hold.
-    """
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{label}: expected {field.describe()}, got {came(value)} ({came(error)})") from None
-    dtype = field.numpy
-    if array.shape != field.shape:
-        raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
-    if array.dtype == dtype:
-        return array
-    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    if integers:
-        _check_range(label, field, array)
-    if integers or np.can_cast(array.dtype, dtype, "same_kind"):
-        try:
-            with np.errstate(over="raise"):
-                return array.astype(dtype)
-        except FloatingPointError:
-            with np.errstate(over="ignore"):
-                beyond = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
-            raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {beyond[0]}") from None
-    raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
-
-
-def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
-    limits = np.iinfo(field.dtype)
-    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}")
-
-
-def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
-    """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
-    shape = (rows, *field.shape)
-    if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
-        found: NDArray[Any] = value
-        return found
-    return as_field(label, type(field)(shape, field.dtype), value)
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:

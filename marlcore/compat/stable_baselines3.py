@@ -21,12 +21,12 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
-from ..checks import as_field, came, names_error
+from ..checks import came, names_error
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE
 from ..replay import Sampler
-from ..spec import Field, TransitionSpec
+from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
 from .checks import number, whole_number
 from .column_views import ViewedReplay

@@ -19,12 +19,12 @@ from torchrl.data.replay_buffers import Sampler as _Sampler
 from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
-from ..checks import names_error, rows_of
+from ..checks import names_error
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..replay import ReplayBuffer as Replay
 from ..replay import Sampler
-from ..spec import Field
+from ..spec import Field, rows_of
 from ..transitions import Batch, Writer
 from .ring_lane import spec_of
 from .saved import from_bytes, to_bytes

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field, came
+from ..checks import came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK
+from ..spec import as_field
 from .agent_view import AgentView, as_reward, failed, label_of, numbers
 
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode

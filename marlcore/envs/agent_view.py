@@ -12,12 +12,12 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import came, rows_of
+from ..checks import came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values
 from ..spaces import MASK, Spaces
-from ..spec import Field
+from ..spec import Field, rows_of
 
 STEPS = ("observation", "reward", "terminated", "truncated", "info")  # what `step` and `last` return
 RESETS = ("observation", "info")

@@ -9,11 +9,12 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import as_field, came, rows_of
+from ..checks import came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK, Part, Spaces
+from ..spec import as_field, rows_of
 from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 

@@ -10,10 +10,9 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import as_field
 from ..observations import ALONE
 from ..spaces import JOINT, MASK
-from ..spec import Field
+from ..spec import Field, as_field
 from .agent_view import result_of
 
 

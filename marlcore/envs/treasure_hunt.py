@@ -3,112 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from .splitmix import fresh_key, key_of, unit
-
-if TYPE_CHECKING:
-    from .treasure_hunt_vector import TreasureHunts
-
-# What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
-WALL, AGENT, EMPTY, ENTITY = range(4)
-KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation
-WORTH = {GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
-NO_PLANE = 5
-
-
-@dataclass(frozen=True)
-class Hunt:
-    """The rules' numbers, and what follows from them; see `TreasureHunt`."""
-
-    agents: int = 3
-    size: int = 11
-    view: int = 2
-    horizon: int = 100
-    _: KW_ONLY
-    gems: int = 5
-    food: int = 3
-    bones: int = 8
-    respawn: float = 0.2
-
-    def __post_init__(self) -> None:
-        for name in ("agents", "size", "view", "horizon"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TreasureHunt {name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("gems", "food", "bones"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"TreasureHunt {name}: expected at least 0, got {getattr(self, name)}")
-        if not 0.0 <= self.respawn <= 1.0:
-            raise ValueError(f"TreasureHunt respawn: expected a probability, got {self.respawn}")
-        crowd = self.agents + self.entities
-        if crowd >= self.size * self.size:
-            raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {self.size}x{self.size}")
-
-    @property
-    def entities(self) -> int:
-        return self.gems + self.food + self.bones
-
-    @property
-    def width(self) -> int:
-        """Cells along a side of an observation."""
-        return 2 * self.view + 1
-
-    @property
-    def side(self) -> int:
-        """Cells along a side of the ground; the walls are as thick as the view, so that every window fits."""
-        return self.size + 2 * self.view
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"agent_{i}" for i in range(self.agents))
-
-    @cached_property
-    def observation_space(self) -> Box:
-        return Box(0.0, 1.0, (len(KINDS), self.width, self.width), np.float32)
-
-    @cached_property
-    def action_space(self) -> Discrete:
-        return Discrete(4)
-
-    @cached_property
-    def bare(self) -> NDArray[np.int16]:
-        """The ground without agents and entities, row by row."""
-        ground = np.full((self.side, self.side), WALL, np.int16)
-        ground[self.view : -self.view, self.view : -self.view] = EMPTY
-        return ground.ravel()
-
-    @cached_property
-    def inside(self) -> NDArray[np.int64]:
-        """The cells without walls."""
-        return np.flatnonzero(self.bare == EMPTY)
-
-    @cached_property
-    def moves(self) -> NDArray[np.int64]:
-        """By action: the way from a cell to the next."""
-        return np.array([-self.side, self.side, -1, 1])
-
-    @cached_property
-    def window(self) -> NDArray[np.int64]:
-        """The way from an agent's cell to each cell that it sees."""
-        reach = np.arange(-self.view, self.view + 1)
-        return (reach[:, None] * self.side + reach).ravel()
-
-    @cached_property
-    def planes(self) -> NDArray[np.int8]:
-        """By code of a cell: the plane in which it shows."""
-        kinds = [GEM] * self.gems + [FOOD] * self.food + [BONE] * self.bones
-        return np.array([PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds], np.int8)
-
-    @cached_property
-    def rewards(self) -> NDArray[np.float64]:
-        """By code of a cell: the reward for entering it."""
-        return np.array([WORTH.get(int(plane), 0.0) for plane in self.planes])
+from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt
+from .treasure_hunt_vector import TreasureHunts
 
 
 class TreasureHunt:
@@ -156,8 +59,6 @@ class TreasureHunt:
 
     def vectorized(self, copies: int) -> TreasureHunts:
         """Several copies with the same rules, which compute together; see `marlcore.envs.vectorize`."""
-        from .treasure_hunt_vector import TreasureHunts
-
         return TreasureHunts(self._hunt, copies)
 
     def reset(self, seed: int | None = None) -> None:

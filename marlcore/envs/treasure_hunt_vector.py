@@ -12,7 +12,7 @@ from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
 from .agent_buffers import child_seeds
 from .splitmix import key_of, unit
-from .treasure_hunt import AGENT, EMPTY, ENTITY, KINDS, Hunt
+from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, Hunt
 
 
 class TreasureHunts:

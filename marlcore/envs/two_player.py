@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import as_field, came, check_whole
-from ..spec import Field
+from ..checks import came, check_whole
+from ..spec import Field, as_field
 from .agent_view import as_reward, result_of
 
 PLAYERS = ("player_1", "player_2")

@@ -19,6 +19,7 @@ from .expansion import Expansion
 from .layout import Layout
 from .model import Profiles
 from .order import Edges
+from .plot import plotted
 from .reorder import write_in_order
 
 if TYPE_CHECKING:
@@ -163,9 +164,7 @@ class Graph(Shared):
 
         Raises: ValueError: the graph has more than 300 states.
         """
-        from .plot import draw
-
-        figure = draw(self, label)
+        figure = plotted(self, label)
         if path is not None:
             figure.savefig(path)
         return figure

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,24 @@ from ..lazy import missing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .graph import Graph
-
 MOST = 300  # states; with more, nobody sees anything
 _COLOURS = ("#dbe9f6", "#f6d8c6")  # of states with transitions, and of ends
 
 
-def draw(graph: Graph, label: Callable[[Any], str] | None) -> Figure:
+class _Graph(Protocol):
+    """What a picture needs of a `Graph`."""
+
+    row_start: NDArray[Any]
+
+    @property
+    def states(self) -> Sequence[Any]: ...
+    @property
+    def levels(self) -> Sequence[NDArray[Any]]: ...
+    def successors_of(self, state: int) -> NDArray[Any]: ...
+    def __len__(self) -> int: ...
+
+
+def plotted(graph: _Graph, label: Callable[[Any], str] | None) -> Figure:
     """A figure with each state as its number, or its label, and an arrow to each of its successors.
 
     Raises: ValueError: the graph has more than 300 states.
@@ -51,7 +62,7 @@ def draw(graph: Graph, label: Callable[[Any], str] | None) -> Figure:
     return figure
 
 
-def _places(graph: Graph) -> NDArray[np.float64]:
+def _places(graph: _Graph) -> NDArray[np.float64]:
     """Each state's place, [states, 2]; in a column, states have the order of their predecessors' mean heights."""
     places = np.zeros((len(graph), 2))
     sums, counts = np.zeros(len(graph)), np.zeros(len(graph))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field, names_error
-from ..spec import Field, TransitionSpec
+from ..checks import names_error
+from ..spec import Field, TransitionSpec, as_field
 from .layout import Place, RecordLayout
 
 Put = Callable[[Any], None]

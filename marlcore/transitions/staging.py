@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import rows_of
 from ..memory import NativeVector, NativeWriter
-from ..spec import Field, TransitionSpec
+from ..spec import Field, TransitionSpec, rows_of
 from .layout import REWARD_OFFSET, Place, RecordLayout
 from .setters import FieldSetters, Put, put_all
 

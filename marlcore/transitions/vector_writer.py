@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import as_field, came
+from ..checks import came
 from ..memory import LaneClaim, NativeLanes, NativeVector, invalidate_after_fork, one_thread
-from ..spec import Field, TransitionSpec
+from ..spec import Field, TransitionSpec, as_field
 from .gate import VectorGate
 from .layout import RecordLayout
 from .staging import VectorStaging

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..checks import as_field, came, rows_of
+from ..checks import came
 from ..errors import TimedOut
 from ..memory import (
     BOUNDARY,
@@ -28,7 +28,7 @@ from ..memory import (
     one_thread,
     refuse_second,
 )
-from ..spec import Field, TransitionSpec
+from ..spec import Field, TransitionSpec, as_field, rows_of
 from .gate import Gate
 from .layout import REWARD_OFFSET, Place, RecordLayout
 from .setters import FieldSetters, Put, put_all, setter

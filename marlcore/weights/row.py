@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_field, check_whole
-from ..spec import MAX_BYTES, Field
+from ..checks import check_whole
+from ..spec import MAX_BYTES, Field, as_field
 
 _ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
 _DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's

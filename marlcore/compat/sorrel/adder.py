@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import as_field
+from ...spec import as_field
 from ...transitions import MEMORYVIEW_ITEMS, setter
 from ..ring import Ring
 

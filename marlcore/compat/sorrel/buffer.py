@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import as_field, came, names_error
+from ...checks import came, names_error
 from ...errors import NotEnoughData
 from ...memory import invalidate_after_fork
-from ...spec import Field
+from ...spec import Field, as_field
 from ..checks import whole_number
 from ..ring import Held, Ints, Ring
 from ..saved import read_npz

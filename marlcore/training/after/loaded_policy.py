@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...checks import absolute, as_field, came, check_finite
+from ...checks import absolute, came, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Algorithm
 from ...observations import ALONE, Values, by_name, in_form
 from ...spaces import JOINT, MASK, Spaces
+from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
 from ..loops import ActingModel, Policy, PolicyPlayer, exploration_of

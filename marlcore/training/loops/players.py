@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import as_field, came, check_finite
+from ...checks import came, check_finite
 from ...interfaces import Action
 from ...observations import ALONE, Values, rows_at
 from ...spaces import JOINT, MASK, Spaces
+from ...spec import as_field
 
 PlayerOf = Callable[[int], "Player"]
 

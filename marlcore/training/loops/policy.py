@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...checks import check_finite, names_error, rows_of
+from ...checks import check_finite, names_error
 from ...errors import TimedOut
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm
 from ...observations import Values, each
 from ...spaces import MASK, Spaces
+from ...spec import rows_of
 from .normalizer import Normalizer
 from .stack import Stack
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_finite, rows_of
+from ...checks import check_finite
 from ...errors import EnvironmentFailed
 from ...interfaces import PRIORITY, Action, Outcome, Turn
 from ...observations import each, put_rows, rows_at
-from ...spec import TransitionSpec
+from ...spec import TransitionSpec, rows_of
 from ...transitions import VectorWriter
 from .first_priorities import FirstPriorities
 from .players import Player, choose_by_number, reward_by_number

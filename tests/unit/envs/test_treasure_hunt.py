@@ -165,10 +165,10 @@ def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"agents": 0}, "TreasureHunt agents: expected at least 1, got 0"),
-        ({"horizon": 0}, "TreasureHunt horizon: expected at least 1, got 0"),
-        ({"bones": -1}, "TreasureHunt bones: expected at least 0, got -1"),
-        ({"respawn": 1.5}, "TreasureHunt respawn: expected a probability, got 1.5"),
+        ({"agents": 0}, "TreasureHunt agents: expected an integer of at least 1, got 0"),
+        ({"horizon": 0}, "TreasureHunt horizon: expected an integer of at least 1, got 0"),
+        ({"bones": -1}, "TreasureHunt bones: expected an integer of at least 0, got -1"),
+        ({"respawn": 1.5}, "TreasureHunt respawn: expected a number from 0 to 1, got 1.5"),
         ({"size": 3}, "TreasureHunt size: expected more than 19 cells, got 3x3"),
     ],
 )
