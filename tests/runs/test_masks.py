@@ -26,7 +26,7 @@ import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import NamedEnvironment
 from marlcore.training import read_metrics
-from marlcore.training.policy import Player
+from marlcore.training.loops.policy import PolicyPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -119,7 +119,7 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
 
 def play_blindly(folder: Path, steps: int) -> Counts:
     """The counts of a run that ignores masks, where marlcore lets it."""
-    with patch.object(Player, "_check_allowed"):
+    with patch.object(PolicyPlayer, "_check_allowed"):
         return play(folder, Blind(), mode="serial", total_steps=steps)
 
 
