@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute
-from .schedules import Exponential, Schedule, Stages
+from ...declared import Number, Whole, check_declared
+from .schedules import Schedule, Stages
 from .sections import (
     ActorConfig,
+    Count,
     EvaluationConfig,
     ExplorationConfig,
     LearnerConfig,
     MetricsConfig,
     ReplayConfig,
     SupervisionConfig,
-    check_setting,
 )
 from .self_play import SelfPlayConfig, absolute_anchors
 
@@ -36,15 +37,15 @@ class Config:
     Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
     """
 
-    total_steps: int = 300_000
+    total_steps: Count = 300_000
     """Steps of the whole run; a step is one action of one agent."""
-    seed: int = 0
+    seed: Annotated[int, Whole(0, 2**63)] = 0
     """Seed of all randomness; in serial mode the same seed gives the same run."""
     mode: Literal["async", "serial"] = "async"
     """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
-    updates_per_step: float | None = 0.1
+    updates_per_step: Annotated[float | None, Number(1e-6, 1e6)] = 0.1
     """Updates of each learner per step of its agent after the warm-up; None lets actors and learners run free."""
-    updates_tolerance: int = 32
+    updates_tolerance: Count = 32
     """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads."""
     run_dir: str | None = None
     """Directory for the results, new or empty. By default runs/<date and time>."""
@@ -68,15 +69,13 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_parts()
-        check_setting(self, "total_steps", 1)
-        check_setting(self, "seed", 0, 2**63)
-        if self.mode not in ("async", "serial"):
-            raise ValueError(f"mode: expected async or serial, got {self.mode!r}")
+        check_declared(self)
         for policy, learner in self.learners.items():
             if not isinstance(learner, LearnerConfig):
                 raise TypeError(f"learners: expected a LearnerConfig for {policy!r}, got {learner!r}")
         object.__setattr__(self, "stages", Stages(self.stages).begins)
-        self._check_ratio()
+        if self.mode == "serial" and self.updates_per_step is None:
+            raise ValueError("updates_per_step: expected a number in serial mode, got None")
         self.check_rows()
 
     def _check_parts(self) -> None:
@@ -107,13 +106,6 @@ class Config:
                 f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, "
                 f"got {learner.warmup}"
             )
-
-    def _check_ratio(self) -> None:
-        check_setting(self, "updates_tolerance", 1)
-        if self.updates_per_step is not None:
-            check_setting(self, "updates_per_step", 1e-6, 1e6, whole=False)
-        elif self.mode == "serial":
-            raise ValueError("updates_per_step: expected a number in serial mode, got None")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
         """The rate limiter between a policy's learner and its actors; None when they run free.
@@ -173,16 +165,8 @@ class Config:
                 }
             elif value is not MISSING:
                 part = one.default_factory
-                given[one.name] = value if part is MISSING else type(part())(**_of_today(value))
+                given[one.name] = value if part is MISSING else type(part())(**value)
         return cls(**given)
-
-
-def _of_today(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section of a configuration, whose epsilon version 0.1.0 gave by four settings instead of a schedule."""
-    if "epsilon_start" not in section:
-        return dict(section)
-    start, end, decay, every = (section[f"epsilon_{name}"] for name in ("start", "min", "decay", "decay_freq"))
-    return {"epsilon": Exponential(start, end, rate=1 - decay, every=every, of="updates")}
 
 
 def _plain(value: Any) -> Any:

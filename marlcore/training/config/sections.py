@@ -6,9 +6,10 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-from ...checks import check_whole, did_you_mean
+from ...checks import did_you_mean
+from ...declared import Number, Whole, check_declared
 from ...references import is_importable
 from .schedules import Custom, Exponential, Schedule, Scheduled
 
@@ -19,17 +20,9 @@ if TYPE_CHECKING:
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
 
-
-def check_setting(section: object, name: str, low: float, high: float = math.inf, whole: bool = True) -> None:
-    """Raises ValueError unless low <= section.name <= high; integers become Python's."""
-    value = getattr(section, name)
-    if whole:
-        check_whole(name, value, int(low), None if high == math.inf else int(high))
-        object.__setattr__(section, name, int(value))  # JSON does not know NumPy's integers
-        return
-    bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
+Count = Annotated[int, Whole(1)]
+Seconds = Annotated[float, Number(0, finite=False)]
+Timeout = Annotated[float, Number(1, finite=False)]
 
 
 def _check_shares(name: str, shares: Any) -> None:
@@ -47,37 +40,34 @@ def _check_shares(name: str, shares: Any) -> None:
 class ActorConfig:
     """The processes that step environments."""
 
-    processes: int = 1
+    processes: Count = 1
     """Actor processes."""
-    envs: int = 4
+    envs: Count = 4
     """Environment copies that each actor steps together, choosing their actions in one batch."""
-    sync_interval: int = 50
+    sync_interval: Count = 50
     """Rounds (one action in each copy) between checks for newer weights."""
-    max_policy_lag: int | None = None
+    max_policy_lag: Annotated[int | None, Whole(0)] = None
     """Versions by which the acting weights may be behind: an actor that is staler pulls before it acts."""
     device: str = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "envs", "sync_interval"):
-            check_setting(self, name, 1)
-        if self.max_policy_lag is not None:
-            check_setting(self, "max_policy_lag", 0)
+        check_declared(self)
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
     """The processes that train the policies."""
 
-    processes: int | None = None
+    processes: Annotated[int | None, Whole(1)] = None
     """Learner processes, among which the policies are dealt out; None: one for each policy."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Transitions in each update."""
-    n_step: int = 3
+    n_step: Count = 3
     """Rewards in each return."""
-    gamma: float = 0.99
+    gamma: Annotated[float, Number(0, 1)] = 0.99
     """Discount of one step."""
-    warmup: int = 500
+    warmup: Count = 500
     """Transitions that a policy's replay must hold before training starts."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     """Mode of `torch.compile` for the learner's model; "reduce-overhead" uses CUDA graphs. It takes half a minute at
@@ -85,52 +75,37 @@ class LearnerConfig:
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
     takes every batch into the statistics, "frozen" those of the first 100 updates."""
-    prefetch: int = 0
+    prefetch: Annotated[int, Whole(0)] = 0
     """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
     async mode."""
-    publish_interval: int = 10
+    publish_interval: Count = 10
     """Updates between publications of the weights."""
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
     """Slots of shared memory for weights: 1, 2 or 3. More slots take memory; fewer make actors repeat copies."""
-    log_interval: int = 200
+    log_interval: Count = 200
     """Updates between reports of loss, epsilon, policy lag and rate."""
-    checkpoint_interval: int = 10_000
+    checkpoint_interval: Count = 10_000
     """Updates between checkpoints; the learner writes another one at the end."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: Timeout = 60.0
     """Seconds after which a learner writes a checkpoint even if it made fewer updates."""
     device: str = "auto"
     """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
     """With "auto" and several GPUs: assign the agents to them in turn."""
-    threads: int = 1
+    threads: Count = 1
     """CPU threads of each learner and actor."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "n_step", "warmup", "publish_interval", "log_interval", "threads"):
-            check_setting(self, name, 1)
-        check_setting(self, "checkpoint_interval", 1)
-        if self.processes is not None:
-            check_setting(self, "processes", 1)
-        check_setting(self, "prefetch", 0)
-        check_setting(self, "checkpoint_seconds", 1.0, whole=False)
-        check_setting(self, "gamma", 0.0, 1.0, whole=False)
-        if self.compile not in ("off", "default", "reduce-overhead", "max-autotune"):
-            raise ValueError(f"compile: expected off, default, reduce-overhead or max-autotune, got {self.compile!r}")
-        if self.obs_norm not in ("off", "frozen", "running"):
-            raise ValueError(f"obs_norm: expected off, frozen or running, got {self.obs_norm!r}")
-        if self.publish_mode not in ("snapshot", "double_buffer", "triple_buffer"):
-            raise ValueError(
-                f"publish_mode: expected snapshot, double_buffer or triple_buffer, got {self.publish_mode!r}"
-            )
+        check_declared(self)
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
     """Each policy's replay buffer."""
 
-    capacity: int = 100_000
+    capacity: Count = 100_000
     """Rows of a policy's replay, over all its agents and environment copies."""
-    stack: int | None = None
+    stack: Annotated[int | None, Whole(1)] = None
     """Observations in a network's input; None: 4 for atari:<game>, otherwise 1."""
     pad: Literal["repeat", "zero"] = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
@@ -147,23 +122,15 @@ class ReplayConfig:
     they are in /dev/shm."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
-    alpha: float = 0.6
+    alpha: Annotated[float, Number(0, finite=False)] = 0.6
     """Exponent of priorities; 0 draws uniformly."""
-    beta: float = 0.4
+    beta: Annotated[float, Number(0, 1)] = 0.4
     """Exponent of importance weights at the first batch, from 0 to 1."""
-    beta_steps: int | None = None
+    beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
 
     def __post_init__(self) -> None:
-        check_setting(self, "capacity", 1)
-        if self.stack is not None:
-            check_setting(self, "stack", 1)
-        if self.pad not in ("repeat", "zero"):
-            raise ValueError(f"pad: expected repeat or zero, got {self.pad!r}")
-        check_setting(self, "alpha", 0.0, whole=False)
-        check_setting(self, "beta", 0.0, 1.0, whole=False)
-        if self.beta_steps is not None:
-            check_setting(self, "beta_steps", 1)
+        check_declared(self)
         _check_shares("mixture", self.mixture)
         if self.path is not None and not os.path.isdir(self.path):
             raise ValueError(f"path: expected an existing directory, got {self.path!r}")
@@ -200,7 +167,7 @@ class ExplorationConfig:
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
     that exponential, unless the algorithm has another default."""
-    ladder: float = 0.0
+    ladder: Annotated[float, Number(0, finite=False)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
     schedules: Schedules = field(default_factory=dict)
@@ -209,7 +176,7 @@ class ExplorationConfig:
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", _probability("epsilon", self.epsilon))
-        check_setting(self, "ladder", 0.0, whole=False)
+        check_declared(self)
         taken = {"epsilon", "stage", "step", "updates", "opponents", "odds"} & self.schedules.keys()
         if taken:
             raise ValueError(f"schedules: {min(taken)!r} is the name of a number that marlcore publishes itself")
@@ -250,6 +217,7 @@ class MetricsConfig:
     environment, else online."""
 
     def __post_init__(self) -> None:
+        check_declared(self)
         if isinstance(self.sinks, str) or not all(isinstance(name, str) for name in self.sinks):
             raise TypeError(f"sinks: expected names of sinks, got {self.sinks!r}")
         object.__setattr__(self, "sinks", tuple(self.sinks))  # JSON knows only lists
@@ -262,26 +230,23 @@ class MetricsConfig:
             raise ValueError(
                 f"sinks: expected csv, the run's own record, and others, each once, got {' '.join(self.sinks)!r}"
             )
-        if self.wandb_mode not in (None, "online", "offline"):
-            raise ValueError(f"wandb_mode: expected online or offline, got {self.wandb_mode!r}")
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """The process that plays greedy episodes with the published weights while the run goes on."""
 
-    interval: int = 0
+    interval: Annotated[int, Whole(0)] = 0
     """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
-    episodes: int = 10
+    episodes: Count = 10
     """Episodes in each evaluation."""
-    envs: int = 4
+    envs: Count = 4
     """Environment copies that play them."""
-    keep: int = 3
+    keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
 
     def __post_init__(self) -> None:
-        for name, low in {"interval": 0, "episodes": 1, "envs": 1, "keep": 0}.items():
-            check_setting(self, name, low)
+        check_declared(self)
 
     @property
     def copies(self) -> int:
@@ -293,26 +258,22 @@ class EvaluationConfig:
 class SupervisionConfig:
     """The treatment of workers that die, fail or hang; in async mode."""
 
-    max_restarts: int = 3
+    max_restarts: Annotated[int, Whole(0)] = 3
     """Restarts of each worker within the window; one more failure ends the run."""
-    window: float = 600.0
+    window: Seconds = 600.0
     """Seconds for which a failure counts."""
-    backoff: float = 0.5
+    backoff: Seconds = 0.5
     """Seconds before a worker's first restart, doubled before each further one in the window; at most 30."""
-    actor_timeout: float = 60.0
+    actor_timeout: Timeout = 60.0
     """Seconds without a heartbeat after which an actor or the evaluator is killed and restarted; at least 120 while it
     starts."""
-    learner_timeout: float = 120.0
+    learner_timeout: Timeout = 120.0
     """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
     """If the system can start no process, do all work in this one, as in serial mode."""
 
     def __post_init__(self) -> None:
-        check_setting(self, "max_restarts", 0)
-        for name in ("window", "backoff"):
-            check_setting(self, name, 0.0, whole=False)
-        for name in ("actor_timeout", "learner_timeout"):
-            check_setting(self, name, 1.0, whole=False)
+        check_declared(self)
 
     @property
     def restarts(self) -> RestartPolicy:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ...checks import absolute, check_whole
+from ...checks import absolute
+from ...declared import Number, Whole, check_declared
 from ...references import is_importable, reference_to
 
-DRAWS = ("uniform", "recent", "pfsp")
 BOTH = "both"
 
 
@@ -18,20 +17,20 @@ BOTH = "both"
 class SelfPlayConfig:
     """Self-play: in environments of two agents, one policy learns against frozen copies of itself."""
 
-    pool: int = 0
+    pool: Annotated[int, Whole(0)] = 0
     """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
-    admit_updates: int | None = 1000
+    admit_updates: Annotated[int | None, Whole(1)] = 1000
     """Updates of the learner after which a copy of it joins the pool; None: only past admit_win_rate."""
-    admit_win_rate: float | None = None
+    admit_win_rate: Annotated[float | None, Number(0, 1)] = None
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
-    window: int = 100
+    window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
     draw: Literal["uniform", "recent", "pfsp"] = "pfsp"
     """How an episode's opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age
     being 1; or to (1 - win rate)^power, prioritized fictitious self-play (Vinyals et al. 2019)."""
-    power: float = 2.0
+    power: Annotated[float, Number(0)] = 2.0
     """The exponent of `draw`."""
-    latest: float = 0.2
+    latest: Annotated[float, Number(0, 1)] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides."""
     anchors: dict[str, float] = field(default_factory=dict)
     """Shares of episodes against opponents that stay the same: module:name of a function of an observation that returns
@@ -43,18 +42,9 @@ class SelfPlayConfig:
     """Frozen opponents explore as at their admission, instead of acting greedily."""
 
     def __post_init__(self) -> None:
-        check_whole("pool", self.pool, 0)
-        check_whole("window", self.window)
-        if self.admit_updates is not None:
-            check_whole("admit_updates", self.admit_updates)
-        if self.admit_win_rate is not None:
-            _check_number("admit_win_rate", self.admit_win_rate, 1.0)
+        check_declared(self)
         if self.admit_updates is None and self.admit_win_rate is None:
             raise ValueError("admit_updates: expected a number, or an admit_win_rate, got None for both")
-        if self.draw not in DRAWS:
-            raise ValueError(f"draw: expected one of {', '.join(DRAWS)}, got {self.draw!r}")
-        _check_number("power", self.power)
-        _check_number("latest", self.latest, 1.0)
         object.__setattr__(self, "anchors", _checked_anchors(self.anchors))
         if self.from_pool < -1e-9:
             total = self.latest + sum(self.anchors.values())
@@ -76,27 +66,20 @@ def absolute_anchors(anchors: Mapping[str, float]) -> dict[str, float]:
     return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}
 
 
-def _check_number(name: str, value: Any, high: float = math.inf) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= high or value == math.inf:
-        bounds = "of at least 0" if high == math.inf else f"from 0 to {high:g}"
-        raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
-
-
 def _checked_anchors(anchors: Any) -> dict[str, float]:
     """The shares by reference; functions and classes that can be imported become references."""
     if not isinstance(anchors, Mapping):
         raise TypeError(f"anchors: expected shares by opponent, got {anchors!r}")
-    found = {}
+    shares = {}
     for given, share in anchors.items():
         name = given if isinstance(given, str) else reference_to(given) or ""
         if not name.endswith(".pt") and (":" not in name or not is_importable(name)):
             raise ValueError(f"anchors: expected module:name of what can be imported, or a checkpoint, got {given!r}")
-        _check_number(f"anchors {name}", share, 1.0)
-        found[name] = float(share)
-    names = [_last_part(name) for name in found]
+        shares[name] = float(Number(0, 1).checked(f"anchors {name}", share))
+    names = [_last_part(name) for name in shares]
     if len(set(names)) < len(names):
-        raise ValueError(f"anchors: expected names that differ in their last parts, got {list(found)}")
-    return found
+        raise ValueError(f"anchors: expected names that differ in their last parts, got {list(shares)}")
+    return shares
 
 
 def _last_part(reference: str) -> str:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from marlcore.training.run_directory import RunDirectory
 
 from marlcore import IQN, Config, Result
 from marlcore.__main__ import main
@@ -17,6 +16,7 @@ from marlcore.cli import gc
 from marlcore.processes.control import Control
 from marlcore.processes.signals import Interrupts
 from marlcore.processes.telemetry import Telemetry
+from marlcore.training.record.run_directory import RunDirectory
 
 
 def unread(*arguments: str) -> tuple[int, str]:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
-from marlcore.training.actor import Seat
-from marlcore.training.loaded import LoadedPolicy
-from marlcore.training.policy import ActingModel, Player
 from refusals import refused
 
 import marlcore as mc
 from marlcore.interfaces import Turn
+from marlcore.training.after.loaded_policy import LoadedPolicy
+from marlcore.training.loops.policy import ActingModel, PolicyPlayer
+from marlcore.training.loops.seat import Seat
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
 MASKED = mc.Spaces(gym.Dict(noise=BOX, target=gym.Discrete(4)), gym.Discrete(3), masked=True)
@@ -73,7 +73,7 @@ def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any
     mask = np.array([[True, True, True, True, True], [True, False, True, True, False]])[:, : spaces.choices]
     obs = {"observation": np.zeros((2, 2), np.float32), "action_mask": mask}
     policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(chosen)[at]))
-    player = Player(policy, spaces, 2, "repeat")
+    player = PolicyPlayer(policy, spaces, 2, "repeat")
     begins = np.ones(2, np.bool_)
     chosen = allowed
     player.choose(obs, slice(None), begins)
@@ -92,7 +92,7 @@ def test_an_extra_that_is_not_finite_is_refused(name: str, bad: float) -> None:
     spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), {name: mc.Field()})
     chosen = mc.Action(np.zeros(2, np.int64), {name: np.array([0, bad], np.float32)})
     player: Any = SimpleNamespace(choose=lambda *_: chosen, before={}, policy=SimpleNamespace(version=1))
-    seat = Seat("a", player, None, spec, np.arange(2), lambda *_: None)  # type: ignore[arg-type]
+    seat = Seat("a", player, None, spec, np.arange(2))  # type: ignore[arg-type]
     turn = Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_))
     if name == "priority":
         seat.act(turn)

@@ -313,8 +313,8 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
         ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
         ({"admit_updates": None}, "admit_updates: expected a number, or an admit_win_rate, got None for both"),
         ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
-        ({"draw": "best"}, "draw: expected one of uniform, recent, pfsp, got 'best'"),
-        ({"power": -1.0}, "power: expected a number of at least 0, got -1.0"),
+        ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
+        ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
         ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
         (
             {"anchors": {"weak": 0.1}},

@@ -102,12 +102,6 @@ def test_the_ladder_of_ape_x() -> None:
     assert ExplorationConfig(ladder=7.0).exponents(1) == [1.0]
 
 
-def test_settings_of_version_0_1_0_give_the_schedule_that_they_described() -> None:
-    old = {"epsilon_start": 0.9, "epsilon_min": 0.1, "epsilon_decay": 0.25, "epsilon_decay_freq": 10}
-    config = mc.Config.from_dict({"exploration": old})
-    assert config.exploration.epsilon == Exponential(0.9, 0.1, rate=0.75, every=10, of="updates")
-
-
 class Warm(mc.DQN):
     """Its actors heat up, and explore little."""
 
