@@ -218,7 +218,7 @@ def test_a_run_is_resumed_only_as_it_was(tmp_path: Path) -> None:
     resume = partial(train, tmp_path, partial(Crowd, 2), resume=result.run_dir)
     with pytest.raises(ValueError, match="resume: expected algorithm 'DQN', as the run had it, got 'IQN'"):
         resume("iqn", more)
-    with pytest.raises(ValueError, match="resume: expected policies None, as the run had them, got"):
+    with pytest.raises(ValueError, match="resume: expected policies None, as the run had it, got"):
         resume("dqn", replace(more, policies={"agent_0": "one", "agent_1": "one"}))
     other = mc.train(
         partial(Crowd, 2), mc.DQN(hidden=(16, 8)), replace(CONFIG, run_dir=str(tmp_path / "other")), progress=False

@@ -15,6 +15,7 @@ from hunt import HUNT
 import marlcore as mc
 from marlcore.processes import Interrupts
 from marlcore.training import session
+from marlcore.training.record.files import write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -145,7 +146,7 @@ def test_a_resumed_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) 
     """As after a parent was killed that saved its progress before the learners' last checkpoints."""
     config = small(tmp_path, total_steps=600, exploration=mc.ExplorationConfig("linear(1, 0, 1200)"))
     run = mc.train(HUNT, "dqn", config, progress=False).run_dir
-    (run / "checkpoints" / "run.json").write_text('{"time_s": 1.0, "steps": {"actor-0": 20}}')
+    write_json(run / "checkpoints" / "run.json", {"time_s": 1.0, "steps": {"actor-0": 20}})
     before = len(mc.training.read_metrics(run / "metrics.csv"))
     more = mc.train(HUNT, "dqn", replace(config, total_steps=1200), progress=False, resume=run)
     later = [m for m in mc.training.read_metrics(run / "metrics.csv")[before:] if m.name == "epsilon"]

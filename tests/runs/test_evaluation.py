@@ -26,7 +26,7 @@ from marlcore.training import EVALUATOR, Run, read_metrics, start, supervised
 from marlcore.training.after.loaded_policy import LoadedPolicy, load_policy
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 from marlcore.training.loops.policy import ActingModel
-from marlcore.training.record.checkpoints import load_checkpoint
+from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
 from marlcore.training.record.run_directory import checkpoint_path
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -188,7 +188,7 @@ def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
     path = trained(tmp_path / "run")
     best = load_checkpoint(checkpoint_path(path, AGENT, "best"))
     file = checkpoint_path(path, AGENT, "best")
-    torch.save({**best, "return": 1e9}, file)
+    save_checkpoint(file, {**best, "return": 1e9})
     longer = replace(SMALL, total_steps=1_800)
     mc.train(Corridor, DQN, longer, progress=False, resume=path)
     assert load_checkpoint(file)["return"] == 1e9

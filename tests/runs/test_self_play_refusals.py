@@ -15,6 +15,7 @@ from refusals import refused
 
 import marlcore as mc
 from marlcore.training import read_metrics
+from marlcore.training.record.checkpoints import save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -128,7 +129,7 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value) and not (tmp_path / "other").exists()
     state = torch.load(saved, weights_only=True)
     state["acting"]["model.mark"] = torch.zeros(2)
-    torch.save(state, saved)
+    save_checkpoint(saved, state)
     config = replace(CONFIG, mode="serial", total_steps=800)
     with pytest.raises(
         ValueError, match=r"^resume: expected an opponent of main's network, got .*opponent-2.pt"

@@ -14,7 +14,7 @@ from ... import algos
 from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
-from ..config import AssignedPolicy, Config, absolute_anchors
+from ..config import AssignedPolicy, Config
 from .run_directory import read_config, steps_taken
 from .trust import check_trusted
 
@@ -110,11 +110,9 @@ def _given(label: str, value: Any) -> Any:
 def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
     before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
-    for label in ("algorithm", "hyperparameters"):
-        if not _agrees(before.get(label), now[label]):
+    for label in ("algorithm", "hyperparameters", "policies"):
+        if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    if before.get("policies", now["policies"]) != now["policies"]:  # version 0.1.0 had none
-        raise ValueError(f"resume: expected policies {before['policies']}, as the run had them, got {now['policies']}")
     fixed = {
         "actor": ["processes", "envs"],
         "replay": ["capacity", "stack", "prioritized", "mixture"],
@@ -123,12 +121,9 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     }
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
         fixed = {**fixed, "learner": ["obs_norm", "n_step"], "replay": [*fixed["replay"], "alpha"]}
-    default = Config().to_dict()
     for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
-        section = before.get(part, default[part])  # an earlier version may lack a part
-        had = section.get(label, default[part][label]) if isinstance(section, dict) else None
-        if label == "anchors" and isinstance(had, dict):
-            had = absolute_anchors(had)  # earlier versions noted paths as they were given
+        section = before.get(part)
+        had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
             raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
@@ -136,10 +131,3 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
         raise ValueError(
             f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
         )
-
-
-def _agrees(before: Any, now: Any) -> bool:
-    """Whether settings are as they were; those that the earlier version did not have may be anything."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return before.keys() <= now.keys() and all(_agrees(before[name], now[name]) for name in before)
-    return bool(before == now)

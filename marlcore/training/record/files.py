@@ -25,7 +25,6 @@ from ...checks import came
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
-_REST_OF_A_SEAL = re.compile(rb"[0-9a-f]{32}")
 _LONGEST = 4096  # of a seal
 ZIP = b"PK\x03\x04"  # with which one begins
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
-    """The bytes of a sealed file, the seal included. A file without a seal, as earlier versions wrote, is logged.
+    """The bytes of a sealed file, the seal included.
 
     Args:
         own_name: refuse a file that was written under another name.
@@ -103,8 +102,6 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
     fault = _fault(path, data, own_name)
     if fault:
         raise ValueError(f"{str(path)!r}: {fault}")
-    if fault is None:
-        _warn_once(f"{str(path)!r} has no checksum, as files of earlier versions have none, and is not verified")
     return data
 
 
@@ -146,11 +143,9 @@ def check_regular(path: Path, fd: int) -> None:
         raise ValueError(f"{str(path)!r}: expected a regular file, got a pipe or a device")
 
 
-def _fault(path: Path, data: bytes, own_name: bool) -> str | None:
-    """The contradiction between a file and its seal; empty if they agree, None without a seal."""
+def _fault(path: Path, data: bytes, own_name: bool) -> str:
+    """The contradiction between a file and its seal; empty if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
-    if seal is None and not _REST_OF_A_SEAL.search(data, max(len(data) - 2 * _DIGITS, 0)):
-        return None
     if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
         return "expected the file as the run wrote it, got a changed or damaged one"
     if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ...interfaces import QueueSource
 from ...memory import PREFIX, SegmentHandle, survey_names
 from ...queue import TrajectoryQueue, lane_rows_for
-from ...replay import RateLimiter, ReplayBuffer
+from ...replay import ReplayBuffer
 from ..config import AssignedPolicy, Config, source_of
 from ..record import RunDirectory
 from .blueprint import PolicyPlan
@@ -33,8 +32,8 @@ class OwnerOf:
         return {"policy": np.frombuffer(self.policy.encode(), np.uint8)}
 
     def check(self, replay: ReplayBuffer, path: Path) -> None:
-        """Raises ValueError: the loaded replay is of another policy; earlier versions do not say."""
-        owner = (replay.sampler_state or self.state_dict()).get("policy")
+        """Raises ValueError: the loaded replay is of another policy."""
+        owner = (replay.sampler_state or {}).get("policy")
         if owner is None or owner.tobytes() != self.policy.encode():
             got = None if owner is None else owner.tobytes().decode(errors="replace")
             raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
@@ -77,7 +76,7 @@ def _replay(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=f"replay.{index}", into=file))
         OwnerOf(policy.name).check(replay, saved)
-        if replay.limiter != limiter and replay.limiter != _of_0_1_0(limiter):
+        if replay.limiter != limiter:
             raise ValueError(
                 f"resume: expected a configuration that gives {policy.name} the limiter of its saved replay, "
                 f"{replay.limiter}, got {limiter}"
@@ -98,8 +97,3 @@ def _new_file(directory: Path, name: str) -> Path:
     """A new name for a replay's file; first removes such files of runs that were killed."""
     survey_names(directory, TRANSIENT, remove=True)
     return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
-
-
-def _of_0_1_0(limiter: RateLimiter | None) -> RateLimiter | None:
-    """The limiter that version 0.1.0 saved for the same settings: learners could be ahead of their actors."""
-    return None if limiter is None else dataclasses.replace(limiter, lead=None)

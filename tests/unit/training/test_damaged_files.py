@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
@@ -208,14 +209,16 @@ def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
     ]
 
 
-def test_a_file_of_an_earlier_version_is_read_and_said(tmp_path, caplog):
+def test_a_file_without_a_seal_is_refused(tmp_path):
     torch.save({"updates": 3}, tmp_path / "a.pt")
-    assert load_checkpoint(tmp_path / "a.pt") == {"updates": 3}
-    assert "a.pt' has no checksum" in caplog.records[0].getMessage()
+    with pytest.raises(ValueError, match="expected the file as the run wrote it, got a changed or damaged one"):
+        load_checkpoint(tmp_path / "a.pt")
 
 
 def test_a_checkpoint_in_an_older_format_of_torch_is_refused(tmp_path):
     """Reading one could execute code, in spite of `weights_only` (CVE-2025-32434)."""
-    torch.save({"updates": 3}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    data = io.BytesIO()
+    torch.save({"updates": 3}, data, _use_new_zipfile_serialization=False)
+    files.write_sealed(tmp_path / "a.pt", data.getvalue())
     with pytest.raises(ValueError, match=r"a\.pt' \(expected a zip\)$"):
         load_checkpoint(tmp_path / "a.pt")

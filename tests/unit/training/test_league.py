@@ -18,6 +18,7 @@ from refusals import refused
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
 from marlcore.training.loops.policy import PolicyModel
+from marlcore.training.record.checkpoints import save_checkpoint
 from marlcore.training.record.files import read_json
 from marlcore.training.self_play.league import League
 from marlcore.training.self_play.odds import name_of, odds_of, pool_odds
@@ -295,7 +296,7 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
     path = opponent_path(one.run_dir, "main", 1)
     state = torch.load(path, weights_only=True)
     state["acting"]["model.mark"] = torch.zeros(3)
-    torch.save(state, path)
+    save_checkpoint(path, state)
     with pytest.raises(
         ValueError, match=r"^resume: expected an opponent of main's network, got '.*opponent-1.pt' \(.*mark"
     ) as error:

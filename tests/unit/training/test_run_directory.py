@@ -18,7 +18,7 @@ import pytest
 from marlcore.errors import ClosedError
 from marlcore.processes.telemetry import Metric
 from marlcore.training import read_metrics
-from marlcore.training.record.files import write_atomically
+from marlcore.training.record.files import write_atomically, write_json
 from marlcore.training.record.run_directory import RunDirectory, read_config
 
 
@@ -235,16 +235,16 @@ def replace_config(run: Path) -> str:
 
 def damage_progress(run: Path) -> str:
     (run / "checkpoints" / "run.json").write_bytes(b"\xff\0")
-    return "run.json': expected a JSON object, got invalid JSON"
+    return "run.json': expected the file as the run wrote it, got a changed or damaged one"
 
 
 def replace_progress(run: Path) -> str:
-    (run / "checkpoints" / "run.json").write_text('{"time_s": 1.5, "steps": {"actor-0": -3}}')
+    write_json(run / "checkpoints" / "run.json", {"time_s": 1.5, "steps": {"actor-0": -3}})
     return "run.json': expected time_s and steps, a number for each worker, got {'time_s': 1.5, 'steps'"
 
 
 def replace_time(run: Path) -> str:
-    (run / "checkpoints" / "run.json").write_text('{"time_s": NaN, "steps": {}}')
+    write_json(run / "checkpoints" / "run.json", {"time_s": "NaN", "steps": {}})
     return "run.json': expected time_s and steps"
 
 
