@@ -71,6 +71,7 @@ class Monitor:
         self._noted = -NOTE_S
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
+        self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
         self.status = self._look(now)
 
     @property
@@ -88,7 +89,10 @@ class Monitor:
             self._run.keep()
         if now - self._counted[-1][0] >= RATE_S:
             self._measure(now, steps)
+            self._average(steps)
             self._sinks.flush()
+        elif self._means.keys() != self._returns.keys():  # an agent's first episode ended
+            self._average(steps)
         if now - self._noted > NOTE_S:
             self._note(now)
         if self._table is not None:
@@ -105,6 +109,9 @@ class Monitor:
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
         self._counted.append((now, steps))
 
+    def _average(self, steps: int) -> None:
+        self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
+
     def _look(self, now: float) -> Status:
         return Status(
             True,
@@ -112,7 +119,7 @@ class Monitor:
             self._total,
             now,
             {policy: tally.load(UPDATES) for policy, tally in self._control.tallies.items()},
-            {agent: late.mean(self._control.steps) for agent, late in self._returns.items()},
+            self._means,
             {name: own.load(RESTARTS) for name, own in self._control.notes.items()},
             dict(self._newest),
         )
@@ -128,6 +135,8 @@ class Monitor:
         if steps != self._counted[-1][1]:
             self._measure(now, steps)
         self.tick()
+        self._average(steps)
+        self.status = self._look(now)
         self._note(now)
 
     def _note(self, now: float) -> None:
