@@ -8,7 +8,7 @@ For dict observations, use DictReplayBuffer. Other processes read the same memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -50,11 +50,25 @@ Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, 
 
 
 class _Newest(NamedTuple):
-    """What the lanes do not have yet of the newest step of each environment."""
+    """What the lanes do not have yet of the newest step of each environment.
 
-    next_obs: Obs
-    ended: NDArray[np.bool_]
+    Bytes are faster to take and to compare than arrays, which most steps do not need.
+    """
+
+    next_obs_bytes: list[bytes]  # by field
+    ended_bytes: bytes
     followed: bool = True  # the lanes' next rows may follow it; after a load they begin episodes
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        return np.frombuffer(self.ended_bytes, np.bool_)
+
+    def next_obs(self, fields: Mapping[str, Field]) -> Obs:
+        rows = len(self.ended_bytes)
+        return {
+            name: np.frombuffer(array, field.numpy).reshape(rows, *field.shape)
+            for (name, field), array in zip(fields.items(), self.next_obs_bytes, strict=True)
+        }
 
 
 @dataclass(frozen=True)
@@ -210,9 +224,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Read-only observations by position of the steps, or of the rows after them."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
-            waiting = ~self._newest.ended
+            waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
             for name, array in obs.items():
-                array[self.pos - 1, waiting] = self._newest.next_obs[name][waiting]
+                array[self.pos - 1, waiting] = next_obs[name][waiting]
         for array in obs.values():
             _frozen(array)
         return self._spaced(obs)
@@ -252,12 +266,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ValueError(f"reward: expected finite numbers, got {reward}")
         if self._newest is not None:
             self._bridge_gaps(obs, self._newest)
+        ended_bytes = ended.tobytes()
         ends: tuple[Any, ...] = ()
-        if True in ended.tolist():
+        if 1 in ended_bytes:
             ends = *self._ends(ended, infos), self._fields(next_obs)
-        tickets = self._writer.add(self._fields(obs), action, reward, *ends)
-        self._tickets[self.pos] = tickets
-        self._newest = _Newest({name: array.copy() for name, array in next_obs.items()}, ended.copy())
+        self._tickets[self.pos] = self._writer.add(self._fields(obs), action, reward, *ends)
+        self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -334,10 +348,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Such a step is written again as a truncated one, with its next observation. The first copy is never drawn, since
         its lane continues with another episode.
         """
-        after = newest.next_obs
-        if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == [*map(np.ndarray.tobytes, after.values())]:
+        if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == newest.next_obs_bytes:
             return
-        gaps = ~newest.ended
+        gaps, after = ~newest.ended, newest.next_obs(self._spec.obs_fields)
         if newest.followed:
             gaps &= [any(array[i].tobytes() != after[name][i].tobytes() for name, array in obs.items())
                      for i in range(self.n_envs)]  # fmt: skip
@@ -379,8 +392,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         columns = self.replay.columns("obs")
         next_obs = {name: column[envs, (last + 1) % capacity] for name, column in columns.items()}
         waiting = last + 1 >= hi[envs]  # the newest steps' next observations are not in the lanes yet
-        for name, array in next_obs.items():
-            array[waiting] = newest.next_obs[name][envs[waiting]]
+        for name, array in newest.next_obs(self._spec.obs_fields).items():
+            next_obs[name][waiting] = array[envs[waiting]]
         return _Transitions(
             self._fields({name: column[envs, first % capacity] for name, column in columns.items()}),
             self._fields(next_obs),
@@ -508,14 +521,13 @@ def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[
     shape, size = whole.shape, math.prod(whole.shape)
 
     def check(value: Any) -> NDArray[Any]:
-        array: NDArray[Any] = value if value.__class__ is np.ndarray else np.asarray(value)
+        if value.__class__ is np.ndarray and value.shape == shape and value.dtype == dtype:
+            return value
+        array: NDArray[Any] = np.asarray(value)
         if array.shape != shape and array.size == size:
             array = array.reshape(shape)
-        if array.shape == shape:
-            if array.dtype == dtype:
-                return array
-            if array.dtype.kind == dtype.kind == "f":  # as_field gives the same
-                return array.astype(dtype)
+        if array.shape == shape and array.dtype.kind == dtype.kind == "f":  # as_field gives the same
+            return array.astype(dtype)
         return as_field(label, whole, array)
 
     return check

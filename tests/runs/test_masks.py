@@ -78,7 +78,7 @@ class WatchedTrainer(DQNTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         targets = super().targets(batch)
         values = self.target(batch.next_obs)
-        explained = (self.dqn.reward_scale * batch.reward + batch.discount * values.T).T
+        explained = (self.hyper.reward_scale * batch.reward + batch.discount * values.T).T
         allowed = batch.next_obs["action_mask"] & ((explained - targets[:, None]).abs() < 1e-6)
         self.illegal = ((batch.discount > 0) & ~allowed.any(1)).sum().float()
         return targets
