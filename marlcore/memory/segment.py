@@ -35,6 +35,7 @@ from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
+_LONGEST_NAME = 200  # characters; with the prefix and the nonce, a file's name in Linux has at most 255
 _open: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
@@ -94,6 +95,8 @@ class Segment:
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected letters, digits, '_' and '.', got {name!r}")
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f"name: expected at most {_LONGEST_NAME} characters, got {len(name)}")
         if path is None:
             sweep_once()
         header = Header.build(secrets.randbits(64), description, body_bytes)

@@ -30,6 +30,7 @@ Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 _MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
+_MOST_SLOTS = 2**32
 _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher overwrites
 
 
@@ -86,6 +87,8 @@ class ParameterStore(Shared):
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the store.
         """
         slots = _slots_of(mode)
+        if extras is not None and not isinstance(extras, Mapping):
+            raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {came(extras)}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(_specs_of(model), fields)
         check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
@@ -428,6 +431,6 @@ def _slots_of(mode: Any) -> int:
     """The number of slots. Raises ValueError: the mode is neither a name nor a number of slots."""
     if isinstance(mode, str) and mode in SLOTS:
         return SLOTS[mode]
-    if not isinstance(mode, (int, np.integer)) or isinstance(mode, bool) or mode < 1:
+    if not isinstance(mode, (int, np.integer)) or isinstance(mode, bool) or not 1 <= mode <= _MOST_SLOTS:
         raise ValueError(f"mode: expected {', '.join(SLOTS)} or a number of slots, got {mode!r}")
     return int(mode)

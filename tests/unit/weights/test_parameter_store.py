@@ -497,6 +497,9 @@ REFUSED: dict[str, Refused] = {
     "partly shared": (created(partly_shared), ValueError, "0.weight, row: expected memory shared whole or not at all"),
     "lazy": (created(lambda: nn.LazyLinear(3)), ValueError, NO_MEMORY),
     "meta": (created(lambda: nn.Linear(2, 2, device="meta")), ValueError, NO_MEMORY),
+    "extras": (created(extras=3), TypeError, "extras: expected a dict of shapes or Fields by name, got 3"),
+    "a long name": (created(name="x" * 201), ValueError, "name: expected at most 200 characters, got 201"),
+    "no model": (created(lambda: None), TypeError, "model: expected a torch module or a mapping of arrays, got None"),
     "an extra's name": (created(extras={"a b": ()}), ValueError, "extras: expected names that are identifiers, got"),
     "an extra's shape": (created(extras={"a": (0,)}), ValueError, "expected a tuple of positive integers, got (0,)"),
     "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
@@ -513,7 +516,7 @@ REFUSED: dict[str, Refused] = {
     ),
     **{
         f"mode {mode}": (created(mode=mode), ValueError, f"{NO_SLOTS}{mode!r}")
-        for mode in (0, -1, True, 2.0, "quadruple", None)
+        for mode in (0, -1, True, 2.0, 2**63, "quadruple", None)
     },
     **{
         f"begins_after {after}": (created(begins_after=after), ValueError, f"{NO_VERSION}{after!r}")
