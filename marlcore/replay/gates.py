@@ -18,20 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import deadline_of
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
-from ..memory import (
-    LINE,
-    ROOM_OFFSET,
-    Check,
-    Event,
-    LaneClaim,
-    LaneGeometry,
-    NativeLanes,
-    Segment,
-    Words,
-    sleep_until,
-    slot_lock,
-)
+from ..memory import LINE, ROOM_OFFSET, Check, Event, LaneClaim, Words, sleep_until, slot_lock
+from ..transitions import LaneView
 from .limiter import RateLimiter
 
 SLOTS = 16
@@ -44,12 +34,13 @@ _LINE_WORDS = LINE // 8
 class _Side:
     """One side's view of the limiter's counters."""
 
-    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter) -> None:
-        self._segment = segment
-        self._lanes = lanes
+    def __init__(self, view: LaneView, limiter: RateLimiter) -> None:
+        self._segment = view.segment
+        self._lanes = view.native
         self._limiter = limiter
-        self._room = Event(segment.body, ROOM_OFFSET)
-        self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(SLOTS)])
+        self._room = Event(view.segment.body, ROOM_OFFSET)
+        first, end = view.geometry.slot_offset(0), view.geometry.slot_offset(SLOTS)
+        self._slots = Words(view.segment.body[first:end])
 
     def _sampled(self) -> int:
         return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
@@ -73,18 +64,18 @@ class _Side:
 
 
 class WriteGate(_Side):
-    """The gate that a writer passes before each add."""
+    """The gate that the writer of one lane, or of several, passes before each add; see transitions.Gate."""
 
     spare_rows = 1  # the newest row holds the number of inserted transitions
 
     @classmethod
-    def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry) -> WriteGate | None:
+    def of(cls, view: LaneView) -> WriteGate | None:
         """The gate of a replay; None without a limiter."""
-        limiter = RateLimiter.of(segment)
-        return None if limiter is None else cls(segment, lanes, geometry, limiter)
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view, limiter)
 
-    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until `transitions` transitions may be added; see Gate."""
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
+        """Boundary rows are not counted."""
         limiter = self._limiter
         if limiter.samples_per_insert * transitions > limiter.tolerance:
             raise ValueError(
@@ -93,15 +84,13 @@ class WriteGate(_Side):
             )
         if not self._missing(transitions):
             return True
-        deadline = None if timeout is None else time.monotonic() + timeout
         bulk = limiter.tolerance / limiter.samples_per_insert / 2
-        if not self._sleep(self._missing, transitions, bulk, self._room, deadline, check_open):
+        if not self._sleep(self._missing, transitions, bulk, self._room, deadline_of(timeout), check_open):
             path = self._segment.path
             raise TimedOut(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
         return True
 
-    def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until a transition may be added to each of these lanes; see VectorGate."""
+    def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
         return not self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
 
     def _missing(self, rows: int) -> int:
@@ -123,32 +112,26 @@ class WriteGate(_Side):
 class SampleGate(_Side):
     """The gate that a sampler passes before each batch, and its slot, which counts the rows it drew."""
 
-    def __init__(
-        self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, limiter: RateLimiter, batch: int
-    ) -> None:
+    def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
         if batch > limiter.tolerance:
             raise ValueError(
                 f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
             )
-        super().__init__(segment, lanes, geometry, limiter)
+        super().__init__(view, limiter)
         self._batch = batch
-        self._rows = Event(segment.body)
+        self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
 
     @classmethod
-    def of(cls, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, batch: int) -> SampleGate | None:
+    def of(cls, view: LaneView, batch: int) -> SampleGate | None:
         """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter.
 
         Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: the replay has 16 samplers.
         """
-        limiter = RateLimiter.of(segment)
-        if limiter is None:
-            return None
-        if geometry.whole is not geometry:
-            lanes, geometry = geometry.whole.bind(segment.body), geometry.whole
-        return cls(segment, lanes, geometry, limiter, batch)
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)
 
     def _take_slot(self) -> tuple[LaneClaim, int]:
         for slot in range(SLOTS):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-import numpy as np
-
-from ..checks import check_whole
-
-if TYPE_CHECKING:
-    from ..memory import Segment
+from ..declared import Number, Whole, check_declared
+from ..memory import Segment
 
 
 @dataclass(frozen=True)
@@ -39,34 +35,18 @@ class RateLimiter:
             due, and the tolerance must be at least the sum of these two.
     """
 
-    samples_per_insert: float
-    min_size: int
-    tolerance: float
-    lead: float | None = None
+    samples_per_insert: Annotated[float, Number(above=0)]
+    min_size: Annotated[int, Whole(1)]
+    tolerance: Annotated[float, Number(above=0)]
+    lead: Annotated[float | None, Number(0)] = None
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_insert", "tolerance"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
-            object.__setattr__(self, name, float(value))
-        if self.lead is not None and not (isinstance(self.lead, (int, float)) and 0 <= self.lead < math.inf):
-            raise ValueError(f"lead: expected a finite number of at least 0 or None, got {self.lead!r}")
-        check_whole("min_size", self.min_size)
-        object.__setattr__(self, "min_size", int(self.min_size))
+        check_declared(self)
         if self.tolerance < self.samples_per_insert:
             raise ValueError(
                 f"tolerance: expected at least samples_per_insert = {self.samples_per_insert:g}, since no row could "
                 f"ever be added, got {self.tolerance:g}"
             )
-
-    def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
-        """Whether a sampler may draw `batch` rows without waiting."""
-        return self.inserts_missing(inserted, sampled, batch) == 0
-
-    def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether a writer may add `rows` transitions without waiting."""
-        return self.samples_missing(inserted, sampled, rows) == 0
 
     def inserts_missing(self, inserted: int, sampled: int, batch: int) -> int:
         """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
@@ -84,10 +64,6 @@ class RateLimiter:
     def balance(self, inserted: int, sampled: int) -> float:
         """Rows by which samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
-
-    def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON."""
-        return asdict(self)
 
     @classmethod
     def of(cls, segment: Segment) -> RateLimiter | None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import StaleHandle
 from ..memory import LaneClaim, NativeVector, NativeWriter
@@ -13,6 +17,41 @@ from ..memory import LaneClaim, NativeVector, NativeWriter
 _PAUSE_S = 1e-4
 
 W = TypeVar("W", bound="WriterBase")
+
+
+class Gate(Protocol):
+    """The condition that the writer of one lane passes before each add: a replay's limiter, or a queue's reader.
+
+    Attributes:
+        spare_rows: rows of a lane that an add leaves free.
+    """
+
+    spare_rows: int
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many rows of each kind may be added; False means that the writer must drop them.
+
+        Raises: TimeoutError: after `timeout` seconds. ValueError: no wait would ever be enough. Also what `check_open`
+            raises, once the writer was closed.
+        """
+
+
+class VectorGate(Protocol):
+    """The condition that the writer of several lanes passes before each add."""
+
+    def wait_each(
+        self,
+        which: NDArray[np.int64],
+        boundaries: NDArray[np.bool_],
+        timeout: float | None,
+        check_open: Callable[[], None],
+    ) -> NDArray[np.bool_] | bool:
+        """`Gate.wait` for a row in each of k lanes; returns the rows that the writer must drop, bool [k].
+
+        Args:
+            which: int64 [k], the lanes, as indices of the writer's lanes.
+            boundaries: bool [k], the rows that a boundary row follows.
+        """
 
 
 class WriterBase:

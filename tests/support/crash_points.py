@@ -474,7 +474,7 @@ class Draw(Add):
         assert self.mapped.sampled - self.sampled in ((8,) if done else (0, 8))
         inserted = BEFORE + 1
         with self.replay.writer(timeout=0.0) as writer:
-            while self.limiter.may_insert(inserted, self.mapped.sampled, 1):
+            while not self.limiter.samples_missing(inserted, self.mapped.sampled, 1):
                 writer.add(**rows(inserted, self.spec))
                 inserted += 1
             try:

@@ -67,8 +67,8 @@ def test_sampler_and_writer_stay_in_the_band(ratio):
         balance = ratio * (inserted - min_size) - sampled
         may_sample = inserted >= min_size and balance - batch >= -tolerance
         may_insert = inserted < min_size or balance + ratio * rows <= tolerance
-        assert limiter.may_sample(inserted, sampled, batch) == may_sample
-        assert limiter.may_insert(inserted, sampled, rows) == may_insert
+        assert (limiter.inserts_missing(inserted, sampled, batch) == 0) == may_sample
+        assert (limiter.samples_missing(inserted, sampled, rows) == 0) == may_insert
         assert may_sample or may_insert
         assert inserted < min_size or -tolerance <= balance <= tolerance
         todo += [(inserted, sampled + batch)] * may_sample + [(inserted + rows, sampled)] * may_insert

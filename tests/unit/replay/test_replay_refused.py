@@ -183,10 +183,10 @@ OPTIONS: dict[str, Refused] = {
     **{
         f"{name}={n!r}": (partial(Prioritized, **{name: n}), ValueError, f"{name}: expected {says}, got {n!r}")
         for name, n, says in (
-            ("alpha", -0.1, "a number of at least 0"), ("alpha", math.nan, "a number of at least 0"),
-            ("alpha", math.inf, "a finite number"), ("beta", -0.1, "a number from 0 to 1"),
+            ("alpha", -0.1, "a finite number of at least 0"), ("alpha", math.nan, "a finite number of at least 0"),
+            ("alpha", math.inf, "a finite number of at least 0"), ("beta", -0.1, "a number from 0 to 1"),
             ("beta", 1.5, "a number from 0 to 1"), ("beta", "1", "a number from 0 to 1"),
-            ("epsilon", -1e-9, "a number of at least 0"), ("epsilon", True, "a number of at least 0"),
+            ("epsilon", -1e-9, "a finite number of at least 0"), ("epsilon", True, "a finite number of at least 0"),
             ("beta_steps", 0, "an integer of at least 1"), ("beta_steps", 1.5, "an integer of at least 1"),
         )
     },
