@@ -577,7 +577,7 @@ def named_at_once() -> None:
 
 def removed_before_it_is_replaced() -> None:
     """The earlier save makes room for the new one."""
-    from marlcore.replay import snapshot as save
+    from marlcore.replay import save
 
     def remove_and_replace(target: Path, *what: Any) -> None:
         target.unlink(missing_ok=True)

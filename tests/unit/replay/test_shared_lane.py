@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import signal
-import time
 
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import Rang, ring, soon
-from refusals import stale_in_a_fork
+from meanwhile import soon
 from seams import patch
 
-from marlcore import ClosedError, Field, LaneBusy, ReplayBuffer, TransitionSpec
+from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.memory import add_lock
 from marlcore.testing.rows import filled
 
@@ -112,16 +109,6 @@ def test_a_lane_is_shared_by_all_its_writers_or_has_one():
         replay.writer().close()
 
 
-def test_a_closed_or_forked_shared_writer_says_so():
-    with make(SMALL) as replay:
-        writer = replay.writer(shared=True)
-        assert stale_in_a_fork(lambda: add(writer, 1))
-        assert add(writer, 1) == 0
-        writer.close()
-        with pytest.raises(ClosedError):
-            add(writer, 2)
-
-
 def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
         imports = "from meanwhile import leave_a_child; from marlcore.memory.native import try_lock"
@@ -151,60 +138,7 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
         assert len(tickets) >= 12_000
 
 
-@pytest.mark.long
-def test_killing_writers_blocks_nobody_and_tears_nothing(program):
-    """Two hundred writers are killed wherever they are; one survives them all, and a sampler looks on."""
-    dice = random.Random(0)
-    with make(capacity=4096) as replay:
-        survivor = program(WRITE, WRITE_ON, args=[replay.handle.path, 1])
-        assert survivor.line() == "ready"
-        sampler, mapped = replay.sampler(64, seed=0), Mapped(replay)
-        found = kills = 0
-        for round_ in range(4):
-            parent = program(WRITE, SPAWN, args=[replay.handle.path, 2 + round_])
-            for _ in range(50):
-                pid = int(parent.line())
-                time.sleep(dice.random() * 0.004)
-                os.kill(pid, signal.SIGKILL)
-                kills += 1
-                parent.tell()
-                before = mapped.committed()
-                while mapped.committed() == before:  # the survivor goes on
-                    os.kill(survivor.pid, 0)
-                    os.sched_yield()
-                found += faults(sampler.sample(timeout=600.0))
-            parent.tell()
-            parent.finish()
-        survivor.kill()
-        found += sum(faults(sampler.sample()) for _ in range(50))
-        assert kills == 200
-        assert found == 0
-        with replay.writer() as writer:
-            row = np.zeros(WORDS, np.uint64)
-            assert writer.add(row, 0, 0, next_obs=row) == mapped.committed() - 1
-
-
 # A parent that has the imports done: each of its children attaches anew, as after a spawn, and writes on.
-SPAWN = """
-    import signal
-    writer.close()
-    handle = replay.handle
-    replay.close()
-    for _ in range(50):
-        child = os.fork()
-        if child == 0:
-            replay = ReplayBuffer.attach(handle)
-            writer = replay.writer(shared=True)
-            k = 0
-            add(k)
-            print(os.getpid(), flush=True)
-            while True:
-                k += add(k)[0]
-        os.waitpid(child, 0)
-        sys.stdin.readline()
-    sys.stdin.readline()
-"""
-
 STOP_INSIDE = """
     import os, sys
     import numpy as np
@@ -269,25 +203,6 @@ def test_a_writer_that_goes_on_lets_the_others_in(program):
             assert writer.add(obs, 0.0, 0.0, next_obs=obs) > before  # the stopped one finished its row
 
 
-def test_a_signal_ends_a_waiting_add_with_nothing_written(alarm):
-    with make(SMALL) as replay, replay.writer(shared=True) as writer:
-        held = Mapped(replay).segment.lock(add_lock(1, 0))
-        alarm(ring)
-        with pytest.raises(Rang):
-            add(writer, 1)
-        held.close()
-        assert add(writer, 2) == 0
-
-
-def test_a_signal_whose_handler_returns_does_not_end_the_wait(alarm):
-    rang = []
-    with make(SMALL) as replay, replay.writer(shared=True) as writer:
-        held = Mapped(replay).segment.lock(add_lock(1, 0))
-        alarm(lambda: rang.append(held.close()))
-        assert add(writer, 1) == 0
-        assert rang == [None]
-
-
 class Clock:
     """Time that passes only where a wait is said to last."""
 
@@ -342,13 +257,3 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, batch):
                 writer.add_batch(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), next_obs=np.zeros(1))
             add(writer, 1)
         assert len(attempts) == 8
-
-
-def test_a_writer_closed_while_its_add_waits_says_so(alarm):
-    with make(SMALL) as replay:
-        writer = replay.writer(shared=True)
-        held = Mapped(replay).segment.lock(add_lock(1, 0))
-        alarm(writer.close)
-        with pytest.raises(ClosedError):
-            add(writer, 1)
-        held.close()

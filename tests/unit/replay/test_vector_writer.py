@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sys
 import threading
 import time
@@ -14,17 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mapped import Mapped
-from meanwhile import soon
 from model import SPECS, column, random_row
 
 from marlcore import (
-    ClosedError,
     Field,
     LaneBusy,
     RateLimiter,
     ReplayBuffer,
     SegmentCorrupt,
-    StaleHandle,
     TransitionSpec,
 )
 
@@ -196,49 +192,6 @@ def test_a_successor_begins_an_episode_in_each_lane():
         assert places == [[0, 0], [0, 0]]
 
 
-def test_a_closed_vector_writer_says_so():
-    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay:
-        vector = replay.vector_writer()
-        vector.close()
-        vector.close()
-        for use in (lambda: vector.add(**rows(2)), vector.check_open):
-            with pytest.raises(ClosedError, match="the writer was closed"):
-                use()
-        replay.vector_writer()
-    with pytest.raises(ClosedError):
-        replay.vector_writer()
-
-
-def test_closing_the_replay_closes_it():
-    replay = ReplayBuffer.create(SMALL, 40, lanes=2)
-    vector = replay.vector_writer()
-    replay.close()
-    with pytest.raises(ClosedError):
-        vector.add(**rows(2))
-
-
-def test_a_forked_child_must_not_write_and_frees_no_lane():
-    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
-        child = os.fork()
-        if child == 0:
-            try:
-                vector.add(**rows(2))
-            except StaleHandle:
-                os._exit(0)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with pytest.raises(LaneBusy):
-            replay.writer(0)
-        assert vector.add(**rows(2)).tolist() == [0, 0]
-
-
-def test_it_stays_in_its_process():
-    with ReplayBuffer.create(SMALL, 40) as replay, replay.vector_writer() as vector:
-        with pytest.raises(TypeError, match="a VectorWriter belongs to one process"):
-            pickle.dumps(vector)
-        assert repr(vector) == "<VectorWriter of 1 lanes>"
-
-
 def test_policy_versions_and_episodes_are_those_of_all_its_lanes():
     with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
         vector.policy_version = 2**32 + 7
@@ -290,15 +243,6 @@ def test_values_are_checked_before_the_wait():
             vector.add(**rows(4) | {"reward": np.full(4, np.nan)})
         with pytest.raises(ValueError, match="lanes: expected different lanes"):
             vector.add(**rows(2), lanes=[1, 1])
-
-
-def test_closing_ends_a_wait():
-    with limited() as replay:
-        vector = replay.vector_writer()
-        for _ in range(2):
-            vector.add(**rows(4))
-        with soon(vector.close), pytest.raises(ClosedError):
-            vector.add(**rows(4))
 
 
 def test_a_waiting_sampler_wakes_once_all_lanes_have_their_row():
