@@ -14,8 +14,7 @@ from ..checks import came
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
 from ..transitions import TransitionLanes, VectorWriter, Writer
-from .gates import SLOTS, WriteGate
-from .limiter import RateLimiter
+from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
 from .row_source import RowSource, SamplerOptions
 from .sampler import Sampler

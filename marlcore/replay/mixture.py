@@ -70,12 +70,9 @@ class Mixture:
         check_whole("batch_size", batch_size)
         check_whole("min_size", min_size)
         self._fractions = _checked_fractions(fractions, count)
-        preferred: list[Any] = list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * count
-        if len(preferred) != count:
-            raise ValueError(f"prioritized: expected one for each of {count} replays, got {len(preferred)}")
-        parts: list[Any] = [None] * count if lanes is None else list(lanes)
-        if len(parts) != count:
-            raise ValueError(f"lanes: expected a range for each of {count} replays, got {len(parts)}")
+        several = isinstance(prioritized, (list, tuple))
+        preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
+        parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
         self._one_replay = count > 1 and all(replay is replays[0] for replay in replays)
         self._sources = []
         for replay, own_seed, preference, part in zip(replays, _seeds(seed, count), preferred, parts, strict=True):
@@ -220,6 +217,12 @@ class Mixture:
                     self._sources[0].starve()
                 raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
+
+
+def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
+    if len(values) != replays:
+        raise ValueError(f"{name}: expected {what} for each of {replays} replays, got {len(values)}")
+    return list(values)
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:

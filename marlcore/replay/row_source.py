@@ -20,7 +20,7 @@ from ..kernels.rows import HI
 from ..memory import sleep_until
 from ..spec import Sequence
 from ..transitions import LAP_LIMIT_S, BatchMemory, Drawing, LaneView, Window
-from .gates import SampleGate
+from .limiter import SampleGate
 from .prioritized import Prioritized, PriorityTree
 
 EQUAL = Prioritized(alpha=0.0)
@@ -149,13 +149,13 @@ class RowSource:
 
     def __init__(self, lanes: LaneView, options: SamplerOptions, alone: bool = True) -> None:
         options.check(lanes)
-        self.batch_size, self.prioritized = int(options.batch_size), options.prioritized
+        self.batch_size, self.prioritized = options.batch_size, options.prioritized
         self.path = lanes.segment.path
         self.stats = SamplerStats()
         self.gate = SampleGate.of(lanes, self.batch_size)
         self._alone = alone
         self._view = lanes
-        self._options = options
+        self._window, self._least = options.window, options.min_size or self.batch_size
         self._drawing = Drawing(lanes, options.window, self.batch_size)
         prioritized = self.prioritized
         if prioritized is None and options.window.period > 1:
@@ -286,7 +286,7 @@ class RowSource:
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
-        return min(room, max(0, (self._options.min_size or self._options.batch_size) - self._held))
+        return min(room, max(0, self._least - self._held))
 
     @property
     def _held(self) -> int:
@@ -313,12 +313,10 @@ class RowSource:
 
     def _shortage(self) -> str:
         held = self._held
-        needed = self._options.min_size or self._options.batch_size
-        if held < needed:
-            return f"expected at least {needed} transitions, got {held}"
-        window = self._options.window
+        if held < self._least:
+            return f"expected at least {self._least} transitions, got {held}"
         if self.strategy.all_zero:
             return f"each of the {held} transitions has a priority of 0, and epsilon is 0"
-        if window.length is not None:
-            return f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
-        return f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"
+        if self._window.length is not None:
+            return f"none of the {held} transitions begins a sequence of {self._window.length} that is held whole"
+        return f"none of the {held} transitions has its stack and its next {self._window.n_step} steps held whole"

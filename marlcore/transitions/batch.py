@@ -177,11 +177,12 @@ class BatchLayout:
         self.frames, self.fields, self.states = len(columns), len(fields), len(states)
         columns += [self._field(place, self._lead) for place in fields]
         columns += [self._field(place, (batch,)) for place in states]
-        self._rows("numbers", ("reward", "discount"), np.dtype(np.float32))
-        self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
+        for name in ("reward", "discount"):
+            self._add(name, self._lead, np.float32)
+        for name in ("terminated", "truncated", "mask"):
+            self._add(name, self._lead, np.bool_)
         self._add("policy_version", self._lead, np.int64)
         self._add("valid", (*self._lead, stack), np.bool_)
-        self._add("mask", self._lead, np.bool_)
         self._add("index", (batch,), np.int64)
         self._add("weight", (batch,), np.float32)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -215,37 +216,29 @@ class BatchLayout:
         self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
         return array
 
-    def _rows(self, block: str, names: tuple[str, ...], dtype: np.dtype[Any]) -> None:
-        """Adds an array [len(names), *lead] that the kernels fill, and each of its rows by name."""
-        whole = self._add(block, (len(names), *self._lead), dtype)
-        for i, name in enumerate(names):
-            offset = whole.offset + i * math.prod(self._lead) * dtype.itemsize
-            self._arrays[name] = _Array(offset, self._lead, dtype)
-
     def _source(self, place: Place) -> tuple[int, int]:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
         """Adds a block of frames for each slot; obs, and next_obs unless it is stored, are views of it."""
-        stack, length, shape = self._stack, self.length, place.field.shape
-        near = stack - 1 + length + (self._next == ONE_MORE)
-        own = length * stack if self._next == OWN_STACKS else 0
-        block = self._add(f"block.{place.name}", (self.batch_size, near + own, *shape), place.field.dtype)
-        frame = place.field.nbytes
-        self._view(f"obs.{place.name}", block, near + own, 0, place.field, frame)
+        stack, field, frame = self._stack, place.field, place.field.nbytes
+        near = stack - 1 + self.length + (self._next == ONE_MORE)
+        own = self.length * stack if self._next == OWN_STACKS else 0
+        block = self._add(f"block.{place.name}", (self.batch_size, near + own, *field.shape), field.dtype)
+        self._view(f"obs.{place.name}", block, 0, field, frame)
         if self._next == ONE_MORE:
-            self._view(f"next_obs.{place.name}", block, near + own, 1, place.field, frame)
+            self._view(f"next_obs.{place.name}", block, 1, field, frame)
         elif self._next == OWN_STACKS:
-            self._view(f"next_obs.{place.name}", block, near + own, near, place.field, stack * frame)
+            self._view(f"next_obs.{place.name}", block, near, field, stack * frame)
         return (*self._source(place), frame, block.offset, self._next)
 
-    def _view(self, name: str, block: _Array, row: int, first: int, field: Field, step: int) -> None:
-        """Adds a view of a block of `row` frames a slot: stacks from frame `first` on, `step` bytes apart."""
+    def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
+        """Adds a view of a block of frames: of each slot, stacks from frame `first` on, `step` bytes apart."""
         frame = field.nbytes
         shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
         if self._stack > 1:
             shape, strides = (self._stack, *shape), (frame, *strides)
-        lead = (row * frame, step)[: len(self._lead)]
+        lead = (block.shape[1] * frame, step)[: len(self._lead)]
         offset = block.offset + first * frame
         self._arrays[name] = _Array(offset, (*self._lead, *shape), block.dtype, (*lead, *strides))
 

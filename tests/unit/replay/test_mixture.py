@@ -22,7 +22,7 @@ from marlcore import (
     Sequence,
     TransitionSpec,
 )
-from marlcore.replay.gates import SampleGate
+from marlcore.replay.limiter import SampleGate
 
 SPEC = TransitionSpec(Field((2,)), Field((), "int64"), extras={"frame": Field((64,), "uint8")})
 PARTS = [range(1), range(1, 4), range(4, 6)]

@@ -17,7 +17,6 @@ from marlcore import (
     NotEnoughData,
     ReplayBuffer,
     SegmentCorrupt,
-    SegmentNotFound,
     TransitionSpec,
 )
 from marlcore.lazy import is_installed
@@ -52,17 +51,6 @@ def drawn(replay, count=400, **options):
 
 
 # ---- adding ----
-
-
-def test_tickets_count_the_rows_of_a_lane_boundary_rows_too():
-    with ReplayBuffer.create(SCALAR, 20, lanes=2) as replay, replay.writer(1) as writer:
-        assert writer.add(0.0, 0, 0.0) == 0
-        assert writer.add(0.0, 0, 0.0, truncated=True, final_obs=1.0) == 1
-        assert writer.add(0.0, 0, 0.0, terminated=True) == 3
-        assert writer.add_batch(np.zeros(3), np.zeros(3, int), np.zeros(3)) == 4
-        assert writer.add(0.0, 0, 0.0) == 7
-        assert len(replay) == 7
-        assert writer.lane == 1
 
 
 def test_a_batch_as_long_as_the_lane_fits_and_wraps():
@@ -422,22 +410,6 @@ def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
 
 
 # ---- lifetime ----
-
-
-def test_a_replay_in_a_file_attaches_after_all_closed_it(tmp_path):
-    path = tmp_path / "replay"
-    with ReplayBuffer.create(VECTOR, 20, path=path) as replay:
-        handle = replay.handle
-        model = Model(VECTOR, 1, 20)
-        fill(replay, model, np.random.default_rng(0), [30])
-    for way in (handle, path, str(path)):
-        with ReplayBuffer.attach(way, VECTOR) as again:
-            assert again.spec == VECTOR
-            assert len(again) == len(model)
-            model.check(again.sampler(64, min_size=1).sample())
-    again.unlink()
-    with pytest.raises(SegmentNotFound):
-        ReplayBuffer.attach(handle)
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():
