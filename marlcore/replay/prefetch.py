@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ..checks import came, check_whole
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
-from .mover import Mover
-from .prefetch_work import Work
+from .prefetch_work import Mover, Work
 
 if TYPE_CHECKING:
     import torch

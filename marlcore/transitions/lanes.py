@@ -124,7 +124,8 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
-        self._check_writing(timeout)
+        self._segment.check_open()
+        check_timeout(timeout)
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
         view, lane = self._mapped, int(lane)
@@ -132,7 +133,8 @@ class TransitionLanes(Shared):
         return self._opened(claimed, lambda: Writer(view, lane, claimed, shared, timeout, self._gate(lane)))
 
     def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
-        self._check_writing(timeout)
+        self._segment.check_open()
+        check_timeout(timeout)
         numbers = list(range(self.lanes) if lanes is None else lanes)
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
             raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {came(lanes)}")
@@ -151,11 +153,6 @@ class TransitionLanes(Shared):
 
     def _has_lane(self, lane: object) -> bool:
         return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)
-
-    def _check_writing(self, timeout: float | None) -> None:
-        """Raises ClosedError, StaleHandle: the object is not open. ValueError: the timeout is out of range."""
-        self._segment.check_open()
-        check_timeout(timeout)
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
