@@ -190,10 +190,7 @@ class SampleGate(_Side):
 
     @classmethod
     def of(cls, view: LaneView, batch: int) -> SampleGate | None:
-        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter.
-
-        Raises: ValueError: the limiter's tolerance is less than a batch. MarlcoreError: the replay has 16 samplers.
-        """
+        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter."""
         limiter = RateLimiter.of(view.segment)
         return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)
 
@@ -205,10 +202,7 @@ class SampleGate(_Side):
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def wait(self, deadline: float | None) -> float:
-        """Waits until a batch may be drawn, at most until the deadline; returns the seconds slept.
-
-        Raises: NotEnoughData: it may not be drawn now, and there is no deadline. TimeoutError: nor at the deadline.
-        """
+        """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
         if self.may_sample():
             return 0.0
         if deadline is None:

@@ -146,10 +146,7 @@ class Work:
         return bool(self._ready) or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:
-        """The result of a sampler's method, called between draws; `drop` then drops the ready batches.
-
-        Raises TypeError: the sampler has no such method.
-        """
+        """The result of a sampler's method, called between draws; `drop` then drops the ready batches."""
         self.check_open()
         method = getattr(self.sampler, name, None)
         if method is None:

@@ -61,16 +61,12 @@ class Prioritized:
 
 
 class PriorityTree:
-    """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform.
-
-    Attributes:
-        batches: batches drawn so far; beta depends on them.
-    """
+    """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, drawing: Drawing) -> None:
         geometry, batch_size = lanes.geometry, drawing.chosen.shape[1]
         leaves = geometry.lanes * geometry.capacity
-        self.batches = 0
+        self.batches = 0  # drawn so far; beta depends on them
         self._options = options
         self._drawing = drawing
         self._path = lanes.segment.path

@@ -81,13 +81,9 @@ class SamplerOptions:
 
 
 class Uniform:
-    """The strategy without priorities: all transitions or sequences that can be drawn are equally likely.
+    """The strategy without priorities: all transitions or sequences that can be drawn are equally likely."""
 
-    Attributes:
-        all_zero: if no row can be drawn, whether only priorities of 0 prevent it.
-    """
-
-    all_zero = False
+    all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
@@ -133,18 +129,8 @@ class Uniform:
 class RowSource:
     """Draws rows of one replay into the memory of a batch, for a sampler or for a part of a mixture.
 
-    Its methods raise what `Sampler.sample` raises.
-
-    Args:
-        lanes: the lanes to draw from.
-        alone: False where a mixture has several sources of this replay: writers then keep to the limiter until the
-            mixture calls `starve`.
-
-    Attributes:
-        gate: the limiter's gate for the rows drawn here; None without a limiter.
-        path: the replay's file.
-        stats: rows drawn, lapped and drawn again, and the time waited.
-        strategy: chooses the rows.
+    Its methods raise what `Sampler.sample` raises. If it is not `alone`, because a mixture has several sources of this
+    replay, writers keep to the limiter until the mixture calls `starve`.
     """
 
     def __init__(self, lanes: LaneView, options: SamplerOptions, alone: bool = True) -> None:

@@ -77,10 +77,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 
 
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None) -> Segment:
-    """A new segment with the rows of this one, followed by the sampler's arrays.
-
-    Raises: SegmentCorrupt: its counters or its list of arrays are invalid. Otherwise see `Segment.create`.
-    """
+    """A new segment with the rows of this one, followed by the sampler's arrays; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
     _sections_of(view)
     for lane in range(view.geometry.lanes):

@@ -140,20 +140,9 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """The layout of a batch's arrays, and the columns that the kernels copy into them.
+    """The layout of the arrays of `batch` transitions, or sequences of this length, and the columns copied into them.
 
-    Args:
-        batch: transitions or sequences.
-        stack: frames in each obs and next_obs.
-        n_step: steps from obs to next_obs.
-        length: transitions of each sequence; None for single transitions.
-
-    Attributes:
-        nbytes: bytes of a batch.
-        columns: see kernels/plan.py; their bases are offsets in the segment's body.
-        frames, fields, states: number of columns of each kind.
-
-    Raises ValueError: a batch would take more than the machine's memory.
+    The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
 
     def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None) -> None:
@@ -248,17 +237,12 @@ class BatchLayout:
 
 
 class BatchMemory:
-    """The memory of one batch, reused once no reference to the batch or its arrays is left.
-
-    Attributes:
-        root: uint8, all bytes.
-        address: the address of `root`.
-    """
+    """The memory of one batch, reused once no reference to the batch or its arrays is left."""
 
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
         self.root = np.full(layout.nbytes, 0, np.uint8)
-        self.address: int = self.root.ctypes.data
+        self.address: int = self.root.ctypes.data  # of all bytes
         self.fields = layout.carve(self.root)
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
         self._arrays = [self.root, *_every_array(self.fields)]

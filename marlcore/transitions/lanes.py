@@ -25,13 +25,7 @@ W = TypeVar("W", bound=WriterBase)
 
 
 class TransitionLanes(Shared):
-    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each.
-
-    Attributes:
-        spec: the fields of a transition.
-        capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
-        lanes: the number of lanes.
-    """
+    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each."""
 
     _spills = False  # see Segment.create
 

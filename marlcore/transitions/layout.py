@@ -40,19 +40,12 @@ class Place:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The places of a spec's fields.
-
-    Attributes:
-        places: every stored field.
-        record_bytes: size of column 0, a multiple of 8.
-        columns: bytes of a row in each column.
-        every: tickets that share a row of each column.
-    """
+    """The places of a spec's fields."""
 
     places: tuple[Place, ...]
-    record_bytes: int
-    columns: tuple[int, ...]
-    every: tuple[int, ...]
+    record_bytes: int  # of column 0, a multiple of 8
+    columns: tuple[int, ...]  # bytes of a row in each
+    every: tuple[int, ...]  # tickets that share a row of each column
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> RecordLayout:

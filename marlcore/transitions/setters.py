@@ -23,10 +23,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of the fields of a transition, except reward and ends.
-
-    `put_of` makes that of one place, given its name in errors and whether it is for the boundary row.
-    """
+    """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, for a boundary row)."""
 
     def __init__(self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Put]) -> None:
         def observation(role: str, label: str, final: bool = False) -> Put:

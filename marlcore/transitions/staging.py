@@ -19,14 +19,8 @@ _FLAG = Field((), "bool")
 class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
-    Args:
-        records: staging, uint8 [n, record bytes].
-        rows, finals: the records of the transitions, and of the boundary rows.
-        ends: bool [3, m]; its first two lines are the transitions' terminated and truncated.
-        ended: the transitions' places in those lines.
-
-    Attributes:
-        lent: the rows of the large fields, by column and whether they are those of boundary rows; for one call.
+    `rows` and `finals` are the records of the transitions, and of the boundary rows; the first two lines of `ends`,
+    bool [3, m], hold the transitions' terminated and truncated at `ended`.
     """
 
     def __init__(
@@ -45,7 +39,7 @@ class _Staging:
             return rows_setter(label, place.field, place.views(records), slots)
 
         self.rows = rows.count
-        self.lent: dict[tuple[int, bool], Any] = {}
+        self.lent: dict[tuple[int, bool], Any] = {}  # for one call: by column, and whether of boundary rows
         self._ends = ends
         self._some_ended = False
         self._put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
@@ -99,17 +93,9 @@ class _Staging:
 
 
 class BatchStaging(_Staging):
-    """Consecutive transitions of one lane, for `Writer.add_batch`.
+    """Consecutive transitions of one lane, for `Writer.add_batch`; boundary rows follow the `truncated` ones.
 
-    Args:
-        rows: transitions.
-        spare: rows of the lane that a batch leaves free.
-        truncated: bool [rows], the transitions that boundary rows follow; None: none.
-
-    Attributes:
-        boundaries: boundary rows.
-
-    Raises: ValueError: the lane has no room for so many rows.
+    Raises: ValueError: the lane has no room for so many rows beside `spare` ones.
     """
 
     def __init__(
@@ -156,11 +142,7 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    Attributes:
-        append, check: see AddVector.
-        which: int64 [k], the index of each row's writer.
-        left_out: bool [k], rows that a queue has no room for.
-        tickets: int64 [k], filled by `append`.
+    `append` and `check` are AddVector's; `which` is the index of each row's writer; a queue has no room for `left_out`.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: NDArray[np.uint8]) -> None:

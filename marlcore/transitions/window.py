@@ -68,32 +68,23 @@ class Window:
 
 
 class Drawing:
-    """The kernels' arguments for batches of one size and kind of window.
-
-    Attributes:
-        plan, columns: see kernels/plan.py.
-        windows: int64 [3, lanes], the tickets [lo, hi) that each lane holds, and its seam.
-        floor: int64 [lanes], the lowest ticket that may be drawn, even if the lane holds lower ones.
-        chosen: int64 [3, batch_size], see kernels/rows.py.
-        generator: uint64 [4], the state of every draw's generator.
-        event: writers wake the processes that wait for rows on it.
-    """
+    """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
         geometry = lanes.geometry
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self._body = lanes.segment.body
-        self.event = Event(self._body)
-        self.windows = np.zeros((3, geometry.lanes), np.int64)
+        self.event = Event(self._body)  # on which writers wake the processes that wait for rows
+        self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)
+        self.generator = np.zeros(4, np.uint64)  # the state of every draw's
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
         self._set(window, lanes.spec, geometry)
-        self.floor = np.zeros(geometry.lanes, np.int64)
+        self.floor = np.zeros(geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
         self._ok = np.zeros(batch_size, np.uint8)
@@ -143,10 +134,7 @@ class Drawing:
         self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
-        """Memory for a batch: that of one of the last few batches which its user has released, if there is one.
-
-        New memory replaces the oldest in the pool, which is then freed when its user releases it.
-        """
+        """Memory for a batch: that of one of the last few batches which its user has released, if there is one."""
         for memory in self._pool:
             if memory.is_free():
                 return memory

@@ -196,10 +196,7 @@ class Writer(WriterBase):
         return -1
 
     def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
-        """Repeats an append, which returned `code`, while other writers are busy in the shared lane.
-
-        `began` is when the add began to wait for room; None if its first attempt was its first wait.
-        """
+        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:

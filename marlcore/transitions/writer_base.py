@@ -46,22 +46,11 @@ class VectorGate(Protocol):
         timeout: float | None,
         check_open: Callable[[], None],
     ) -> NDArray[np.bool_] | bool:
-        """`Gate.wait` for a row in each of k lanes; returns the rows that the writer must drop, bool [k].
-
-        Args:
-            which: int64 [k], the lanes, as indices of the writer's lanes.
-            boundaries: bool [k], the rows that a boundary row follows.
-        """
+        """`Gate.wait` for a row in each of k lanes, indices of the writer's; returns the rows to drop, bool [k]."""
 
 
 class WriterBase:
-    """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete.
-
-    Args:
-        claim: the right to write to its lanes.
-        native: the C core's writer, or writers.
-        timeout: longest wait of an add in seconds; None waits for ever.
-    """
+    """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
     def __init__(self, claim: LaneClaim, native: NativeWriter | NativeVector, timeout: float | None) -> None:
         self._claim = claim
