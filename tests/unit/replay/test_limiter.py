@@ -335,7 +335,6 @@ def test_killing_samplers_and_writers_stops_nobody(program):
 
 @pytest.mark.long
 def test_a_stopped_sampler_holds_writers_up(program):
-    """A stopped sampler holds writers and lets them go on when it does."""
     with make(2.0, 4, 8.0, capacity=1000) as replay:
         writer = program(WRITE, args=[replay.handle.path, 0])
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])

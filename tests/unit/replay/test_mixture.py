@@ -191,7 +191,6 @@ def limited(min_size: int = 8, tolerance: float = 8.0) -> ReplayBuffer:
 
 @pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
 def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
-    """Its limiter is waited for."""
     with limited(tolerance=16.0) as replay:
         mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
         write(replay, 0, 7)

@@ -144,7 +144,6 @@ def test_the_threads_error_comes_once_behind_its_batches():
 
 
 def test_priorities_are_updated_between_draws():
-    """Priorities are updated between draws and hold for the next one."""
     sampler = Counting()
     with Prefetch(sampler, depth=2) as batches:
         for i in range(30):
@@ -177,7 +176,6 @@ def test_its_thread_ends_with_it(replay, count, end):
 @pytest.mark.long
 @pytest.mark.parametrize("min_size", [8, 90])
 def test_the_interpreter_exits_beside_the_thread(program, min_size):
-    """The interpreter exits while the thread draws or waits for data."""
     code = """
         import sys, numpy as np, marlcore as mc
         replay = mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64")), 100)

@@ -80,22 +80,16 @@ def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
     return list(zip(lo.tolist(), hi.tolist(), strict=True))
 
 
-def rows_of(replay: ReplayBuffer, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tickets, obs, action) of every row in a lane's window, straight from the memory."""
-    lo, hi = window(replay)[lane]
-    tickets, mapped, found = np.arange(lo, hi), Mapped(replay), {}
-    for place in RecordLayout.of(replay.spec).places:
-        column = np.ascontiguousarray(mapped.column(place.column, lane))
-        found[place.role] = place.views(column)[tickets % len(column)]
-    return tickets, found["obs"], found["action"]
-
-
 def wrong_rows(replay: ReplayBuffer) -> int:
-    """Rows in the windows that are not the row of their ticket, whole."""
-    wrong = 0
-    for lane in range(replay.lanes):
-        tickets, obs, action = rows_of(replay, lane)
-        wrong += int(((obs != filled(obs.shape[1], tickets)).any(1) | (action != tickets)).sum())
+    """Rows in the windows that are not the row of their ticket, whole; straight from the memory."""
+    wrong, mapped = 0, Mapped(replay)
+    for lane, (lo, hi) in enumerate(window(replay)):
+        tickets, fields = np.arange(lo, hi), {}
+        for place in RecordLayout.of(replay.spec).places:
+            column = np.ascontiguousarray(mapped.column(place.column, lane))
+            fields[place.role] = place.views(column)[tickets % len(column)]
+        torn = (fields["obs"] != filled(fields["obs"].shape[1], tickets)).any(1)
+        wrong += int((torn | (fields["action"] != tickets)).sum())
     return wrong
 
 
