@@ -23,6 +23,8 @@ class _Staging:
     bool [3, m], hold the transitions' terminated and truncated at `ended`.
     """
 
+    _vector: NativeVector | None = None  # whose next call takes the rows that are lent
+
     def __init__(
         self,
         view: LaneView,
@@ -83,13 +85,14 @@ class _Staging:
         self._some_ended = some
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Put:
+        # Without a reference to this object, whose memory would wait for the collector of cycles.
+        lent, column, vector = self.lent, place.column, self._vector
+
         def put(value: Any) -> None:
-            self._lend(place.column, final, np.ascontiguousarray(rows_of(label, place.field, value, rows)))
+            array = np.ascontiguousarray(rows_of(label, place.field, value, rows))
+            lent[column, final] = array if vector is None else vector.set_frame(column, array, final)
 
         return put
-
-    def _lend(self, column: int, final: bool, rows: NDArray[Any]) -> None:
-        self.lent[column, final] = rows
 
 
 class BatchStaging(_Staging):
@@ -108,7 +111,7 @@ class BatchStaging(_Staging):
     ) -> None:
         self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
         self._all = rows + self.boundaries
-        self._columns = range(1, len(view.layout.columns))
+        self._large = [(column, False) for column in range(1, len(view.layout.columns))]
         capacity = view.geometry.capacity
         if capacity < self._all + spare:
             of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
@@ -125,17 +128,15 @@ class BatchStaging(_Staging):
 
     def append(self) -> int:
         """The first row's ticket, or a negative code."""
-        return self._append([self._frames(column) for column in self._columns] if self._columns else [])
+        rows_of_column = self._with_finals if self.boundaries else self.lent.__getitem__
+        return self._append([*map(rows_of_column, self._large)])
 
-    def _frames(self, column: int) -> NDArray[Any]:
-        """All rows of a large field; boundary rows that lack it have zeros."""
-        rows: NDArray[Any] = self.lent[column, False]
-        if not self.boundaries:
-            return rows
-        frames = np.zeros((self._all, *rows.shape[1:]), rows.dtype)
+    def _with_finals(self, key: tuple[int, bool]) -> NDArray[Any]:
+        """A large field's rows among those of boundary rows; of fields that these lack, zeros."""
+        rows: NDArray[Any] = self.lent[key]
+        frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
         frames[self._slots.at] = rows
-        if (column, True) in self.lent:
-            frames[self._finals.at] = self.lent[column, True]
+        frames[self._finals.at] = self.lent.get((key[0], True), 0)
         return frames
 
 
@@ -151,13 +152,10 @@ class VectorStaging(_Staging):
         ends = np.zeros((3, rows), np.bool_)
         self.left_out = ends[2]
         transitions, finals = Slots(rows, slice(0, None, 2)), Slots(rows, slice(1, None, 2))
+        self._vector = native
         super().__init__(view, records, transitions, finals, ends, Slots(rows, slice(None)))
-        self._native = native
         self.append = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
         self.check = self.append.check
-
-    def _lend(self, column: int, final: bool, rows: NDArray[Any]) -> None:
-        self.lent[column, final] = self._native.set_frame(column, rows, final)
 
     def ended(self) -> NDArray[np.bool_]:
         """The rows that ended their episode, bool [k]."""
