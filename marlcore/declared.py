@@ -25,7 +25,9 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from .checks import came, check_whole
+import numpy as np
+
+from .checks import came, check_whole, is_number
 
 
 class Rule(ABC):
@@ -52,7 +54,7 @@ class Whole(Rule):
 class Number(Rule):
     """A number from `low` to `high`, which are allowed, or between `above` and `below`, which are not.
 
-    It is finite; with finite=False infinity is allowed too.
+    It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
     """
 
     low: float | None = None
@@ -63,10 +65,9 @@ class Number(Rule):
     finite: bool = True
 
     def checked(self, label: str, value: Any) -> Any:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not self._holds(value):
+        if not is_number(value) or not self._holds(value):
             raise ValueError(f"{label}: expected {self._expected()}, got {came(value)}")
-        return value
+        return value.item() if isinstance(value, np.generic) else value
 
     def _holds(self, value: float) -> bool:
         return (

@@ -22,7 +22,7 @@ class ViewedReplay(ReplayBuffer):
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
         self._edges = np.zeros((2, self.lanes), np.int64)
-        self._read_edges = self._lanes.windows(self._edges[0], self._edges[1])
+        self._read_edges = self._mapped.native.windows(self._edges[0], self._edges[1])
 
     def windows(self) -> NDArray[np.int64]:
         """A copy of the bounds [lo, hi) of each lane's tickets: int64 [2, lanes]."""
@@ -32,7 +32,7 @@ class ViewedReplay(ReplayBuffer):
 
     def columns(self, role: str) -> dict[str, NDArray[Any]]:
         """The fields of a role, such as "obs" or "extra", by name."""
-        return {place.name: self.column(place) for place in self._layout.of_role(role)}
+        return {place.name: self.column(place) for place in self._mapped.layout.of_role(role)}
 
     def column(self, place: Place) -> NDArray[Any]:
         """A view of one field."""
@@ -48,9 +48,10 @@ class ViewedReplay(ReplayBuffer):
 
     def _view(self, column: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:
         self.check_open()
-        rows, stride = self._geometry.rows(column), self._geometry.stride(column)
+        geometry = self._mapped.geometry
+        rows, stride = geometry.rows(column), geometry.stride(column)
         strides = (rows * stride, stride, *np.empty(shape, dtype).strides)
-        offset += self._geometry.column_offset(column)
+        offset += geometry.column_offset(column)
         view = np.ndarray((self.lanes, rows, *shape), dtype, self._segment.body, offset, strides)
         view.flags.writeable = False
         return view

@@ -55,10 +55,11 @@ class RingLane(ViewedReplay):
 
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
-        stored = {place.name: place for place in self._layout.of_role("extra")}
+        stored = {place.name: place for place in self._mapped.layout.of_role("extra")}
         self._lo, self._hi = (edge.data for edge in self._edges)
         self.places = {name: stored[f"f{i}"] for i, name in enumerate(segment.description["names"])}
-        line = segment.body[self._geometry.slot_offset(0) : self._geometry.slot_offset(1)]
+        geometry = self._mapped.geometry
+        line = segment.body[geometry.slot_offset(0) : geometry.slot_offset(1)]
         self.words, self.base = Words(line), line[8 * BASE : 8 * BASE + 8].view(np.int64).data
         self.load_base = self.words.loader(BASE)
         self._copies: dict[tuple[str, ...], _Copy] = {}
@@ -90,7 +91,7 @@ class RingLane(ViewedReplay):
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return RingWriter(self, claim(self._segment, self._lanes, 0, shared), shared)
+        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared), shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies.
@@ -118,12 +119,12 @@ class _Copy:
         self._columns, self._parts, self._nbytes = np.zeros(len(names), COLUMN), [], 0
         for i, name in enumerate(names):
             place, field = lane.places[name], lane.places[name].field
-            stride = lane._geometry.stride(place.column)
+            stride = lane._mapped.geometry.stride(place.column)
             self._columns[i] = (address_of(lane.column(place)), stride, field.nbytes, self._nbytes, 0)
             self._parts.append((name, (count, *field.shape), field.numpy, self._nbytes))
             self._nbytes += -(-count * field.nbytes // LINE) * LINE
         self._tickets, self._ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
-        self._validate = lane._lanes.validator(np.zeros(count, np.int64), self._tickets, self._ok)
+        self._validate = lane._mapped.native.validator(np.zeros(count, np.int64), self._tickets, self._ok)
 
     def __call__(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_] | None]:
         out = np.empty(self._nbytes, np.uint8)
@@ -143,12 +144,12 @@ class RingWriter:
 
     def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
         self._claim = claimed
-        self._layout = lane._layout
+        self._layout = lane._mapped.layout
         self._places = lane.places
         self.first, self.next = lane.edges()
         records = np.zeros((2, self._layout.record_bytes), np.uint8)
         lock = (claimed.fd, add_lock(1, 0), WAIT_SLICE_S) if shared else None
-        self._native = NativeWriter(lane._lanes, 0, records, lock)
+        self._native = NativeWriter(lane._mapped.native, 0, records, lock)
         self._add_row = partial(self._native.add_row, self._native.raw, 0)
         self.row, frames = self._views(records[:1])
         self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import deadline_of
 from ..errors import SegmentCorrupt, TimedOut
-from ..memory import ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, sleep_until
+from ..memory import ROOM_OFFSET, Event, sleep_until
+from ..transitions import LaneView
 from .cursor import CursorLines
 
 _UNLIMITED = 1 << 62  # rows
@@ -21,26 +22,24 @@ Ints = NDArray[np.int64]
 class UnreadLimit:
     """Makes writers wait while `most` transitions are unread, unless the reader waits for more than there are."""
 
-    def __init__(self, segment: Segment, lanes: NativeLanes, lines: CursorLines, most: int) -> None:
-        self._segment = segment
-        self._lanes = lanes
+    def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
+        self._view = view
         self._lines = lines
         self._most = most
-        self._room = Event(segment.body, ROOM_OFFSET)
+        self._room = Event(view.segment.body, ROOM_OFFSET)
 
     def wait(self, timeout: float | None, check_open: Callable[[], None]) -> None:
         """Raises TimeoutError: the reader took too few in `timeout` seconds."""
         if not self._missing():
             return
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not sleep_until(self._missing, self._room, deadline, check_open):
-            path = self._segment.path
+        if not sleep_until(self._missing, self._room, deadline_of(timeout), check_open):
+            path = self._view.segment.path
             raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
 
     def _missing(self) -> int:
         """Transitions that the reader must take before a writer may add."""
         passed = self._lines.passed()  # read first: changes between the two loads can only delay this writer
-        missing = self._lanes.inserted() - passed - self._most + 1
+        missing = self._view.native.inserted() - passed - self._most + 1
         return 0 if missing > 0 and self._lines.starving() else max(0, missing)
 
 
@@ -60,23 +59,20 @@ class QueueGate:
 
     def __init__(
         self,
-        segment: Segment,
-        lanes: NativeLanes,
-        geometry: LaneGeometry,
+        view: LaneView,
         lane: int,
         when_full: str,
         unread: UnreadLimit | None = None,
         together: int = 1,
     ) -> None:
-        self._segment = segment
-        self._lanes = lanes
+        self._view = view
         self._lane = lane
-        self._capacity = geometry.capacity
+        self._capacity = view.geometry.capacity
         self._when_full = when_full
         self._unread = unread
         self._together = together
-        self._lines = CursorLines(segment, geometry)
-        self._room = Event(segment.body, ROOM_OFFSET)
+        self._lines = CursorLines(view.segment, view.geometry)
+        self._room = Event(view.segment.body, ROOM_OFFSET)
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0
 
     def wait(
@@ -85,12 +81,12 @@ class QueueGate:
         boundaries: int,
         timeout: float | None,
         check_open: Callable[[], None],
-        began: float | None = None,
+        deadline: float | None = None,
     ) -> bool:
         """Waits until the rows may be added; False if they are dropped, which it counts.
 
         Args:
-            began: when the timeout began, a time of time.monotonic(); None: now.
+            deadline: the time of time.monotonic() at which the timeout is over; None: it begins now.
         """
         rows = transitions + boundaries
         if self._unread is not None:
@@ -106,9 +102,9 @@ class QueueGate:
         if self._when_full == "drop_newest":
             self._lines.refuse(self._lane, transitions)
             return False
-        deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
+        deadline = deadline_of(timeout) if deadline is None else deadline
         if not sleep_until(missing, self._room, deadline, check_open):
-            path = self._segment.path
+            path = self._view.segment.path
             raise TimedOut(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
                                f"in {timeout} seconds")  # fmt: skip
         return True
@@ -119,12 +115,12 @@ class QueueGate:
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         """
         longest, whole = self._lines.longest(), self._lines.whole()
-        released, committed = self._lines.released(self._lane), self._lanes.committed(self._lane)
+        released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
-        lane_count = self._lanes.count
+        lane_count = self._view.native.count
         sane = 0 <= longest < self._capacity and 0 <= whole // lane_count < self._capacity
         if not (sane and 0 <= released <= committed and left >= 0):
-            path = self._segment.path
+            path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
         self._check_length(rows, longest - self._crowded(whole) if longest else self._capacity - self.spare_rows)
         if rows <= left:
@@ -139,7 +135,8 @@ class QueueGate:
         """
         if self._together == 1 or self._when_full != "wait":
             return 0
-        return whole * self._together // self._lanes.count - whole // self._lanes.count
+        lanes = self._view.geometry.lanes
+        return whole * self._together // lanes - whole // lanes
 
     def _check_length(self, rows: int, longest: int) -> None:
         if longest < 2:
@@ -176,11 +173,11 @@ class QueueGates:
         if left.min() >= 0:
             self._left[which] = left
             return False
-        began = None if timeout is None else time.monotonic()
+        deadline = deadline_of(timeout)
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
             gate = self._gates[i]
             gate.left = int(self._left[i])
-            left_out[row] = not gate.wait(1, boundary, timeout, check_open, began)
+            left_out[row] = not gate.wait(1, boundary, timeout, check_open, deadline)
             self._left[i] = gate.left
         return left_out

@@ -62,7 +62,7 @@ class TrajectoryQueue(TransitionLanes):
             raise ValueError(f"when_full: expected one of {', '.join(WHEN_FULL)}, got {self.when_full!r}")
         self.max_unread: int | None = segment.description["max_unread"]
         super()._understand(segment)
-        self._lines = CursorLines(segment, self._geometry)
+        self._lines = CursorLines(segment, self._mapped.geometry)
         self._readers: weakref.WeakSet[TrajectoryReader] = weakref.WeakSet()
 
     @classmethod
@@ -176,12 +176,10 @@ class TrajectoryQueue(TransitionLanes):
             ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
                 ever, the reader for a batch and the writers for room. A `vector_writer` may need more, and says so.
         """
-        from ..transitions import LaneView
         from .reader import ReaderOptions, TrajectoryReader
 
         self._segment.check_open()
-        lanes = LaneView(self._segment, self._lanes, self._geometry, self._layout, self.spec)
-        reader = TrajectoryReader(lanes, ReaderOptions(batch_size, length, stack, n_step, gamma, pad))
+        reader = TrajectoryReader(self._mapped, ReaderOptions(batch_size, length, stack, n_step, gamma, pad))
         self._readers.add(reader)
         return reader
 
@@ -224,24 +222,24 @@ class TrajectoryQueue(TransitionLanes):
         return 1 + int(description["lanes"])
 
     def _gate(self, lane: int) -> QueueGate:
-        return QueueGate(self._segment, self._lanes, self._geometry, lane, self.when_full, self._unread_limit())
+        return QueueGate(self._mapped, lane, self.when_full, self._unread_limit())
 
     def _vector_gate(self, lanes: Iterable[int]) -> QueueGates:
-        memory, numbers = (self._segment, self._lanes, self._geometry), list(lanes)
-        gates = (QueueGate(*memory, lane, self.when_full, together=len(numbers)) for lane in numbers)
+        numbers = list(lanes)
+        gates = (QueueGate(self._mapped, lane, self.when_full, together=len(numbers)) for lane in numbers)
         return QueueGates(gates, self._unread_limit())
 
     def _unread_limit(self) -> UnreadLimit | None:
         if self.max_unread is None:
             return None
-        return UnreadLimit(self._segment, self._lanes, self._lines, self.max_unread)
+        return UnreadLimit(self._mapped, self._lines, self.max_unread)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The cursor; and each lane's transitions after it, those held and those overwritten."""
         self._segment.check_open()
         lanes = range(self.lanes)
-        written = np.array([self._lanes.written(lane) for lane in lanes])
-        held = np.array([self._lanes.transitions(lane) for lane in lanes])
+        written = np.array([self._mapped.native.written(lane) for lane in lanes])
+        held = np.array([self._mapped.native.transitions(lane) for lane in lanes])
         cursor = self._lines.load()  # loaded last: rows read and then overwritten meanwhile would count as dropped
         behind = np.maximum(0, written - cursor[PASSED])
         unread = np.minimum(behind, held)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from ..checks import came
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, TransitionLanes, VectorWriter, Writer
-from .gates import SLOTS, WriteGate
-from .limiter import RateLimiter
+from ..transitions import TransitionLanes, VectorWriter, Writer
+from .limiter import SLOTS, RateLimiter, WriteGate
+from .prioritized import Prioritized
+from .row_source import RowSource, SamplerOptions
+from .sampler import Sampler
 from .save import Stateful, copy_segment, read_state, save_segment
-
-if TYPE_CHECKING:
-    from .prioritized import Prioritized
-    from .sampler import Sampler
 
 
 class ReplayBuffer(TransitionLanes):
@@ -77,7 +76,7 @@ class ReplayBuffer(TransitionLanes):
                 f"capacity: expected at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs, "
                 f"got {capacity}"
             )
-        return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and limiter.to_dict())
+        return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and asdict(limiter))
 
     @classmethod
     def load(
@@ -105,7 +104,7 @@ class ReplayBuffer(TransitionLanes):
         """
         with cls.attach(Path(path).resolve(), spec) as saved:
             saved._segment.verify()
-            return cls(copy_segment(saved._segment, saved._lanes, saved._geometry, name, into))
+            return cls(copy_segment(saved._mapped, name, into))
 
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
         """Writes the replay's current content to a file, on disk at return, while writers continue.
@@ -129,7 +128,7 @@ class ReplayBuffer(TransitionLanes):
             raise TypeError(f"sampler: expected one with a state_dict, got {came(sampler)}")
         # The sampler first: its state must not miss rows that the cut of the lanes has.
         state = None if sampler is None else sampler.state_dict()
-        save_segment(self._segment, self._lanes, self._geometry, path, state)
+        save_segment(self._mapped, path, state)
 
     @property
     def sampler_state(self) -> dict[str, NDArray[Any]] | None:
@@ -138,7 +137,7 @@ class ReplayBuffer(TransitionLanes):
         Raises: SegmentCorrupt: the state is damaged.
         """
         self._segment.check_open()
-        return read_state(self._segment, self._geometry.nbytes)
+        return read_state(self._mapped)
 
     def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
         """The writing end of a lane, exclusively for this process until it closes it or dies.
@@ -212,20 +211,19 @@ class ReplayBuffer(TransitionLanes):
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
-        from ..transitions import LaneView
-        from .row_source import SamplerOptions
-        from .sampler import Sampler
-
         self._segment.check_open()
         options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
-        geometry, native = self._geometry, self._lanes
+        return Sampler(self._row_source(options, lanes))
+
+    def _row_source(self, options: SamplerOptions, lanes: range | None, alone: bool = True) -> RowSource:
+        """What draws a sampler's rows, or those of a mixture; see RowSource."""
+        view = self._mapped
         if lanes is not None:
-            whole = isinstance(lanes, range) and len(lanes) and lanes.step == 1
-            if not whole or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
+            consecutive = isinstance(lanes, range) and len(lanes) and lanes.step == 1
+            if not consecutive or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
                 raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
-            geometry = self._geometry.part(lanes)
-            native = geometry.bind(self._segment.body)
-        return Sampler(LaneView(self._segment, native, geometry, self._layout, self.spec), options)
+            view = view.of(view.geometry.part(lanes))
+        return RowSource(view, options, alone)
 
     def __len__(self) -> int:
         """Transitions held, without boundary rows.
@@ -233,14 +231,14 @@ class ReplayBuffer(TransitionLanes):
         Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers lapped every attempt to count.
         """
         self._segment.check_open()
-        return self._lanes.all_transitions()
+        return self._mapped.native.all_transitions()
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] else 0
 
-    def _gate(self, lane: int) -> Gate | None:
-        return WriteGate.of(self._segment, self._lanes, self._geometry)
+    def _gate(self, lane: int) -> WriteGate | None:
+        return WriteGate.of(self._mapped)
 
     def _vector_gate(self, lanes: Iterable[int]) -> WriteGate | None:
-        return WriteGate.of(self._segment, self._lanes, self._geometry)
+        return WriteGate.of(self._mapped)

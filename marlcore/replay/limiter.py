@@ -1,17 +1,35 @@
-"""The rate limiter: how often samplers draw a row for each insert; gates.py makes both sides wait for it."""
+"""The rate limiter, and the gates by which samplers and writers wait for it, to keep samples per insert in a band.
+
+No counter is shared between writers, since that would need a lock. The inserts follow from the lanes' own counters.
+Each sampler counts the rows it drew in its own slot, a line of the segment:
+
+    sampled   rows drawn by all samplers that ever had the slot
+    starving  1 while its sampler waits for rows that it can draw
+
+The slot's lock is the kernel's, so a dead sampler's slot is free for the next sampler, which continues its count.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 
-from ..checks import check_whole
+from ..checks import deadline_of
+from ..declared import Number, Whole, check_declared
+from ..errors import MarlcoreError, NotEnoughData, TimedOut
+from ..memory import LINE, ROOM_OFFSET, Check, Event, LaneClaim, Segment, Words, sleep_until, slot_lock
+from ..transitions import LaneView
 
-if TYPE_CHECKING:
-    from ..memory import Segment
+SLOTS = 16
+BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
+
+_SAMPLED, _STARVING = 0, 1
+_LINE_WORDS = LINE // 8
 
 
 @dataclass(frozen=True)
@@ -39,34 +57,18 @@ class RateLimiter:
             due, and the tolerance must be at least the sum of these two.
     """
 
-    samples_per_insert: float
-    min_size: int
-    tolerance: float
-    lead: float | None = None
+    samples_per_insert: Annotated[float, Number(above=0)]
+    min_size: Annotated[int, Whole(1)]
+    tolerance: Annotated[float, Number(above=0)]
+    lead: Annotated[float | None, Number(0)] = None
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_insert", "tolerance"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
-            object.__setattr__(self, name, float(value))
-        if self.lead is not None and not (isinstance(self.lead, (int, float)) and 0 <= self.lead < math.inf):
-            raise ValueError(f"lead: expected a finite number of at least 0 or None, got {self.lead!r}")
-        check_whole("min_size", self.min_size)
-        object.__setattr__(self, "min_size", int(self.min_size))
+        check_declared(self)
         if self.tolerance < self.samples_per_insert:
             raise ValueError(
                 f"tolerance: expected at least samples_per_insert = {self.samples_per_insert:g}, since no row could "
                 f"ever be added, got {self.tolerance:g}"
             )
-
-    def may_sample(self, inserted: int, sampled: int, batch: int) -> bool:
-        """Whether a sampler may draw `batch` rows without waiting."""
-        return self.inserts_missing(inserted, sampled, batch) == 0
-
-    def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether a writer may add `rows` transitions without waiting."""
-        return self.samples_missing(inserted, sampled, rows) == 0
 
     def inserts_missing(self, inserted: int, sampled: int, batch: int) -> int:
         """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
@@ -85,12 +87,159 @@ class RateLimiter:
         """Rows by which samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
-    def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON."""
-        return asdict(self)
-
     @classmethod
     def of(cls, segment: Segment) -> RateLimiter | None:
         """The limiter of a replay, from its description."""
         plain = segment.description["limiter"]
         return None if plain is None else cls(**plain)
+
+
+class _Side:
+    """One side's view of the limiter's counters."""
+
+    def __init__(self, view: LaneView, limiter: RateLimiter) -> None:
+        self._segment = view.segment
+        self._lanes = view.native
+        self._limiter = limiter
+        self._room = Event(view.segment.body, ROOM_OFFSET)
+        first, end = view.geometry.slot_offset(0), view.geometry.slot_offset(SLOTS)
+        self._slots = Words(view.segment.body[first:end])
+
+    def _sampled(self) -> int:
+        return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
+
+    def _slot_lock(self, slot: int) -> int:
+        return slot_lock(self._lanes.count, slot)
+
+    def _missing(self, rows: int) -> int:
+        """What the other side must do before `rows` rows may pass here."""
+        raise NotImplementedError
+
+    def _sleep(self, rows: int, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
+        """Waits until nothing is missing for `rows` rows; False at the deadline.
+
+        It first waits briefly for `bulk` more rows, a quarter of the limiter's span: a wake-up costs the other side as
+        much as adding twenty rows, and a batch often makes room for only ten.
+        """
+        soon = time.monotonic() + BULK_S
+        first = soon if deadline is None else min(soon, deadline)
+        more, enough = partial(self._missing, rows + int(bulk)), partial(self._missing, rows)
+        return sleep_until(more, event, first, check) or sleep_until(enough, event, deadline, check)
+
+
+class WriteGate(_Side):
+    """The gate that the writer of one lane, or of several, passes before each add; see transitions.Gate."""
+
+    spare_rows = 1  # the newest row holds the number of inserted transitions
+
+    @classmethod
+    def of(cls, view: LaneView) -> WriteGate | None:
+        """The gate of a replay; None without a limiter."""
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view, limiter)
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
+        """Boundary rows are not counted."""
+        limiter = self._limiter
+        if limiter.samples_per_insert * transitions > limiter.tolerance:
+            raise ValueError(
+                f"tolerance: expected a limiter with at least samples_per_insert * rows = "
+                f"{limiter.samples_per_insert * transitions:g} for an add of {transitions}, got {limiter.tolerance:g}"
+            )
+        if not self._missing(transitions):
+            return True
+        bulk = limiter.tolerance / limiter.samples_per_insert / 2
+        if not self._sleep(transitions, bulk, self._room, deadline_of(timeout), check_open):
+            path = self._segment.path
+            raise TimedOut(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
+        return True
+
+    def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
+        return not self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
+
+    def _missing(self, rows: int) -> int:
+        """Rows that samplers must draw before `rows` transitions may be added."""
+        sampled = self._sampled()  # read first: changes between the two loads can only delay this writer
+        missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
+        return 0 if missing and self._any_starves() else missing
+
+    def _any_starves(self) -> bool:
+        """Whether a living sampler has too few rows to draw; the flag of a dead one does not count."""
+        if not self._slots.sum(_STARVING, SLOTS, _LINE_WORDS):
+            return False
+        return any(
+            self._slots.load(slot * _LINE_WORDS + _STARVING) and self._segment.is_locked(self._slot_lock(slot))
+            for slot in range(SLOTS)
+        )
+
+
+class SampleGate(_Side):
+    """The gate that a sampler passes before each batch, and its slot, which counts the rows it drew."""
+
+    def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
+        if batch > limiter.tolerance:
+            raise ValueError(
+                f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
+            )
+        super().__init__(view, limiter)
+        self._batch = batch
+        self._rows = Event(view.segment.body)
+        self._claim, slot = self._take_slot()
+        self._at = slot * _LINE_WORDS
+        self._slots.store(self._at + _STARVING, 0)
+
+    @classmethod
+    def of(cls, view: LaneView, batch: int) -> SampleGate | None:
+        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter."""
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)
+
+    def _take_slot(self) -> tuple[LaneClaim, int]:
+        for slot in range(SLOTS):
+            fd = self._segment.lock(self._slot_lock(slot))
+            if fd is not None:
+                return LaneClaim(fd), slot
+        raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
+
+    def wait(self, deadline: float | None) -> float:
+        """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
+        if self.may_sample():
+            return 0.0
+        if deadline is None:
+            raise NotEnoughData(self._shortage())
+        began = time.monotonic()
+        bulk = self._limiter.tolerance / 2
+        if not self._sleep(self._batch, bulk, self._rows, deadline, self._segment.check_open):
+            raise TimedOut(self._shortage())
+        return time.monotonic() - began
+
+    def starve(self) -> None:
+        """Reports too few rows to draw: writers stop waiting until the next batch is drawn."""
+        self._slots.store(self._at + _STARVING, 1)
+        self._room.notify()
+
+    def count(self, rows: int) -> None:
+        """Counts `rows` drawn rows, which makes room for writers."""
+        self._slots.add(self._at + _SAMPLED, rows)
+        self._slots.store(self._at + _STARVING, 0)
+        self._room.notify(rows)
+
+    def may_sample(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._missing(self._batch) == 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a batch is due by samples_per_insert alone, without the tolerance."""
+        inserted = self._lanes.inserted()
+        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._batch
+
+    def _missing(self, rows: int) -> int:
+        """Transitions that writers must insert before `rows` rows may be drawn."""
+        inserted = self._lanes.inserted()  # read first: changes between the two loads can only delay this sampler
+        return self._limiter.inserts_missing(inserted, self._sampled(), rows)
+
+    def _shortage(self) -> str:
+        inserted = self._lanes.inserted()
+        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._batch)
+        return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"

@@ -18,7 +18,7 @@ from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
-from .row_source import SamplerStats
+from .row_source import SamplerOptions, SamplerStats
 from .sampler import Sampler
 
 POLL_S = 0.02  # no single event signals writes to several replays
@@ -66,31 +66,23 @@ class Mixture:
         lanes: Several[range | None] | None = None,
     ) -> None:
         _check_replays(replays)
+        count = len(replays)
         check_whole("batch_size", batch_size)
         check_whole("min_size", min_size)
-        self._fractions = _checked_fractions(fractions, len(replays))
-        preferred: list[Any] = (
-            list(prioritized) if isinstance(prioritized, (list, tuple)) else [prioritized] * len(replays)
-        )
-        if len(preferred) != len(replays):
-            raise ValueError(f"prioritized: expected one for each of {len(replays)} replays, got {len(preferred)}")
-        parts: list[Any] = [None] * len(replays) if lanes is None else list(lanes)
-        if len(parts) != len(replays):
-            raise ValueError(f"lanes: expected a range for each of {len(replays)} replays, got {len(parts)}")
-        seeds: list[Any] = [None] * len(replays) if seed is None else _seeds(seed, len(replays))
-        options: dict[str, Any] = {"stack": stack, "n_step": n_step, "gamma": gamma, "pad": pad, "sequence": sequence}
-        self.samplers: list[Sampler] = [
-            replay.sampler(batch_size, seed=own_seed, min_size=min_size, prioritized=priorities, lanes=part, **options)
-            for replay, own_seed, priorities, part in zip(replays, seeds, preferred, parts, strict=True)
-        ]
-        self._sources = [sampler.source for sampler in self.samplers]
+        self._fractions = _checked_fractions(fractions, count)
+        several = isinstance(prioritized, (list, tuple))
+        preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
+        parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
+        self._one_replay = count > 1 and all(replay is replays[0] for replay in replays)
+        self._sources = []
+        for replay, own_seed, preference, part in zip(replays, _seeds(seed, count), preferred, parts, strict=True):
+            options = SamplerOptions(batch_size, stack, n_step, gamma, own_seed, pad, min_size, preference, sequence)
+            self._sources.append(replay._row_source(options, part, alone=not self._one_replay))
         self._shared = [source for source, share in zip(self._sources, self._fractions, strict=True) if share > 0]
-        self._one_replay = len(replays) > 1 and all(replay is replays[0] for replay in replays)
-        for source in self._sources:
-            source.alone = not self._one_replay
+        self.samplers = [Sampler(source) for source in self._sources]
         self._batch_size = int(batch_size)
         self._inside: dict[int, None] = {}  # see guard.py
-        self._owed = np.zeros(len(replays))
+        self._owed = np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -125,7 +117,7 @@ class Mixture:
         for i, drawn_from in enumerate(self._sources):
             drawn_from.finish(memory, np.flatnonzero(source == i))
         batch = memory.batch()
-        batch.index *= len(self.samplers)
+        batch.index *= len(self._sources)
         batch.index += source
         batch.source = source
         return batch
@@ -137,34 +129,34 @@ class Mixture:
         Args and errors: see `Sampler.update_priorities`.
         """
         indices, priorities = checked_priorities(index, priority)
-        for source, sampler in enumerate(self.samplers):
-            if sampler.prioritized:
-                its_own = indices % len(self.samplers) == source
-                sampler.update_priorities(indices[its_own] // len(self.samplers), priorities[its_own])
+        for i, source in enumerate(self._sources):
+            if source.prioritized:
+                its_own = indices % len(self._sources) == i
+                source.update_priorities(indices[its_own] // len(self._sources), priorities[its_own])
 
     @one_thread
     def clear(self) -> None:
         """See `Sampler.clear`; for every replay."""
-        for sampler in self.samplers:
-            sampler.clear()
+        for source in self._sources:
+            source.clear()
 
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
-        gates = [source.gate for source in self._shared if source.gate is not None]
-        return bool(gates) and all(gate.due for gate in gates)
+        dues = [due for source in self._shared if (due := source.due) is not None]
+        return bool(dues) and all(dues)
 
     @property
     def stats(self) -> list[SamplerStats]:
         """The counters of each replay's sampler."""
-        return [sampler.stats for sampler in self.samplers]
+        return [source.stats for source in self._sources]
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
-        for i, sampler in enumerate(self.samplers):
-            state |= {f"{i}.{name}": array for name, array in sampler.state_dict().items()}
+        for i, source in enumerate(self._sources):
+            state |= {f"{i}.{name}": array for name, array in source.state_dict().items()}
         return state
 
     @one_thread
@@ -174,14 +166,14 @@ class Mixture:
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
-        owed = _checked_owed(state, len(self.samplers))
-        before = [sampler.state_dict() for sampler in self.samplers]
-        for i, sampler in enumerate(self.samplers):
+        owed = _checked_owed(state, len(self._sources))
+        before = [source.state_dict() for source in self._sources]
+        for i, source in enumerate(self._sources):
             own = f"{i}."
             try:
-                sampler.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
+                source.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
             except ValueError as error:
-                for loaded, old in zip(self.samplers[:i], before, strict=False):
+                for loaded, old in zip(self._sources[:i], before, strict=False):
                     loaded.load_state_dict(old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
@@ -227,6 +219,12 @@ class Mixture:
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
 
 
+def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
+    if len(values) != replays:
+        raise ValueError(f"{name}: expected {what} for each of {replays} replays, got {len(values)}")
+    return list(values)
+
+
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     """Integers near the shares, `total` in all: the largest remainders are rounded up."""
     counts = np.maximum(np.floor(shares), 0).astype(np.int64)
@@ -266,6 +264,8 @@ def _checked_owed(state: Any, replays: int) -> NDArray[np.float64]:
     return owed.copy()
 
 
-def _seeds(seed: int, replays: int) -> list[int]:
+def _seeds(seed: int | None, replays: int) -> list[int | None]:
+    if seed is None:
+        return [None] * replays
     check_whole("seed", seed, 0)
     return [int(child.generate_state(1, np.uint64)[0]) for child in np.random.SeedSequence(seed).spawn(replays)]

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from ..checks import came, check_whole
 from ..memory import invalidate_after_fork
-from ..transitions import Batch, TorchBatch
-from .mover import Mover
-from .prefetch_work import Work
+from ..transitions import Batch
+from .prefetch_work import Mover, Work
 
 if TYPE_CHECKING:
     import torch
@@ -57,25 +56,7 @@ class Prefetch(Generic[B]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Prefetch[TorchBatch],
-        sampler: _Sampler[Batch],
-        depth: int = 2,
-        *,
-        device: Literal["cuda"],
-        pin_memory: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Prefetch[TorchBatch],
-        sampler: _Sampler[Batch],
-        depth: int = 2,
-        device: torch.device | str = "cpu",
-        *,
-        pin_memory: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Prefetch[Batch | TorchBatch],
+        self: Prefetch[Any],
         sampler: _Sampler[Batch],
         depth: int = 2,
         device: torch.device | str = "cpu",
@@ -126,11 +107,10 @@ class Prefetch(Generic[B]):
             ClosedError: `close` was called, or an error that was raised before has ended the thread.
             Exception: the error that ended the thread, once, after the batches drawn before it.
         """
-        taken = self._work.take(timeout)
+        batch: Any = self._work.take(timeout)
         if self._work.mover is not None:
-            self._work.mover.arrive(taken)
-        batch: B = taken
-        return batch
+            self._work.mover.arrive(batch)
+        return batch  # type: ignore[no-any-return]
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch, now or when the current draw ends."""
@@ -149,8 +129,7 @@ class Prefetch(Generic[B]):
 
         Batches that are ready count as drawn: a resumed run does not get them.
         """
-        state: dict[str, NDArray[Any]] = self._work.call("state_dict")
-        return state
+        return self._work.call("state_dict")  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """See the sampler's method. Drops the ready batches, so that the next batch is the state's first.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole, state_array
+from ..checks import came, state_array
+from ..declared import Number, Whole, check_declared
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
@@ -37,22 +38,14 @@ class Prioritized:
             NaN stands for the highest one so far.
     """
 
-    alpha: float = 0.6
-    beta: float = 0.4
-    epsilon: float = 1e-6
-    beta_steps: int | None = None
+    alpha: Annotated[float, Number(0)] = 0.6
+    beta: Annotated[float, Number(0, 1)] = 0.4
+    epsilon: Annotated[float, Number(0)] = 1e-6
+    beta_steps: Annotated[int | None, Whole(1)] = None
     initial: str | None = None
 
     def __post_init__(self) -> None:
-        for name, high in (("alpha", np.inf), ("beta", 1.0), ("epsilon", np.inf)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= high:
-                bounds = f"from 0 to {high:g}" if high < np.inf else "of at least 0"
-                raise ValueError(f"{name}: expected a number {bounds}, got {value!r}")
-            if np.isinf(value):
-                raise ValueError(f"{name}: expected a finite number, got {value!r}")
-        if self.beta_steps is not None:
-            check_whole("beta_steps", self.beta_steps)
+        check_declared(self)
 
     def limit(self, leaves: int) -> float:
         """The highest priority for which the sum of `leaves` masses is finite."""
@@ -68,16 +61,12 @@ class Prioritized:
 
 
 class PriorityTree:
-    """The strategy of a sampler with priorities, in private memory; see transitions.Strategy.
-
-    Attributes:
-        batches: batches drawn so far; beta depends on them.
-    """
+    """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, drawing: Drawing) -> None:
         geometry, batch_size = lanes.geometry, drawing.chosen.shape[1]
         leaves = geometry.lanes * geometry.capacity
-        self.batches = 0
+        self.batches = 0  # drawn so far; beta depends on them
         self._options = options
         self._drawing = drawing
         self._path = lanes.segment.path
@@ -99,34 +88,19 @@ class PriorityTree:
 
     def _set(self, layout: RecordLayout) -> None:
         """Writes the kernels' record."""
-        floor, caught = self._reach
-        settings: dict[str, Any] = {
-            "alpha": self._options.alpha,
-            "epsilon": self._options.epsilon,
-            "highest": FIRST + self._options.epsilon,
-            "limit": self._limit,
-            "nodes": len(self._tree),
-            "levels": len(self._offsets) - 1,
-            "bad_lane": -1,
-            "bad_ticket": -1,
-        }
-        arrays: dict[str, NDArray[Any]] = {
-            "tree": self._tree,
-            "offsets": self._offsets,
-            "marks": self._marks,
-            "floor": floor,
-            "caught": caught,
-            "points": self._points,
-            "masses": self._masses,
-            "leaves": self._scratch,
-        }
-        settings |= {name: address_of(array) for name, array in arrays.items()}
+        record, options = self._record, self._options
+        record["alpha"], record["epsilon"], record["limit"] = options.alpha, options.epsilon, self._limit
+        record["highest"] = FIRST + options.epsilon
+        record["nodes"], record["levels"] = len(self._tree), len(self._offsets) - 1
+        record["bad_lane"] = record["bad_ticket"] = -1
+        names = ("tree", "offsets", "marks", "floor", "caught", "points", "masses", "leaves")
+        arrays = [self._tree, self._offsets, self._marks, *self._reach, self._points, self._masses, self._scratch]
+        for name, array in zip(names, arrays, strict=True):
+            record[name] = address_of(array)
         for place in layout.of_role("extra"):
-            if place.name == self._options.initial:
-                settings["initial"] = self._drawing.plan["records"][0] + place.offset
-                settings["initial_stride"] = self._drawing.plan["record_stride"][0]
-        for name, value in settings.items():
-            self._record[name] = value
+            if place.name == options.initial:
+                record["initial"] = self._drawing.plan["records"][0] + place.offset
+                record["initial_stride"] = self._drawing.plan["record_stride"][0]
 
     @property
     def beta(self) -> float:
@@ -135,11 +109,6 @@ class PriorityTree:
         if options.beta_steps is None:
             return options.beta
         return options.beta + (1.0 - options.beta) * min(1.0, self.batches / options.beta_steps)
-
-    @property
-    def highest(self) -> float:
-        """The highest priority so far, epsilon included."""
-        return float(self._record["highest"][0])
 
     @property
     def total(self) -> float:
@@ -205,7 +174,7 @@ class PriorityTree:
             "masses": self._tree[: self._leaves].copy(),
             "marks": self._marks.copy(),
             "reach": self._reach.copy(),
-            "highest": np.array(self.highest),
+            "highest": np.array(float(self._record["highest"][0])),
             "batches": np.array(self.batches),
         }
 

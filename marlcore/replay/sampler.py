@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import deadline_of
 from ..memory import one_thread
-from ..transitions import Batch, LaneView
+from ..transitions import Batch
 from .prioritized import Prioritized
-from .row_source import RowSource, SamplerOptions, SamplerStats
+from .row_source import RowSource, SamplerStats
 
 
 class Sampler:
@@ -25,12 +25,10 @@ class Sampler:
         source: draws the rows, whatever the limiter says.
     """
 
-    def __init__(self, lanes: LaneView, options: SamplerOptions) -> None:
-        options.check(lanes)
-        self.source = RowSource(lanes, options)
-        self._name, self._options = lanes.segment.path, options
+    def __init__(self, source: RowSource) -> None:
+        self.source = source
         self._inside: dict[int, None] = {}  # see guard.py
-        self._all_rows = np.arange(int(options.batch_size))
+        self._all_rows = np.arange(source.batch_size)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -60,7 +58,7 @@ class Sampler:
         return memory.batch()
 
     def __repr__(self) -> str:
-        return f"<Sampler of {self._name} batch_size={self._options.batch_size}>"
+        return f"<Sampler of {self.source.path} batch_size={self.source.batch_size}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")
@@ -73,12 +71,12 @@ class Sampler:
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
-        return self.source.gate is not None and self.source.gate.due
+        return bool(self.source.due)
 
     @property
     def prioritized(self) -> Prioritized | None:
         """The options of prioritized drawing; None for uniform drawing."""
-        return self._options.prioritized
+        return self.source.prioritized
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
@@ -95,12 +93,7 @@ class Sampler:
             ValueError: a priority is NaN, infinite or negative (the error names the row), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
-        if self._options.prioritized is None:  # its strategy may still be a PriorityTree
-            raise TypeError(
-                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
-            )
-        self.source.check_open()
-        self.stats.ignored += self.source.strategy.update(index, priority)
+        self.source.update_priorities(index, priority)
 
     @one_thread
     def clear(self) -> None:

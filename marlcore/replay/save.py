@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SegmentCorrupt, SharedMemoryFull
-from ..memory import LINE, LaneGeometry, NativeLanes, Put, Segment, replace_file
+from ..memory import LINE, LaneGeometry, Put, Segment, replace_file
+from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
 _KINDS = "biufc"
@@ -47,28 +48,19 @@ class Section:
         return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def save_segment(
-    segment: Segment,
-    lanes: NativeLanes,
-    geometry: LaneGeometry,
-    path: str | os.PathLike[str],
-    state: Mapping[str, NDArray[Any]] | None,
-) -> None:
-    """Writes a copy of a live segment to a file, replacing an existing one.
-
-    Raises: see `ReplayBuffer.save`.
-    """
-    target = Path(path).absolute()
+def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None) -> None:
+    """Writes a copy of a live segment to a file, replacing an existing one; see `ReplayBuffer.save`."""
+    segment, target = view.segment, Path(path).absolute()
     if segment.is_at(target):
         raise ValueError(f"path: expected another file than the replay's own, got {target}")
     arrays = {name: _checked_array(name, value) for name, value in (state or {}).items()}
-    sections, body_bytes = _lay_out(arrays, geometry.nbytes)
+    sections, body_bytes = _lay_out(arrays, view.geometry.nbytes)
     description = {key: value for key, value in segment.description.items() if key != STATE}
     if state is not None:
         description[STATE] = {name: asdict(section) for name, section in sections.items()}
 
     def fill(put: Put) -> None:
-        _put_cut(put, segment.body, lanes, geometry)
+        _put_cut(put, view)
         for name, section in sections.items():
             put(section.offset, arrays[name].reshape(-1).view(np.uint8))
 
@@ -80,44 +72,38 @@ def save_segment(
     except OSError as error:
         if error.errno is None:  # a signal handler's
             raise
-        raise OSError(
-            error.errno, f"{error.strerror or error}; the replay was not saved, {kept}", str(target)
-        ) from error
+        text = f"{error.strerror or error}; the replay was not saved, {kept}"
+        raise OSError(error.errno, text, str(target)) from error
 
 
-def copy_segment(
-    segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, name: str, path: str | os.PathLike[str] | None
-) -> Segment:
-    """A new segment with the rows of this one, followed by the sampler's arrays.
-
-    Raises: SegmentCorrupt: its counters or its list of arrays are invalid. Otherwise see `Segment.create`.
-    """
-    _sections_of(segment, geometry.nbytes)
-    for lane in range(lanes.count):
-        lanes.check(lane)
+def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None) -> Segment:
+    """A new segment with the rows of this one, followed by the sampler's arrays; see `ReplayBuffer.load`."""
+    segment, end = view.segment, view.geometry.nbytes
+    _sections_of(view)
+    for lane in range(view.geometry.lanes):
+        view.native.check(lane)
 
     def fill(put: Put) -> None:
-        _put_cut(put, segment.body, lanes, geometry)
-        put(geometry.nbytes, segment.body[geometry.nbytes :])
+        _put_cut(put, view)
+        put(end, segment.body[end:])
 
     return Segment.create(name, segment.description, len(segment.body), path, fill)
 
 
-def read_state(segment: Segment, start: int) -> dict[str, NDArray[Any]] | None:
-    """A copy of the sampler's arrays, which begin at or after byte `start` of the body; None without any.
-
-    Raises: SegmentCorrupt: their description is invalid.
-    """
-    if STATE not in segment.description:
+def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
+    """A copy of the sampler's arrays; None without any. Raises: SegmentCorrupt: their description is invalid."""
+    if STATE not in view.segment.description:
         return None
+    body = view.segment.body
     return {
-        name: segment.body[section.offset : section.end].copy().view(section.dtype).reshape(section.shape)
-        for name, section in _sections_of(segment, start).items()
+        name: body[section.offset : section.end].copy().view(section.dtype).reshape(section.shape)
+        for name, section in _sections_of(view).items()
     }
 
 
-def _put_cut(put: Put, body: NDArray[np.uint8], lanes: NativeLanes, geometry: LaneGeometry) -> None:
+def _put_cut(put: Put, view: LaneView) -> None:
     """Copies each lane's rows, and writes counters that mark the whole ones."""
+    body, lanes, geometry = view.segment.body, view.native, view.geometry
     (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
     look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
@@ -170,10 +156,11 @@ def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Se
     return sections, end
 
 
-def _sections_of(segment: Segment, start: int) -> dict[str, Section]:
-    """The described arrays, each checked to lie inside the body."""
+def _sections_of(view: LaneView) -> dict[str, Section]:
+    """The described arrays, each checked to lie in the body after the lanes."""
+    segment = view.segment
     described = segment.description.get(STATE, {})
-    inside = partial(_checked_section, start, len(segment.body))
+    inside = partial(_checked_section, view.geometry.nbytes, len(segment.body))
     try:
         return {name: inside(**plain) for name, plain in described.items()}
     except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # SyntaxError: a dtype name with a comma

@@ -5,10 +5,10 @@ no writer overwrote them meanwhile. The replay and the trajectory queue build on
 """
 
 from .batch import Batch, BatchMemory, TorchBatch
-from .gate import Gate, VectorGate
 from .lanes import TransitionLanes, spec_difference
-from .layout import HEAD_BYTES, REWARD_OFFSET, Place, RecordLayout
+from .layout import HEAD_BYTES, REWARD_OFFSET, LaneView, Place, RecordLayout
 from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
-from .window import LAP_LIMIT_S, Drawing, LaneView, Strategy, Window, address_of
+from .window import LAP_LIMIT_S, Drawing, Window, address_of
 from .writer import Writer
+from .writer_base import Gate, VectorGate

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
 from ..lazy import missing
-from ..memory import LaneGeometry
 from ..observations import each, in_form
-from ..spec import Field, TransitionSpec
-from .layout import Place, RecordLayout
+from ..spec import Field
+from .layout import LaneView, Place
 
 if TYPE_CHECKING:
     import torch
@@ -38,20 +37,6 @@ class _Array:
 
     def of(self, root: NDArray[np.uint8]) -> NDArray[Any]:
         return np.ndarray(self.shape, self.dtype, root, self.offset, self.strides)
-
-
-class _Plan:
-    """The arrays of a batch, one after another in one block of bytes."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[str, _Array] = {}
-        self.nbytes = 0
-
-    def add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
-        array = _Array(self.nbytes, shape, np.dtype(dtype))
-        self.arrays[name] = array
-        self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
-        return array
 
 
 class Batch:
@@ -155,44 +140,24 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """The layout of a batch's arrays, and the columns that the kernels copy into them.
+    """The layout of the arrays of `batch` transitions, or sequences of this length, and the columns copied into them.
 
-    Args:
-        spec, layout, geometry: of the source replay.
-        batch: transitions or sequences.
-        stack: frames in each obs and next_obs.
-        n: steps from obs to next_obs.
-        length: transitions of each sequence; None for single transitions.
-
-    Attributes:
-        columns: see kernels/plan.py; their bases are offsets in the segment's body.
-        frames, fields, states: number of columns of each kind.
-
-    Raises ValueError: a batch would take more than the machine's memory.
+    The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
 
-    def __init__(
-        self,
-        spec: TransitionSpec,
-        layout: RecordLayout,
-        geometry: LaneGeometry,
-        batch: int,
-        stack: int,
-        n: int,
-        length: int | None,
-    ) -> None:
+    def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None) -> None:
+        spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1
-        self.plan = _Plan()
+        self.nbytes = 0
+        self._arrays: dict[str, _Array] = {}
         self._lead = (batch,) if length is None else (batch, length)
         self._stack = stack
-        self._geometry = geometry
+        self._geometry = lanes.geometry
         self._form, self._obs_names = spec.obs, list(spec.obs_fields)
         self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
-        if spec.next_obs:
-            self._next = NO_NEXT
-        else:
-            self._next = ONE_MORE if n == 1 or self.length * stack == 1 else OWN_STACKS
+        consecutive = ONE_MORE if n_step == 1 or self.length * stack == 1 else OWN_STACKS
+        self._next = NO_NEXT if spec.next_obs else consecutive
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
         fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
         fields += [place for place in extras if place.field.every == 1]
@@ -201,28 +166,29 @@ class BatchLayout:
         self.frames, self.fields, self.states = len(columns), len(fields), len(states)
         columns += [self._field(place, self._lead) for place in fields]
         columns += [self._field(place, (batch,)) for place in states]
-        self._rows("numbers", ("reward", "discount"), np.dtype(np.float32))
-        self._rows("ends", ("terminated", "truncated"), np.dtype(np.bool_))
-        self.plan.add("policy_version", self._lead, np.int64)
-        self.plan.add("valid", (*self._lead, stack), np.bool_)
-        self.plan.add("mask", self._lead, np.bool_)
-        self.plan.add("index", (batch,), np.int64)
-        self.plan.add("weight", (batch,), np.float32)
+        for name in ("reward", "discount"):
+            self._add(name, self._lead, np.float32)
+        for name in ("terminated", "truncated", "mask"):
+            self._add(name, self._lead, np.bool_)
+        self._add("policy_version", self._lead, np.int64)
+        self._add("valid", (*self._lead, stack), np.bool_)
+        self._add("index", (batch,), np.int64)
+        self._add("weight", (batch,), np.float32)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self.plan.nbytes > memory:
+        if self.nbytes > memory:
             raise ValueError(
                 f"batch_size: expected a batch within this machine's {memory:,} bytes of memory, got {batch}, "
-                f"which takes {self.plan.nbytes:,} bytes"
+                f"which takes {self.nbytes:,} bytes"
             )
         self.columns = np.array(columns, COLUMN)
 
     def offset(self, name: str) -> int:
         """A field's offset in the batch's bytes."""
-        return self.plan.arrays[name].offset
+        return self._arrays[name].offset
 
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
         """A batch's fields as arrays of these bytes; see Batch."""
-        arrays = self.plan.arrays
+        arrays = self._arrays
         names = ("reward", "discount", "terminated", "truncated", "valid", "weight", "index", "policy_version")
         fields: dict[str, Any] = {name: arrays[name].of(root) for name in names}
         fields["mask"] = arrays["mask"].of(root) if len(self._lead) > 1 else None
@@ -233,67 +199,53 @@ class BatchLayout:
             fields[role] = in_form(arrays_by_name, self._form)
         return fields
 
-    @staticmethod
-    def flatten(fields: dict[str, Any]) -> list[NDArray[Any]]:
-        """Every array of `fields`."""
-        nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
-        return [array for values in nested for array in values if array is not None]
-
-    def _rows(self, block: str, names: tuple[str, ...], dtype: np.dtype[Any]) -> None:
-        """Adds an array [len(names), *lead] that the kernels fill, and each of its rows by name."""
-        whole = self.plan.add(block, (len(names), *self._lead), dtype)
-        for i, name in enumerate(names):
-            offset = whole.offset + i * math.prod(self._lead) * dtype.itemsize
-            self.plan.arrays[name] = _Array(offset, self._lead, dtype)
+    def _add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
+        """Places an array behind the last one."""
+        array = self._arrays[name] = _Array(self.nbytes, shape, np.dtype(dtype))
+        self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
+        return array
 
     def _source(self, place: Place) -> tuple[int, int]:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
         """Adds a block of frames for each slot; obs, and next_obs unless it is stored, are views of it."""
-        stack, length, shape = self._stack, self.length, place.field.shape
-        near = stack - 1 + length + (self._next == ONE_MORE)
-        own = length * stack if self._next == OWN_STACKS else 0
-        block = self.plan.add(f"block.{place.name}", (self.batch_size, near + own, *shape), place.field.dtype)
-        frame = place.field.nbytes
-        self._view(f"obs.{place.name}", block, near + own, 0, place.field, frame)
+        stack, field, frame = self._stack, place.field, place.field.nbytes
+        near = stack - 1 + self.length + (self._next == ONE_MORE)
+        own = self.length * stack if self._next == OWN_STACKS else 0
+        block = self._add(f"block.{place.name}", (self.batch_size, near + own, *field.shape), field.dtype)
+        self._view(f"obs.{place.name}", block, 0, field, frame)
         if self._next == ONE_MORE:
-            self._view(f"next_obs.{place.name}", block, near + own, 1, place.field, frame)
+            self._view(f"next_obs.{place.name}", block, 1, field, frame)
         elif self._next == OWN_STACKS:
-            self._view(f"next_obs.{place.name}", block, near + own, near, place.field, stack * frame)
+            self._view(f"next_obs.{place.name}", block, near, field, stack * frame)
         return (*self._source(place), frame, block.offset, self._next)
 
-    def _view(self, name: str, block: _Array, row: int, first: int, field: Field, step: int) -> None:
-        """Adds a view of a block of `row` frames a slot: stacks from frame `first` on, `step` bytes apart."""
+    def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
+        """Adds a view of a block of frames: of each slot, stacks from frame `first` on, `step` bytes apart."""
         frame = field.nbytes
-        shape, strides = field.shape, _contiguous_strides(field.shape, field.numpy.itemsize)
+        shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
         if self._stack > 1:
             shape, strides = (self._stack, *shape), (frame, *strides)
-        lead = (row * frame, step)[: len(self._lead)]
-        self.plan.arrays[name] = _Array(
-            block.offset + first * frame, (*self._lead, *shape), block.dtype, (*lead, *strides)
-        )
+        lead = (block.shape[1] * frame, step)[: len(self._lead)]
+        offset = block.offset + first * frame
+        self._arrays[name] = _Array(offset, (*self._lead, *shape), block.dtype, (*lead, *strides))
 
     def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
-        array = self.plan.add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
+        array = self._add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
         return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT)
 
 
 class BatchMemory:
-    """The memory of one batch, reused once no reference to the batch or its arrays is left.
-
-    Attributes:
-        root: uint8, all bytes.
-        address: the address of `root`.
-    """
+    """The memory of one batch, reused once no reference to the batch or its arrays is left."""
 
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
-        self.root = np.full(layout.plan.nbytes, 0, np.uint8)
-        self.address: int = self.root.ctypes.data
+        self.root = np.full(layout.nbytes, 0, np.uint8)
+        self.address: int = self.root.ctypes.data  # of all bytes
         self.fields = layout.carve(self.root)
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
-        self._arrays = [self.root, *layout.flatten(self.fields)]
+        self._arrays = [self.root, *_every_array(self.fields)]
         self._unused = self._references()
 
     def batch(self) -> Batch:
@@ -307,9 +259,6 @@ class BatchMemory:
         return sum(map(sys.getrefcount, self._arrays))
 
 
-def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= extent
-    return tuple(reversed(strides))
+def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:
+    nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
+    return [array for values in nested for array in values if array is not None]

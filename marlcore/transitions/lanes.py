@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,28 +13,19 @@ from ..checks import came, check_timeout, check_whole
 from ..errors import LayoutMismatch
 from ..memory import LaneClaim, LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
-from .gate import Gate, VectorGate
-from .layout import RecordLayout
+from .layout import LaneView, RecordLayout
 from .vector_writer import VectorWriter
 from .writer import Writer
+from .writer_base import Gate, VectorGate, WriterBase
 
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
+W = TypeVar("W", bound=WriterBase)
 
 
 class TransitionLanes(Shared):
-    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each.
-
-    Attributes:
-        spec: the fields of a transition.
-        capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
-        lanes: the number of lanes.
-    """
+    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each."""
 
     _spills = False  # see Segment.create
 
@@ -46,11 +36,10 @@ class TransitionLanes(Shared):
         whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
         if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
             raise ValueError(f"lanes, lane_rows: expected values of `create`, got {self.lanes!r}, {lane_rows!r}")
-        self._layout = RecordLayout.of(self.spec)
-        self._geometry = self._geometry_of(segment.description)
-        self.capacity = self.lanes * self._geometry.capacity
-        self._lanes = self._geometry.bind(segment.body)
-        self._writers: weakref.WeakSet[_Closes] = weakref.WeakSet()
+        geometry, layout = self._geometry_of(segment.description), RecordLayout.of(self.spec)
+        self.capacity = self.lanes * geometry.capacity
+        self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)
+        self._writers: weakref.WeakSet[WriterBase] = weakref.WeakSet()
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
@@ -118,55 +107,46 @@ class TransitionLanes(Shared):
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
         """The number of lines for readers that writers wait for."""
-        raise AssertionError("each class has its own")
+        raise NotImplementedError
 
     def _gate(self, lane: int) -> Gate | None:
         """The gate that a lane's writer passes before each add."""
-        raise AssertionError("each class has its own")
+        raise NotImplementedError
 
     def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
         """The gate that the writer of these lanes passes before each add."""
-        raise AssertionError("each class has its own")
+        raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
-        self._check_writing(timeout)
+        self._segment.check_open()
+        check_timeout(timeout)
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        lane = int(lane)
-        with _released_on_error(claim(self._segment, self._lanes, lane, shared)) as claimed:
-            gate = self._gate(lane)
-            writer = Writer(self._lanes, lane, self._layout, self.spec, claimed, shared, timeout, gate)
-            self._writers.add(writer)
-            return writer
+        view, lane = self._mapped, int(lane)
+        claimed = claim(view.segment, view.native, lane, shared)
+        return self._opened(claimed, lambda: Writer(view, lane, claimed, shared, timeout, self._gate(lane)))
 
     def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
-        self._check_writing(timeout)
+        self._segment.check_open()
+        check_timeout(timeout)
         numbers = list(range(self.lanes) if lanes is None else lanes)
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
             raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {came(lanes)}")
-        numbers = [int(lane) for lane in numbers]
-        with _released_on_error(claim_all(self._segment, self._lanes, numbers)) as claimed:
-            gate = self._vector_gate(numbers)
-            writer = VectorWriter(self._lanes, numbers, self._layout, self.spec, claimed, timeout, gate)
-            self._writers.add(writer)
-            return writer
+        view, numbers = self._mapped, [int(lane) for lane in numbers]
+        claimed = claim_all(view.segment, view.native, numbers)
+        return self._opened(claimed, lambda: VectorWriter(view, numbers, claimed, timeout, self._vector_gate(numbers)))
+
+    def _opened(self, claimed: LaneClaim, make: Callable[[], W]) -> W:
+        try:
+            writer = make()
+        except BaseException:
+            claimed.release()
+            raise
+        self._writers.add(writer)
+        return writer
 
     def _has_lane(self, lane: object) -> bool:
         return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)
-
-    def _check_writing(self, timeout: float | None) -> None:
-        """Raises ClosedError, StaleHandle: the object is not open. ValueError: the timeout is out of range."""
-        self._segment.check_open()
-        check_timeout(timeout)
-
-
-@contextmanager
-def _released_on_error(claimed: LaneClaim) -> Iterator[LaneClaim]:
-    try:
-        yield claimed
-    except BaseException:
-        claimed.release()
-        raise
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:

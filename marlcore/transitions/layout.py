@@ -1,4 +1,4 @@
-"""The layout of a transition's fields in a lane's row.
+"""The layout of a transition's fields in a lane's row, and the lanes as a process has them mapped.
 
 Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES each, so
 that a small transition fits one cache line. A larger field, such as a frame, has its own column. So does a field stored
@@ -7,12 +7,13 @@ at intervals, with one row per interval.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import LaneGeometry, NativeLanes, Segment
 from ..spec import Field, TransitionSpec
 
 HEAD_BYTES = 16
@@ -24,7 +25,6 @@ INLINE_BYTES = 256
 class Place:
     """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is its field's."""
 
-    number: int  # index in the layout's places
     role: str
     name: str
     field: Field
@@ -40,19 +40,12 @@ class Place:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The places of a spec's fields.
-
-    Attributes:
-        places: every stored field.
-        record_bytes: size of column 0, a multiple of 8.
-        columns: bytes of a row in each column.
-        every: tickets that share a row of each column.
-    """
+    """The places of a spec's fields."""
 
     places: tuple[Place, ...]
-    record_bytes: int
-    columns: tuple[int, ...]
-    every: tuple[int, ...]
+    record_bytes: int  # of column 0, a multiple of 8
+    columns: tuple[int, ...]  # bytes of a row in each
+    every: tuple[int, ...]  # tickets that share a row of each column
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> RecordLayout:
@@ -65,11 +58,11 @@ class RecordLayout:
         fields += [("extra", name, field) for name, field in extras]
         inline = [entry for entry in fields if _is_inline(entry[2])]
         offsets, end = _pack([field for _, _, field in inline])
-        places = [Place(i, *entry, 0, offsets[i]) for i, entry in enumerate(inline)]
+        places = [Place(*entry, 0, offset) for entry, offset in zip(inline, offsets, strict=True)]
         columns, every = [end], [1]
         for entry in fields:
             if not _is_inline(entry[2]):
-                places.append(Place(len(places), *entry, len(columns), 0))
+                places.append(Place(*entry, len(columns), 0))
                 columns.append(entry[2].nbytes)
                 every.append(entry[2].every)
         return cls(tuple(places), end, tuple(columns), tuple(every))
@@ -77,6 +70,21 @@ class RecordLayout:
     def of_role(self, role: str) -> list[Place]:
         """The places of one role, by name."""
         return [place for place in self.places if place.role == role]
+
+
+@dataclass(frozen=True)
+class LaneView:
+    """The lanes of a replay or queue, or consecutive ones of them, as this process has them mapped."""
+
+    segment: Segment
+    geometry: LaneGeometry
+    native: NativeLanes
+    layout: RecordLayout
+    spec: TransitionSpec
+
+    def of(self, geometry: LaneGeometry) -> LaneView:
+        """The view of other lanes: a part of these, or the whole that these are a part of."""
+        return replace(self, geometry=geometry, native=geometry.bind(self.segment.body))
 
 
 def _is_inline(field: Field) -> bool:

@@ -1,8 +1,10 @@
-"""Setters that check a field's value and write it into memory, each with the cheapest code for its kind of field."""
+"""Setters: callables that check a field's value and write it into memory, with the cheapest code for its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import Context
+from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
@@ -10,20 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import names_error
-from ..spec import Field, TransitionSpec, as_field
+from ..spec import Field, TransitionSpec, as_field, rows_of
 from .layout import Place, RecordLayout
 
 Put = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
 
+_FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
+
 
 class FieldSetters:
-    """Callables that check and stage the values of each field of a transition, except reward and ends.
-
-    Args:
-        put_of: makes that of one place, given its name in errors and whether it is for the boundary row.
-    """
+    """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, for a boundary row)."""
 
     def __init__(self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Put]) -> None:
         def observation(role: str, label: str, final: bool = False) -> Put:
@@ -48,7 +48,7 @@ class FieldSetters:
 
 
 def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> None:
-    """Stages named values. Raises ValueError: a name is missing or unknown."""
+    """Sets named values. Raises ValueError: a name is missing or unknown."""
     if values.keys() != puts.keys():
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
@@ -56,7 +56,7 @@ def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> N
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
-    """A callable that checks one value and writes it into `view`, [1, *shape] of the field's dtype."""
+    """A setter of one value in `view`, [1, *shape] of the field's dtype."""
     if not field.shape and view.dtype.char in MEMORYVIEW_ITEMS:
         return _scalar_put(label, field, view)
     if len(field.shape) == 1 and view.dtype.kind in "iuf":
@@ -106,5 +106,43 @@ def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
             view[...] = value
         else:
             view[...] = as_field(label, field, value)
+
+    return put
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The places of `count` rows among the staged ones."""
+
+    count: int
+    at: slice | NDArray[np.int64]
+
+
+def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
+    """A setter of a field's rows, [count, *shape], at these slots of `view`."""
+    rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
+    at: Any = slots.at
+    if isinstance(at, slice):
+        view, at = view[at], ...
+    direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
+    if dtype in _FLOATS:
+        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
+        wider = _FLOATS - direct
+    raising = Context()  # entering np.errstate in each call takes longer than the assignment
+    raising.run(np.seterr, over="raise")
+
+    def put(value: Any) -> None:
+        fits = value.__class__ is np.ndarray and value.shape == shape
+        if fits and value.dtype in direct:
+            view[at] = value
+            return
+        if fits and value.dtype in wider:
+            try:
+                raising.run(view.__setitem__, at, value)
+                return
+            except FloatingPointError:
+                pass  # `rows_of` says which value
+        view[at] = rows_of(label, field, value, rows)
 
     return put

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import came
-from ..memory import LaneClaim, NativeLanes, NativeVector, invalidate_after_fork, one_thread
-from ..spec import Field, TransitionSpec, as_field
-from .gate import VectorGate
-from .layout import RecordLayout
+from ..memory import LaneClaim, NativeVector, invalidate_after_fork, one_thread
+from ..spec import Field, as_field
+from .layout import LaneView
 from .staging import VectorStaging
-from .writer_base import WriterBase
+from .writer_base import VectorGate, WriterBase
 
 Ints = NDArray[np.int64]
 
@@ -34,22 +33,15 @@ class VectorWriter(WriterBase):
     _native: NativeVector
 
     def __init__(
-        self,
-        lanes: NativeLanes,
-        numbers: Sequence[int],
-        layout: RecordLayout,
-        spec: TransitionSpec,
-        claim: LaneClaim,
-        timeout: float | None = None,
-        gate: VectorGate | None = None,
+        self, view: LaneView, lanes: Sequence[int], claim: LaneClaim, timeout: float | None, gate: VectorGate | None
     ) -> None:
-        self.lanes = tuple(numbers)
+        self.lanes = tuple(lanes)
         self._gate = gate
-        self._layout = layout
-        self._spec = spec
-        self._records = np.zeros((2 * len(numbers), layout.record_bytes), np.uint8)
-        blank = {p.column: np.zeros(p.field.nbytes, np.uint8) for p in layout.places if p.column and p.role != "obs"}
-        native = NativeVector(lanes, self.lanes, self._records, blank, not spec.next_obs)
+        self._view = view
+        self._records = np.zeros((2 * len(lanes), view.layout.record_bytes), np.uint8)
+        large = [place for place in view.layout.places if place.column and place.role != "obs"]
+        blank = {place.column: np.zeros(place.field.nbytes, np.uint8) for place in large}
+        native = NativeVector(view.native, self.lanes, self._records, blank, not view.spec.next_obs)
         super().__init__(claim, native, timeout)
         # By lane + 1: the index of the lane's writer; -1 for the others, and at both ends for all beyond.
         self._places = np.full(max(self.lanes) + 3, -1)
@@ -97,7 +89,7 @@ class VectorWriter(WriterBase):
             TimeoutError: after the writer's timeout; nothing was written. UsedByTwoThreads: see `Writer`.
         """
         finals = final_obs is not None
-        if finals and self._spec.next_obs:
+        if finals and self._view.spec.next_obs:
             raise ValueError("final_obs: expected None, since this spec stores next_obs")
         staging = self._every_lane if lanes is None else self._staging_of(lanes)
         try:
@@ -107,7 +99,7 @@ class VectorWriter(WriterBase):
             self._check(staging.append(finals), lanes)
             return staging.tickets.copy()
         finally:
-            staging.release_frames()
+            staging.lent.clear()
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
         """Makes the next row of each of these lanes, by default of all, begin an episode; no sample spans the two."""
@@ -123,7 +115,7 @@ class VectorWriter(WriterBase):
         return f"<VectorWriter of {len(self.lanes)} lanes>"
 
     def _new_staging(self, rows: int) -> VectorStaging:
-        return VectorStaging(self._native, self._spec, self._layout, self._records[: 2 * rows])
+        return VectorStaging(self._native, self._view, self._records[: 2 * rows])
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
         """Staging for these lanes, kept for the next rows of the same number. The C core refuses the index -1."""

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..declared import Number, Whole, check_declared
 from ..kernels import rows
 from ..kernels.plan import PLAN
-from ..memory import Event, LaneGeometry, NativeLanes, Segment
+from ..memory import Event, LaneGeometry
 from ..spec import TransitionSpec
 from .batch import BatchLayout, BatchMemory
-from .layout import RecordLayout
+from .layout import LaneView
 
 LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
-
-
-@dataclass(frozen=True)
-class LaneView:
-    """A replay's lanes as this process has them mapped."""
-
-    segment: Segment
-    native: NativeLanes
-    geometry: LaneGeometry
-    layout: RecordLayout
-    spec: TransitionSpec
-
-    @property
-    def transitions(self) -> int:
-        """Transitions held, boundary rows not counted."""
-        return self.native.all_transitions()
 
 
 @dataclass(frozen=True)
 class Window:
     """The rows read around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
 
-    stack: int = 1
-    n_step: int = 1
-    gamma: float = 0.99
+    stack: Annotated[int, Whole(1)] = 1
+    n_step: Annotated[int, Whole(1)] = 1
+    gamma: Annotated[float, Number(0, 1)] = 0.99
     pad: str = "repeat"
     length: int | None = None
     burn_in: int = 0
@@ -51,10 +34,7 @@ class Window:
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError: names the field, the expected value and the actual one."""
-        for name in ("stack", "n_step"):
-            check_whole(name, getattr(self, name))
-        if not isinstance(self.gamma, (int, float, np.number)) or not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma!r}")
+        check_declared(self)
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
@@ -87,67 +67,24 @@ class Window:
             )
 
 
-class Strategy(Protocol):
-    """How a sampler chooses rows.
-
-    Attributes:
-        all_zero: if no row can be drawn, whether only priorities of 0 prevent it.
-    """
-
-    @property
-    def all_zero(self) -> bool: ...
-    def prepare(self, memory: BatchMemory) -> None:
-        """Compiles or loads the kernels without drawing."""
-
-    def can_draw(self) -> bool:
-        """Whether any row can be drawn; the call changes no draw, past or future."""
-
-    def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).
-
-        It fills no slot if no row can be drawn.
-        """
-
-    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Ends a batch: writes the weights of the rows that were drawn here."""
-
-    def update(self, index: ArrayLike, priority: ArrayLike) -> int:
-        """See `Sampler.update_priorities`; returns how many were ignored."""
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The strategy's state as arrays."""
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores a `state_dict`. Raises ValueError: the state is invalid, or another sampler's."""
-
-
 class Drawing:
-    """The kernels' arguments for batches of one size and kind of window.
-
-    Attributes:
-        plan, columns: see kernels/plan.py.
-        windows: int64 [3, lanes], the tickets [lo, hi) that each lane holds, and its seam.
-        floor: int64 [lanes], the lowest ticket that may be drawn, even if the lane holds lower ones.
-        chosen: int64 [3, batch_size], see kernels/rows.py.
-        generator: uint64 [4], the state of every draw's generator.
-        event: writers wake the processes that wait for rows on it.
-    """
+    """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
-        geometry, spec = lanes.geometry, lanes.spec
-        self._layout = BatchLayout(spec, lanes.layout, geometry, batch_size, window.stack, window.n_step, window.length)
+        geometry = lanes.geometry
+        self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self._body = lanes.segment.body
-        self.event = Event(self._body)
-        self.windows = np.zeros((3, geometry.lanes), np.int64)
+        self.event = Event(self._body)  # on which writers wake the processes that wait for rows
+        self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)
+        self.generator = np.zeros(4, np.uint64)  # the state of every draw's
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        self._set(window, spec, geometry)
-        self.floor = np.zeros(geometry.lanes, np.int64)
+        self._set(window, lanes.spec, geometry)
+        self.floor = np.zeros(geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
         self._ok = np.zeros(batch_size, np.uint8)
@@ -156,8 +93,7 @@ class Drawing:
 
     def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
         """Writes the plan."""
-        layout, (lo, hi, seam), (lane, ticket, lowest) = self._layout, self.windows, self.chosen
-        records = address_of(self._body) + geometry.column_offset(0)
+        layout, records = self._layout, address_of(self._body) + geometry.column_offset(0)
         settings: dict[str, Any] = {
             "records": records,
             "record_stride": geometry.stride(0),
@@ -179,18 +115,10 @@ class Drawing:
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
-        arrays = {
-            "lo": lo,
-            "hi": hi,
-            "seam": seam,
-            "lane": lane,
-            "ticket": ticket,
-            "lowest": lowest,
-            "successors": self._successors,
-            "generator": self.generator,
-        }
         settings |= {name: layout.offset(name) for name in _OUTPUTS}
-        settings |= {name: address_of(array) for name, array in arrays.items()}
+        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
+        arrays = (*self.windows, *self.chosen, self._successors, self.generator)
+        settings |= {name: address_of(array) for name, array in zip(names, arrays, strict=True)}
         for name, value in settings.items():
             self.plan[name] = value
 
@@ -206,10 +134,7 @@ class Drawing:
         self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
-        """Memory for a batch: that of one of the last few batches which its user has released, if there is one.
-
-        New memory replaces the oldest in the pool, which is then freed when its user releases it.
-        """
+        """Memory for a batch: that of one of the last few batches which its user has released, if there is one."""
         for memory in self._pool:
             if memory.is_free():
                 return memory

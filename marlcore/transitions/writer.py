@@ -20,7 +20,6 @@ from ..memory import (
     TRUNCATED,
     WAIT_SLICE_S,
     LaneClaim,
-    NativeLanes,
     NativeWriter,
     add_lock,
     check_interruption,
@@ -28,12 +27,11 @@ from ..memory import (
     one_thread,
     refuse_second,
 )
-from ..spec import Field, TransitionSpec, as_field, rows_of
-from .gate import Gate
-from .layout import REWARD_OFFSET, Place, RecordLayout
+from ..spec import Field, as_field, rows_of
+from .layout import REWARD_OFFSET, LaneView, Place
 from .setters import FieldSetters, Put, put_all, setter
 from .staging import BatchStaging
-from .writer_base import WriterBase
+from .writer_base import Gate, WriterBase
 
 _FLAG = Field((), "bool")
 _REWARD = Field((), "float32")
@@ -58,28 +56,25 @@ class Writer(WriterBase):
 
     def __init__(
         self,
-        lanes: NativeLanes,
+        view: LaneView,
         lane: int,
-        layout: RecordLayout,
-        spec: TransitionSpec,
         claim: LaneClaim,
-        shared: bool = False,
-        timeout: float | None = None,
-        gate: Gate | None = None,
+        shared: bool,
+        timeout: float | None,
+        gate: Gate | None,
     ) -> None:
         self.lane = lane
         self._gate = gate
-        self._layout = layout
-        self._spec = spec
-        self._records = np.zeros((2, layout.record_bytes), np.uint8)  # the transition's and the boundary row's
+        self._view = view
+        self._records = np.zeros((2, view.layout.record_bytes), np.uint8)  # the transition's and the boundary row's
         self._slice_s = WAIT_SLICE_S if timeout is None else min(timeout, WAIT_SLICE_S)
-        lock = (claim.fd, add_lock(lanes.count, lane), self._slice_s) if shared else None
-        super().__init__(claim, NativeWriter(lanes, lane, self._records, lock), timeout)
+        lock = (claim.fd, add_lock(view.geometry.lanes, lane), self._slice_s) if shared else None
+        super().__init__(claim, NativeWriter(view.native, lane, self._records, lock), timeout)
         self._keep: dict[tuple[int, bool], Any] = {}  # frames lent to the C core for the next row
         self._add_row = self._native.add_row
         self._raw = self._native.raw
         self._reward = self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4].data.cast("f")
-        fields = FieldSetters(spec, layout, self._setter)
+        fields = FieldSetters(view.spec, view.layout, self._setter)
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
         self._staging: BatchStaging | None = None
@@ -186,7 +181,7 @@ class Writer(WriterBase):
             ticket = staging.append()
             return ticket if ticket >= 0 else self._again(ticket, staging.append, began)
         finally:
-            staging.release_frames()
+            staging.lent.clear()
 
     def new_episode(self) -> None:
         """Makes the next row begin an episode, however the last row ended; no sample spans the two."""
@@ -201,15 +196,7 @@ class Writer(WriterBase):
         return -1
 
     def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
-        """Repeats an append while other writers are busy in the shared lane, and handles signals; returns the ticket.
-
-        Args:
-            code: result of the first attempt.
-            append: makes the next attempt.
-            began: when the add began to wait for room; None if its first attempt was its first wait.
-
-        Raises: the error that prevented the append.
-        """
+        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
@@ -229,10 +216,10 @@ class Writer(WriterBase):
             if not isinstance(value, (bool, np.bool_)):
                 raise TypeError(f"{name}: expected a bool, got {came(value)}")
         if final_obs is None:
-            if truncated and not self._spec.next_obs:
+            if truncated and not self._view.spec.next_obs:
                 raise ValueError("final_obs: expected the observation after a truncated transition, got None")
             return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        if self._spec.next_obs:
+        if self._view.spec.next_obs:
             raise ValueError("final_obs: expected None, since this spec stores next_obs")
         if not (terminated or truncated):
             raise ValueError("final_obs: expected None unless terminated or truncated")
@@ -264,9 +251,9 @@ class Writer(WriterBase):
         """Staging for `rows` rows; without a final_obs it is kept for the next batch of the same length."""
         if final_obs is None:
             if self._staging is None or self._staging.rows != rows:
-                self._staging = BatchStaging(self._native, self._spec, self._layout, rows, self._spare_rows)
+                self._staging = BatchStaging(self._native, self._view, rows, self._spare_rows)
             return self._staging
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        if self._spec.next_obs or not ended.any():
+        if self._view.spec.next_obs or not ended.any():
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        return BatchStaging(self._native, self._spec, self._layout, rows, self._spare_rows, ended)
+        return BatchStaging(self._native, self._view, rows, self._spare_rows, ended)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import StaleHandle
 from ..memory import LaneClaim, NativeVector, NativeWriter
@@ -15,14 +19,38 @@ _PAUSE_S = 1e-4
 W = TypeVar("W", bound="WriterBase")
 
 
-class WriterBase:
-    """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete.
+class Gate(Protocol):
+    """The condition that the writer of one lane passes before each add: a replay's limiter, or a queue's reader.
 
-    Args:
-        claim: the right to write to its lanes.
-        native: the C core's writer, or writers.
-        timeout: longest wait of an add in seconds; None waits for ever.
+    Attributes:
+        spare_rows: rows of a lane that an add leaves free.
     """
+
+    spare_rows: int
+
+    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
+        """Waits until so many rows of each kind may be added; False means that the writer must drop them.
+
+        Raises: TimeoutError: after `timeout` seconds. ValueError: no wait would ever be enough. Also what `check_open`
+            raises, once the writer was closed.
+        """
+
+
+class VectorGate(Protocol):
+    """The condition that the writer of several lanes passes before each add."""
+
+    def wait_each(
+        self,
+        which: NDArray[np.int64],
+        boundaries: NDArray[np.bool_],
+        timeout: float | None,
+        check_open: Callable[[], None],
+    ) -> NDArray[np.bool_] | bool:
+        """`Gate.wait` for a row in each of k lanes, indices of the writer's; returns the rows to drop, bool [k]."""
+
+
+class WriterBase:
+    """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
     def __init__(self, claim: LaneClaim, native: NativeWriter | NativeVector, timeout: float | None) -> None:
         self._claim = claim

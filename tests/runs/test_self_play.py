@@ -57,7 +57,7 @@ def rows_of(run_dir: Path, config: mc.Config = CONFIG) -> list[Counter[tuple[int
         for part in range(config.replay.parts):
             counter: Counter[tuple[int, int, int, int]] = Counter()
             for lane in range(part * size, (part + 1) * size):
-                if replay._lanes.transitions(lane):
+                if replay._mapped.native.transitions(lane):
                     sampler = replay.sampler(4096, lanes=range(lane, lane + 1), min_size=1, seed=0)
                     seen = {tuple(map(int, obs)) for _ in range(3) for obs in sampler.sample().obs}
                     counter.update(seen)  # a row is drawn with a probability beyond doubt

@@ -474,7 +474,7 @@ class Draw(Add):
         assert self.mapped.sampled - self.sampled in ((8,) if done else (0, 8))
         inserted = BEFORE + 1
         with self.replay.writer(timeout=0.0) as writer:
-            while self.limiter.may_insert(inserted, self.mapped.sampled, 1):
+            while not self.limiter.samples_missing(inserted, self.mapped.sampled, 1):
                 writer.add(**rows(inserted, self.spec))
                 inserted += 1
             try:
@@ -577,7 +577,7 @@ def named_at_once() -> None:
 
 def removed_before_it_is_replaced() -> None:
     """The earlier save makes room for the new one."""
-    from marlcore.replay import snapshot as save
+    from marlcore.replay import save
 
     def remove_and_replace(target: Path, *what: Any) -> None:
         target.unlink(missing_ok=True)

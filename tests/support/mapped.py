@@ -8,7 +8,7 @@ import numpy as np
 
 from marlcore import ReplayBuffer, TrajectoryQueue
 from marlcore.memory import LaneGeometry, NativeLanes, Segment
-from marlcore.replay.gates import SLOTS
+from marlcore.replay.limiter import SLOTS
 from marlcore.transitions import RecordLayout
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import marlcore.queue.queue
 import marlcore.replay.buffer  # noqa: F401
 from marlcore.memory import NativeLanes
-from marlcore.replay.gates import SampleGate
+from marlcore.replay.limiter import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:

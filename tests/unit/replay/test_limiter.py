@@ -10,11 +10,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import Rang, ring, soon
-from refusals import stale_in_a_fork
+from meanwhile import soon
 
 from marlcore import (
-    ClosedError,
     Field,
     MarlcoreError,
     NotEnoughData,
@@ -24,7 +22,7 @@ from marlcore import (
     TransitionSpec,
 )
 from marlcore.memory import slot_lock
-from marlcore.replay.gates import SLOTS
+from marlcore.replay.limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
 SHARED = TransitionSpec(Field(), Field(), next_obs=True)
@@ -34,19 +32,19 @@ def make(samples_per_insert=2.0, min_size=4, tolerance=8.0, capacity=64, lanes=1
     return ReplayBuffer.create(spec, capacity, lanes, limiter=RateLimiter(samples_per_insert, min_size, tolerance))
 
 
-def fill(writer, rows):
+def fill(writer, rows, **extras):
     for _ in range(rows):
-        writer.add(0.0, 0.0, 0.0)
+        writer.add(0.0, 0.0, 0.0, **extras)
 
 
-def rows_until_full(writer, most=10**6) -> int:
+def rows_until_full(writer, **extras) -> int:
     """How many rows a writer that does not wait may add."""
-    for added in range(most):
+    for added in range(1000):
         try:
-            writer.add(0.0, 0.0, 0.0)
+            fill(writer, 1, **extras)
         except TimeoutError:
             return added
-    return most
+    return 1000
 
 
 # What it says by itself
@@ -67,8 +65,8 @@ def test_sampler_and_writer_stay_in_the_band(ratio):
         balance = ratio * (inserted - min_size) - sampled
         may_sample = inserted >= min_size and balance - batch >= -tolerance
         may_insert = inserted < min_size or balance + ratio * rows <= tolerance
-        assert limiter.may_sample(inserted, sampled, batch) == may_sample
-        assert limiter.may_insert(inserted, sampled, rows) == may_insert
+        assert (limiter.inserts_missing(inserted, sampled, batch) == 0) == may_sample
+        assert (limiter.samples_missing(inserted, sampled, rows) == 0) == may_insert
         assert may_sample or may_insert
         assert inserted < min_size or -tolerance <= balance <= tolerance
         todo += [(inserted, sampled + batch)] * may_sample + [(inserted + rows, sampled)] * may_insert
@@ -84,78 +82,54 @@ def test_every_process_of_a_replay_finds_its_limiter():
 
 # One process
 
-
-def test_a_sampler_waits_until_min_size_was_inserted():
-    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
-        sampler = replay.sampler(2)
-        fill(writer, 3)
-        assert not sampler.can_sample()
-        with pytest.raises(NotEnoughData, match="expects at least 4 transitions inserted, got 3"):
-            sampler.sample()
-        with pytest.raises(TimeoutError, match="expects at least 4 transitions inserted, got 3"):
-            sampler.sample(timeout=0.0)
-        fill(writer, 1)
-        sampler.sample()
-
-
-def test_batches_stop_at_the_tolerance_below():
-    """balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two."""
-    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
-        sampler = replay.sampler(2)
-        fill(writer, 6)
-        for _ in range(6):
-            assert sampler.can_sample()
-            sampler.sample()
-        assert not sampler.can_sample()
-        with pytest.raises(NotEnoughData, match="expects at least 7 transitions inserted, got 6"):
-            sampler.sample()
-        fill(writer, 1)
-        sampler.sample()
+# With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws" so
+# many batches, is refused because it "lacks" inserts or, "hungry", rows, and "dies"; a writer "adds" so many rows, or
+# so many until it is "full".
+STORIES = {
+    "a sampler waits until min_size was inserted": "starts 1, add 3, lack 4 of 3, add 1, draw 1",
+    # balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two
+    "batches stop at the tolerance below": "starts 1, add 6, draw 6, lack 7 of 6, add 1, draw 1",
+    # balance = 2 * (inserted - 4) <= 8: eight rows
+    "adds stop at the tolerance above": "starts 1, full 8, draw 2, full 2",
+    "a sampler that needs more rows gets them": "starts 20, full 8, hungry, add 12, draw 1, full 0",
+    "a dead sampler's hunger sets no writer free": "starts 20, full 8, hungry, add 1, dies, full 0, "
+    "starts 20, hungry, add 1",
+    "a successor continues the count of its slot": "starts 8, full 8, draw 1, full 1, dies, starts 60, hungry, dies, "
+    "starts 1, full 0, draw 1, counted 4, full 1",
+}
 
 
-def test_adds_stop_at_the_tolerance_above_with_nothing_written():
-    """balance = 2 * (inserted - 4) <= 8: eight rows."""
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        assert rows_until_full(writer) == 8
-        assert len(replay) == 8
-        with pytest.raises(TimeoutError, match="no sampler made room for 2 more rows"):
-            writer.add_batch(np.zeros(2), np.zeros(2), np.zeros(2))
-        assert len(replay) == 8
-        replay.sampler(4).sample()
-        assert rows_until_full(writer) == 2
+@pytest.mark.parametrize("story", STORIES)
+def test_one_writer_and_one_sampler(story):
+    sampler = None
+    with make() as replay, replay.writer(timeout=0.0) as writer:
+        for verb, *numbers in map(str.split, STORIES[story].split(", ")):
+            number = int(numbers[0]) if numbers else 0
+            if verb == "add":
+                fill(writer, number)
+            elif verb == "full":
+                assert rows_until_full(writer) == number
+            elif verb == "starts":
+                sampler = replay.sampler(2, min_size=number)
+            elif verb == "dies":
+                sampler = None
+            elif verb == "counted":
+                assert Mapped(replay).sampled == number
+            elif verb == "draw":
+                for _ in range(number):
+                    assert sampler.can_sample() and len(sampler.sample()) == 2
+            else:
+                assert not sampler.can_sample()
+                says = f"expects at least {number} transitions inserted, got {numbers[-1]}" if verb == "lack" else None
+                for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.0)):
+                    with pytest.raises(error, match=says):
+                        sampler.sample(timeout)
 
 
-def test_boundary_rows_are_not_counted():
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        for _ in range(8):
-            writer.add(0.0, 0.0, 0.0, truncated=True, final_obs=0.0)
-        assert Mapped(replay).committed() == 16
-        assert rows_until_full(writer) == 0
-        assert Mapped(replay).lanes.inserted() == 8
-
-
-def test_all_lanes_count_together():
-    with make(2.0, 4, 8.0, lanes=3) as replay:
-        writers = [replay.writer(lane, timeout=0.0) for lane in range(3)]
-        for writer in writers:
-            fill(writer, 2)
-        assert sum(map(rows_until_full, writers)) == 2
-
-
-def test_what_was_lapped_still_counts():
-    with make(1.0, 1, 4.0, capacity=5) as replay, replay.writer(timeout=0.0) as writer:
-        sampler = replay.sampler(2)
-        for _ in range(50):
-            rows_until_full(writer)
-            sampler.sample()
-        assert Mapped(replay).lanes.inserted() == 1 + 4 + 2 * 49
-        assert len(replay) == 5
-
-
-@pytest.mark.parametrize("needs", [{"min_size": 20}, {"n_step": 19}, {"n_step": 16, "stack": 4}])
-def test_a_sampler_that_needs_more_rows_gets_them(needs):
-    """Writers may not insert so many: they wait no more until it has drawn."""
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
+@pytest.mark.parametrize("needs", [{"n_step": 19}, {"n_step": 16, "stack": 4}])
+def test_a_sampler_of_long_windows_gets_its_rows(needs):
+    """By a draw that finds none, without can_sample."""
+    with make() as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, **needs)
         assert rows_until_full(writer) == 8
         with pytest.raises(NotEnoughData):
@@ -165,43 +139,42 @@ def test_a_sampler_that_needs_more_rows_gets_them(needs):
         assert rows_until_full(writer) == 0
 
 
-def test_asking_whether_it_can_sample_makes_writers_go_on_too():
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        sampler = replay.sampler(2, min_size=20)
-        rows_until_full(writer)
-        while not sampler.can_sample():
-            writer.add(0.0, 0.0, 0.0)
-        assert len(replay) == 20
+def test_an_add_without_room_writes_nothing():
+    with make() as replay, replay.writer(timeout=0.0) as writer:
+        fill(writer, 8)
+        with pytest.raises(TimeoutError, match="no sampler made room for 2 more rows"):
+            writer.add_batch(np.zeros(2), np.zeros(2), np.zeros(2))
+        assert len(replay) == 8
 
 
-def test_what_a_dead_sampler_lacked_lets_nobody_go_on():
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        sampler, other = replay.sampler(2, min_size=20), replay.sampler(2, min_size=20)
-        rows_until_full(writer)
-        assert not other.can_sample()
-        fill(writer, 1)
-        del other
+def test_boundary_rows_are_not_counted():
+    with make() as replay, replay.writer(timeout=0.0) as writer:
+        for _ in range(8):
+            writer.add(0.0, 0.0, 0.0, truncated=True, final_obs=0.0)
         assert rows_until_full(writer) == 0
-        assert not sampler.can_sample()
-        fill(writer, 1)
+        assert (Mapped(replay).committed(), Mapped(replay).lanes.inserted()) == (16, 8)
 
 
-def test_a_successor_goes_on_with_its_slots_count():
-    """A successor goes on with the count of its slot and clears what was lacking."""
-    with make(2.0, 4, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        sampler = replay.sampler(2, min_size=8)
-        rows_until_full(writer)
-        sampler.sample()
-        rows_until_full(writer)
-        del sampler
-        hungry = replay.sampler(2, min_size=60)
-        assert not hungry.can_sample()
-        del hungry
+@pytest.mark.parametrize("spec", [SPEC, SHARED], ids=["lanes", "shared lane"])
+def test_all_writers_count_together(spec):
+    with make(spec=spec, lanes=3) as replay:
+        shared, extras = spec is SHARED, {"next_obs": 0.0} if spec is SHARED else {}
+        writers = [replay.writer(lane * (not shared), shared=shared, timeout=0.0) for lane in range(3)]
+        for writer in writers:
+            fill(writer, 2, **extras)
+        assert sum(rows_until_full(writer, **extras) for writer in writers) == 2
+        for writer in writers:
+            writer.close()
+
+
+def test_lapped_rows_still_count():
+    with make(1.0, 1, 4.0, capacity=5) as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2)
-        assert rows_until_full(writer) == 0
-        sampler.sample()
-        assert Mapped(replay).sampled == 4
-        assert rows_until_full(writer) == 1
+        for _ in range(50):
+            rows_until_full(writer)
+            sampler.sample()
+        assert Mapped(replay).lanes.inserted() == 1 + 4 + 2 * 49
+        assert len(replay) == 5
 
 
 def test_slots_of_dead_samplers_are_free():
@@ -247,16 +220,16 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
 
 @pytest.mark.parametrize("min_size", [4, 20], ids=["draws", "lacks rows"])
 def test_a_waiting_writer_wakes_when_a_sampler(no_slices, min_size):
-    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+    with make() as replay, replay.writer() as writer:
         fill(writer, 8)
         sampler = replay.sampler(4, min_size=min_size)
         with soon(sampler.sample if min_size == 4 else sampler.can_sample):
-            writer.add(0.0, 0.0, 0.0)
+            fill(writer, 1)
         assert Mapped(replay).lanes.inserted() == 9
 
 
 def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
-    with make(2.0, 4, 8.0) as replay, replay.writer() as writer:
+    with make() as replay, replay.writer() as writer:
         fill(writer, 3)
         sampler = replay.sampler(2)
         with soon(fill, writer, 1):
@@ -266,7 +239,7 @@ def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
 
 def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch):
     """It waits for a quarter of the span between the bounds, 32 of 128 rows, or for a moment."""
-    monkeypatch.setattr("marlcore.replay.gates.BULK_S", 600.0)
+    monkeypatch.setattr("marlcore.replay.limiter.BULK_S", 600.0)
     with make(1.0, 4, 64.0) as replay, replay.writer() as writer:
         fill(writer, 68)
         sampler = replay.sampler(4)
@@ -281,39 +254,6 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
         with soon(draw):
             writer.add(0.0, 0.0, 0.0)
         assert inserted == [68] * 9
-
-
-def test_a_signal_ends_a_writers_wait_with_nothing_written(alarm):
-    with make() as replay, replay.writer() as writer:
-        fill(writer, 8)
-        alarm(ring)
-        with pytest.raises(Rang):
-            writer.add(0.0, 0.0, 0.0)
-        assert Mapped(replay).lanes.inserted() == 8
-
-
-def test_closing_ends_a_wait(alarm):
-    with make() as replay:
-        writer = replay.writer()
-        fill(writer, 8)
-        alarm(writer.close)
-        with pytest.raises(ClosedError):
-            writer.add(0.0, 0.0, 0.0)
-        sampler = replay.sampler(8)
-        sampler.sample()
-        sampler.sample()
-        alarm(replay.close)
-        with pytest.raises(ClosedError):
-            sampler.sample(timeout=600.0)
-
-
-def test_a_forked_child_has_no_slot_and_does_not_wait():
-    with make() as replay, replay.writer() as writer:
-        fill(writer, 8)
-        sampler = replay.sampler(4)
-        assert stale_in_a_fork(lambda: writer.add(0.0, 0.0, 0.0), sampler.sample)
-        sampler.sample()
-        assert Mapped(replay).sampled == 4
 
 
 # Processes
@@ -339,41 +279,23 @@ SAMPLE = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ratio", [0.25, 1.0, 8.0])
-def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio):
-    """Looked at after each batch, by the sampler itself: W - 1 adds beyond the tolerance are allowed."""
-    batch = 32
-    limiter = RateLimiter(ratio, 100, 64.0)
-    with ReplayBuffer.create(SPEC, 10_000, 2, limiter=limiter) as replay:
-        writers = [program(WRITE, args=[replay.handle.path, lane]) for lane in range(2)]
+@pytest.mark.parametrize(("ratio", "gates"), [(0.25, True), (1.0, True), (8.0, True), (1.0, False)])
+def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio, gates):
+    """Looked at after each batch: W - 1 adds beyond the tolerance are allowed. The control: writers without gates."""
+    opened = "" if gates else "from seams import without_gates; without_gates()"
+    with ReplayBuffer.create(SPEC, 10_000, 2, limiter=RateLimiter(ratio, 100, 64.0)) as replay:
+        writers = [program(opened, WRITE, args=[replay.handle.path, lane]) for lane in range(2)]
         for writer in writers:
             assert writer.line() == "ready"
-        sampler = replay.sampler(batch, seed=0)
-        lowest, highest, mapped = np.inf, -np.inf, Mapped(replay)
-        inserted = mapped.lanes.inserted
+        sampler, mapped, balances = replay.sampler(32, seed=0), Mapped(replay), []
         for drawn in range(1, 1501):
             sampler.sample(timeout=600.0)
-            assert mapped.sampled == batch * drawn
-            now = ratio * (inserted() - 100) - batch * drawn
-            lowest, highest = min(lowest, now), max(highest, now)
-        assert lowest >= -limiter.tolerance
-        assert highest <= limiter.tolerance + ratio  # two writers may act on the same room
+            assert mapped.sampled == 32 * drawn
+            balances.append(ratio * (mapped.lanes.inserted() - 100) - 32 * drawn)
+        assert min(balances) >= -64.0
+        assert (max(balances) <= 64.0 + ratio) == gates
         for writer in writers:
             writer.kill()
-
-
-@pytest.mark.long
-def test_without_the_writers_gate_the_band_is_left(program):
-    """The positive control: the same look at writers that do not wait."""
-    limiter = RateLimiter(1.0, 100, 64.0)
-    with ReplayBuffer.create(SPEC, 10_000, 1, limiter=limiter) as replay:
-        writer = program("from seams import without_gates; without_gates()", WRITE, args=[replay.handle.path, 0])
-        assert writer.line() == "ready"
-        sampler = replay.sampler(32, seed=0)
-        inserted = Mapped(replay).lanes.inserted
-        while inserted() - 100 - sampler.stats.drawn <= limiter.tolerance + 1:
-            sampler.sample(timeout=600.0)
-        writer.kill()
 
 
 def wait_for(condition, *alive):
@@ -412,20 +334,7 @@ def test_killing_samplers_and_writers_stops_nobody(program):
 
 
 @pytest.mark.long
-def test_a_killed_hungry_sampler_leaves_the_limit(program):
-    with make(2.0, 4, 8.0, capacity=1000) as replay, replay.writer(timeout=0.0) as writer:
-        rows_until_full(writer)
-        sampler = program(SAMPLE, args=[replay.handle.path, 2, 900])
-        assert sampler.line() == "ready"
-        while rows_until_full(writer, 50) < 50:
-            os.kill(sampler.pid, 0)
-        sampler.kill()
-        assert rows_until_full(writer) == 0
-
-
-@pytest.mark.long
 def test_a_stopped_sampler_holds_writers_up(program):
-    """A stopped sampler holds writers and lets them go on when it does."""
     with make(2.0, 4, 8.0, capacity=1000) as replay:
         writer = program(WRITE, args=[replay.handle.path, 0])
         sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
@@ -442,14 +351,3 @@ def test_a_stopped_sampler_holds_writers_up(program):
             wait_for(lambda before=before: inserted() > before + 100, writer, sampler)
         writer.kill()
         sampler.kill()
-
-
-def test_writers_of_a_shared_lane_are_limited_too():
-    with make(2.0, 4, 8.0, spec=SHARED) as replay:
-        writers = [replay.writer(shared=True, timeout=0.0) for _ in range(2)]
-        for i in range(8):
-            writers[i % 2].add(0.0, 0.0, 0.0, next_obs=0.0)
-        for writer in writers:
-            with pytest.raises(TimeoutError, match="no sampler made room"):
-                writer.add(0.0, 0.0, 0.0, next_obs=0.0)
-            writer.close()

@@ -1,8 +1,10 @@
-"""Mixtures: shares, what happens while a replay is empty, and where priorities go."""
+"""Mixtures of replays, or of parts of one: shares, empty replays, limiters, priorities and states."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,103 +22,307 @@ from marlcore import (
     Sequence,
     TransitionSpec,
 )
+from marlcore.replay.limiter import SampleGate
 
-SPEC = TransitionSpec(Field((2,)), Field((), "int64"))
-pytestmark = pytest.mark.long
+SPEC = TransitionSpec(Field((2,)), Field((), "int64"), extras={"frame": Field((64,), "uint8")})
+PARTS = [range(1), range(1, 4), range(4, 6)]
+LANES = range(6)
+THIRDS = [0.5, 0.25, 0.25]
+
+
+def write(replay: ReplayBuffer, lane: int, rows: int, base: int = 0, **options: Any) -> None:
+    """Row t of a lane holds the action base + t; episodes of ten."""
+    with replay.writer(lane, **options) as writer:
+        for t in range(rows):
+            frame = np.full(64, (lane + t) % 256, np.uint8)
+            writer.add(np.float32([lane, t]), base + t, 0.5, terminated=t % 10 == 9, frame=frame)
+
+
+class Sources:
+    """What mixtures draw from: three replays of 1, 2 and 3 lanes, or parts of one replay."""
+
+    def __init__(self, parts: bool) -> None:
+        self.lanes = PARTS if parts else [range(1), range(2), range(3)]
+        self.options: dict[str, Any] = {"lanes": PARTS} if parts else {}
+        if parts:
+            self.replays = [ReplayBuffer.create(SPEC, 600, lanes=6)] * 3
+        else:
+            self.replays = [ReplayBuffer.create(SPEC, 1000, lanes=len(lanes)) for lanes in self.lanes]
+
+    def fill(self, *sources: int, rows: int = 90) -> None:
+        for i in sources:
+            for lane in self.lanes[i]:
+                write(self.replays[i], lane, rows, 10_000 * i)
+
+    def mixture(self, fractions: Any = THIRDS, batch_size: int = 64, **options: Any) -> Mixture:
+        return Mixture(self.replays, fractions, batch_size, **self.options, **options)
+
+    def close(self) -> None:
+        for replay in self.replays:
+            replay.close()
+
+
+@pytest.fixture(params=["replays", "parts"])
+def sources(request: pytest.FixtureRequest) -> Iterator[Sources]:
+    made = Sources(request.param == "parts")
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def replays() -> Iterator[list[ReplayBuffer]]:
-    made = [ReplayBuffer.create(SPEC, 1000, lanes=lanes) for lanes in (1, 2, 3)]
-    yield made
-    for replay in made:
-        replay.close()
+    """Two; the first one is filled."""
+    with ReplayBuffer.create(SPEC, 1000) as first, ReplayBuffer.create(SPEC, 1000, lanes=2) as second:
+        write(first, 0, 200)
+        yield [first, second]
 
 
 @pytest.fixture
 def pair(replays: list[ReplayBuffer]) -> list[ReplayBuffer]:
-    """Two of them, filled alike."""
-    for replay in replays[:2]:
-        fill(replay, 0)
-    return replays[:2]
+    """Both are filled."""
+    for lane in range(2):
+        write(replays[1], lane, 200)
+    return replays
 
 
-def fill(replay: ReplayBuffer, base: int, rows: int = 200) -> None:
-    """Row t of lane l holds base + t as its action, and base + l in its observation."""
-    for lane in range(replay.lanes):
-        with replay.writer(lane) as writer:
-            for t in range(rows):
-                writer.add(np.full(2, base + lane, np.float32), base + t, 0.5, terminated=t % 10 == 9)
+def counts(batch: Any, sources: int = 2) -> list[int]:
+    return np.bincount(batch.source, minlength=sources).tolist()
 
 
-def test_each_row_says_which_replay_it_is_from(replays):
-    for i, replay in enumerate(replays):
-        fill(replay, 10_000 * i)
-    mixture = Mixture(replays, [0.25, 0.25, 0.5], 64, stack=2, seed=1)
+# ---- shares ----
+
+
+def test_each_row_says_which_source_it_is_from(sources):
+    sources.fill(0, 1, 2)
+    mixture = sources.mixture([0.25, 0.25, 0.5], stack=2, seed=1)
+    lanes = np.array([len(lanes) for lanes in sources.lanes])
+    first = np.array([lanes.start for lanes in sources.lanes])
     for _ in range(20):
         batch = mixture.sample()
         assert batch.source.dtype == np.int64 and batch.source.shape == (64,)
-        assert (batch.action // 10_000 == batch.source).all()
-        own = batch.index // 3
-        lanes = np.array([replay.lanes for replay in replays])[batch.source]
-        assert (batch.index % 3 == batch.source).all()
-        assert (own // lanes == batch.action % 10_000).all()
-        assert (batch.obs[:, -1, 0] == batch.source * 10_000 + own % lanes).all()
+        assert (batch.action // 10_000 == batch.source).all() and (batch.index % 3 == batch.source).all()
+        ticket, lane = np.divmod(batch.index // 3, lanes[batch.source])
+        assert (batch.action % 10_000 == ticket).all() and (batch.obs[:, -1, 1] == ticket).all()
+        lane += first[batch.source]
+        assert (batch.obs[:, -1, 0] == lane).all() and (batch.extras["frame"][:, 0] == (lane + ticket) % 256).all()
         assert (batch.weight == 1).all()
-        assert batch.torch().source.tolist() == batch.source.tolist()
+
+
+def test_a_source_is_left_out_until_it_has_rows(sources):
+    """The others give its share, in proportion to theirs."""
+    mixture = sources.mixture([0.5, 0.125, 0.375], seed=0)
+    assert not mixture.can_sample()
+    each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
+    for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.05)):
+        with pytest.raises(error, match=f"^no replay has anything to draw from: {each}$"):
+            mixture.sample(timeout)
+    sources.fill(1)
+    assert mixture.can_sample() and counts(mixture.sample(timeout=0.0), 3) == [0, 64, 0]
+    sources.fill(2)
+    assert counts(mixture.sample(), 3) == [0, 16, 48]
+    assert [stats.drawn for stats in mixture.stats] == [0, 80, 48]
+    sources.fill(0)
+    for _ in range(3):
+        assert counts(mixture.sample(), 3) == [32, 8, 24]
 
 
 @pytest.mark.parametrize(
     ("fractions", "batch_size"), [([1 / 3, 2 / 3], 256), ([0.5, 0.5], 1), ([0.1, 0.9], 7), ([0.0, 1.0], 5)]
 )
 def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
-    """In the long run the shares are exact, and no batch is a row off."""
-    mixture = Mixture(pair, fractions, batch_size, seed=1)
-    drawn = np.zeros(2)
+    """No batch is a row off."""
+    mixture, drawn = Mixture(pair, fractions, batch_size, seed=1), np.zeros(2)
     for batches in range(1, 301):
-        counts = np.bincount(mixture.sample().source, minlength=2)
-        drawn += counts
-        assert counts.sum() == batch_size
+        drawn += counts(mixture.sample())
         assert (abs(drawn - batches * batch_size * np.array(fractions)) < 1).all()
 
 
-def test_the_others_give_an_empty_replays_rows(replays):
-    fill(replays[1], 0)
-    fill(replays[2], 0)
-    mixture = Mixture(replays, [0.5, 0.125, 0.375], 64, seed=0)
-    assert np.bincount(mixture.sample().source, minlength=3).tolist() == [0, 16, 48]
-    fill(replays[0], 0)
-    for _ in range(3):
-        assert np.bincount(mixture.sample().source, minlength=3).tolist() == [32, 8, 24]
-
-
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
-    fill(replays[0], 0, 50)
-    fill(replays[1], 0, 5)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 8, seed=0, min_size=20)
-    assert mixture.sample().source.tolist() == [0] * 8
-    fill(replays[1], 0, 5)
-    assert np.bincount(mixture.sample().source).tolist() == [4, 4]
+    mixture = Mixture(replays, [0.5, 0.5], 8, seed=0, min_size=20)
+    for lane in range(2):
+        assert counts(mixture.sample()) == [8, 0]
+        write(replays[1], lane, 10)
+    assert counts(mixture.sample()) == [4, 4]
 
 
-def test_with_nothing_to_draw_from_it_says_so(replays):
-    mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
+def test_a_replay_with_no_share_is_never_drawn_from(replays):
+    mixture = Mixture(replays, [0.0, 1.0], 8)
     assert not mixture.can_sample()
-    each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
-    with pytest.raises(NotEnoughData, match=f"^no replay has anything to draw from: {each}$"):
+    with pytest.raises(NotEnoughData):
         mixture.sample()
-    with pytest.raises(TimeoutError, match=f"^no replay has anything to draw from: {each}$"):
-        mixture.sample(timeout=0.05)
-    fill(replays[2], 0)
-    assert mixture.can_sample()
-    assert len(mixture.sample(timeout=0.0)) == 8
+
+
+def test_waiting_for_data_does_not_move_the_shares(pair):
+    with ReplayBuffer.create(SPEC, 100) as late:
+        mixture, plain = (Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                mixture.sample(timeout=0.0)
+        write(late, 0, 50)
+        assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
+
+
+@pytest.mark.parametrize("prioritized", [None, Prioritized()])
+@pytest.mark.parametrize("lanes", PARTS)
+def test_a_part_draws_from_its_lanes_alone(lanes, prioritized):
+    with ReplayBuffer.create(SPEC, 600, lanes=6) as replay:
+        for lane in LANES:
+            write(replay, lane, 130, 1000 * lane)  # each lane is lapped once
+        sampler = replay.sampler(256, n_step=2, seed=0, prioritized=prioritized, lanes=lanes)
+        drawn = set()
+        for _ in range(30):
+            batch = sampler.sample()
+            lane, t = np.divmod(batch.action, 1000)
+            assert (batch.obs == np.stack([lane, t], 1)).all()
+            assert (batch.extras["frame"] == ((lane + t) % 256)[:, None]).all()
+            drawn |= set(zip(lane.tolist(), t.tolist(), strict=True))
+            if prioritized is not None:
+                sampler.update_priorities(batch.index, np.ones(256))
+        assert {lane for lane, _ in drawn} == set(lanes)
+        assert {(lane, t) for lane in lanes for t in range(31, 128)} <= drawn and min(t for _, t in drawn) >= 30
+
+
+# ---- limiters ----
+
+
+def limited(min_size: int = 8, tolerance: float = 8.0) -> ReplayBuffer:
+    return ReplayBuffer.create(SPEC, 100, limiter=RateLimiter(1.0, min_size, tolerance))
+
+
+@pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
+def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
+    with limited(tolerance=16.0) as replay:
+        mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
+        write(replay, 0, 7)
+        for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.05)) * 2:
+            assert not mixture.can_sample()
+            with pytest.raises(error, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
+                mixture.sample(timeout)
+        assert [stats.drawn for stats in mixture.stats] == [0, 0]
+        drawn = np.zeros(2)
+        with soon(write, replay, 0, 1):
+            for batches, timeout in enumerate([60, None], 1):
+                drawn += counts(mixture.sample(timeout))
+                assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
+
+
+def test_rows_that_are_not_returned_are_not_counted(replays):
+    """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
+    with limited() as replay:
+        mixture = Mixture([replay, replays[1]], [0.5, 0.5], 8, seed=0)
+        write(replay, 0, 8)
+        assert mixture.can_sample() and counts(mixture.sample()) == [8, 0]
+        assert not mixture.can_sample()
+        for _ in range(3):
+            with pytest.raises(NotEnoughData, match="the limiter expects"):
+                mixture.sample()
+        assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
+
+
+def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
+    def fails(*args):
+        raise MarlcoreError("writers overwrote every draw")
+
+    with limited() as replay:
+        write(replay, 0, 8)
+        mixture = Mixture([replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, Prioritized(beta_steps=5)])
+        with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
+            patch.setattr(mixture.samplers[1].source, "fill", fails)
+            mixture.sample()
+        assert [stats.drawn for stats in mixture.stats] == [0, 0] and Mapped(replay).sampled == 0
+        assert mixture.state_dict()["1.batches"] == 0
+        assert counts(mixture.sample()) == [2, 6]
+
+
+def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
+    with limited(2, 8.0) as replay:
+        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
+        for expected in ([0, 8], [4, 4]):
+            write(replay, 0, 10, timeout=0.0)
+            assert counts(mixture.sample()) == expected
+        with pytest.raises(TimeoutError, match="no sampler made room"):
+            write(replay, 0, 10, timeout=0.0)
+
+
+LIMITER = RateLimiter(samples_per_insert=2.0, min_size=20, tolerance=64.0, lead=0.0)
+
+
+@pytest.fixture
+def parted() -> Iterator[ReplayBuffer]:
+    with ReplayBuffer.create(SPEC, 600, lanes=6, limiter=LIMITER) as made:
+        yield made
+
+
+def fills(replay: ReplayBuffer, lane: int) -> int:
+    """Rows that fit before the limiter stops the lane's writer."""
+    before = len(replay)
+    with pytest.raises(TimeoutError):
+        write(replay, lane, 1000, timeout=0)
+    return len(replay) - before
+
+
+@pytest.mark.parametrize("empty_asks", [False, True])
+def test_one_limiter_counts_all_parts_together(parted, empty_asks):
+    """A part without rows does not set the writers free as long as the others give its share."""
+    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
+    assert fills(parted, 1) == 20 + 64 / 2
+    for _ in range(4):
+        assert mixture.due
+        assert not empty_asks or mixture.can_sample()
+        assert counts(mixture.sample(), 3) == [0, 16, 0]
+        assert fills(parted, 2) == 16 / 2
+    assert fills(parted, 3) == 0
+    drawn = 0
+    while mixture.can_sample():
+        assert len(mixture.sample()) == 16
+        drawn += 1
+    assert drawn == 4 and not mixture.due
+
+
+def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
+    mixture = Mixture([parted] * 2, [0.5, 0.5], 16, lanes=[range(1), range(1, 2)])
+    assert fills(parted, 2) == 52
+    assert not mixture.can_sample()
+    write(parted, 2, 30, timeout=0)
+    write(parted, 1, 5, timeout=0)
+    assert len(mixture.sample()) == 16
+    assert fills(parted, 2) == 0
+
+
+def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
+    """Not even while a batch is drawn, when a writer of another process would notice."""
+    asked: list[SampleGate] = []
+    monkeypatch.setattr(SampleGate, "starve", asked.append)
+    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, lanes=PARTS)
+    assert fills(parted, 1) == 52
+    assert mixture.can_sample() and len(mixture.sample()) == 16
+    assert not asked
+
+
+@pytest.mark.long
+def test_parts_hold_the_ratio_against_free_running_writers(parted):
+    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
+    threads = [threading.Thread(target=write, args=(parted, lane, 2000)) for lane in (0, 2)]
+    for thread in threads:
+        thread.start()
+    drawn = 0
+    while any(thread.is_alive() for thread in threads) or mixture.due:
+        try:
+            drawn += len(mixture.sample(timeout=0.05))
+        except TimeoutError:
+            continue
+    for thread in threads:
+        thread.join()
+    assert abs(drawn - 2 * (4000 - 20)) <= 16
+
+
+# ---- priorities and states ----
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
-    """Rows drawn for an empty replay are weighed with the others and are one batch of beta steps."""
-    fill(replays[0], 0, 60)
+    """With the others, in one batch of beta_steps."""
     prioritized = Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=0, prioritized=prioritized)
+    mixture = Mixture(replays, [0.5, 0.5], 64, seed=0, prioritized=prioritized)
     given = {}
     for batches in range(15):
         batch = mixture.sample()
@@ -128,124 +334,11 @@ def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
         mixture.update_priorities(batch.index, new)
 
 
-def limited(min_size=8, tolerance=8.0, ratio=1.0):
-    return ReplayBuffer.create(SPEC, 100, limiter=RateLimiter(ratio, min_size, tolerance))
-
-
-def add(writer, rows):
-    for t in range(rows):
-        writer.add(np.zeros(2, np.float32), t, 0.0)
-
-
-@pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
-def test_a_limited_replays_share_goes_to_nobody(replays, fractions):
-    """A limiter is waited for and its replay's share goes to nobody."""
-    fill(replays[0], 0)
-    with limited(tolerance=16.0) as replay, replay.writer() as writer:
-        mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
-        add(writer, 7)
-        for _ in range(2):
-            assert not mixture.can_sample()
-            with pytest.raises(NotEnoughData, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
-                mixture.sample()
-            with pytest.raises(TimeoutError, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
-                mixture.sample(timeout=0.05)
-        assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
-        drawn = np.zeros(2)
-        with soon(add, writer, 1):
-            for batches, timeout in enumerate([60, None], 1):
-                drawn += np.bincount(mixture.sample(timeout).source, minlength=2)
-                assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
-
-
-def test_rows_that_are_not_returned_are_not_counted(replays):
-    """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
-    with limited() as replay, replay.writer() as writer:
-        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0)
-        add(writer, 8)
-        assert mixture.can_sample()
-        assert mixture.sample().source.tolist() == [0] * 8
-        assert not mixture.can_sample()
-        for _ in range(3):
-            with pytest.raises(NotEnoughData, match="the limiter expects"):
-                mixture.sample()
-        assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
-
-
-def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
-    fill(replays[0], 0)
-    with limited() as replay, replay.writer() as writer:
-        add(writer, 8)
-        mixture = Mixture([replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, Prioritized(beta_steps=5)])
-
-        def fails(*args):
-            raise MarlcoreError("writers overwrote every draw")
-
-        before = [sampler.state_dict().get("batches") for sampler in mixture.samplers]
-        with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1].source, "fill", fails)
-            mixture.sample()
-        assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
-        assert Mapped(replay).sampled == 0
-        assert [sampler.state_dict().get("batches") for sampler in mixture.samplers] == before
-        assert np.bincount(mixture.sample().source).tolist() == [2, 6]
-
-
-def test_waiting_for_data_does_not_move_the_shares(replays):
-    """The shares of a row that a wait ends with are those that it began with, however often it looked."""
-    mixture = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
-    for _ in range(5):
-        with pytest.raises(TimeoutError):
-            mixture.sample(timeout=0.0)
-    for replay in replays[:2]:
-        fill(replay, 0)
-    plain = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
-    assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
-
-
-def test_a_limited_replay_short_of_data_lets_writers_go_on(replays):
-    fill(replays[0], 0)
-    with limited(2, 8.0) as replay, replay.writer(timeout=0.0) as writer:
-        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
-        add(writer, 10)
-        with pytest.raises(TimeoutError, match="no sampler made room"):
-            add(writer, 1)
-        assert mixture.sample().source.tolist() == [1] * 8
-        add(writer, 10)
-        assert np.bincount(mixture.sample().source).tolist() == [4, 4]
-        with pytest.raises(TimeoutError, match="no sampler made room"):
-            add(writer, 10)
-
-
-def test_a_replay_with_no_share_is_never_drawn_from(replays):
-    fill(replays[0], 0)
-    mixture = Mixture(replays[:2], [0.0, 1.0], 8)
-    assert not mixture.can_sample()
-    with pytest.raises(NotEnoughData):
-        mixture.sample()
-
-
-def test_priorities_go_back_to_the_replay_that_a_row_came_from(replays):
-    for replay in replays[:2]:
-        fill(replay, 0, 100)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=1.0))
-    for _ in range(60):  # now every row was drawn
-        batch = mixture.sample()
-        # Of the first replay only the rows whose action is 7 keep a priority, of the second those with 13.
-        kept = batch.action == np.where(batch.source == 0, 7, 13)
-        mixture.update_priorities(batch.index, kept.astype(float))
-    batch = mixture.sample()
-    assert set(zip(batch.source.tolist(), batch.action.tolist(), strict=True)) == {(0, 7), (1, 13)}
-    assert (batch.weight == 1).all()
-    assert [sampler.stats.ignored for sampler in mixture.samplers] == [0, 0]
-
-
-def test_weights_are_divided_by_their_replays_largest(replays):
-    for replay in replays[:2]:
-        fill(replay, 0, 100)
-    mixture = Mixture(replays[:2], [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
+def test_priorities_go_back_to_the_replay_that_a_row_came_from(pair):
+    """And weights are divided by the largest of their replay's rows."""
+    mixture = Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
     given = [{}, {}]
-    for _ in range(60):
+    for _ in range(300):  # in which every row is drawn
         batch = mixture.sample()
         priority = 1.0 + batch.action % 5 + 100 * batch.source
         for source, index, p in zip(batch.source.tolist(), batch.index.tolist(), priority.tolist(), strict=True):
@@ -253,9 +346,15 @@ def test_weights_are_divided_by_their_replays_largest(replays):
         mixture.update_priorities(batch.index, priority)
     batch = mixture.sample()
     for source in (0, 1):
-        mine = batch.source == source
-        p = np.array([given[source][index] for index in batch.index[mine].tolist()])
-        assert np.allclose(batch.weight[mine], (p.min() / p) ** 0.5)
+        own = batch.source == source
+        p = np.array([given[source][index] for index in batch.index[own].tolist()])
+        assert np.allclose(batch.weight[own], (p.min() / p) ** 0.5)
+    for _ in range(60):
+        # Of the first replay only the rows whose action is 7 keep a priority, of the second those with 13.
+        mixture.update_priorities(batch.index, (batch.action == np.where(batch.source == 0, 7, 13)).astype(float))
+        batch = mixture.sample()
+    assert set(zip(batch.source.tolist(), batch.action.tolist(), strict=True)) == {(0, 7), (1, 13)}
+    assert [stats.ignored for stats in mixture.stats] == [0, 0]
 
 
 def test_updates_pass_over_uniform_replays(pair):
@@ -266,54 +365,39 @@ def test_updates_pass_over_uniform_replays(pair):
     assert mixture.samplers[1].stats.ignored == 0
 
 
+def states_of(mixture: Mixture) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in mixture.state_dict().items()}
+
+
 def test_a_bad_priority_changes_nothing_in_any_replay(pair):
     mixture = Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=Prioritized())
-    batch = mixture.sample()
-    before = [sampler.state_dict()["masses"] for sampler in mixture.samplers]
-    priority = np.full(8, 5.0)
-    priority[7] = np.nan
+    batch, before = mixture.sample(), states_of(mixture)
     with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 7, index"):
-        mixture.update_priorities(batch.index, priority)
-    for sampler, masses in zip(mixture.samplers, before, strict=True):
-        assert (sampler.state_dict()["masses"] == masses).all()
+        mixture.update_priorities(batch.index, [5.0] * 7 + [np.nan])
+    assert states_of(mixture) == before
 
 
-def test_sequences_are_mixed_too_and_one_seed_gives_one_result(replays):
-    for i, replay in enumerate(replays[:2]):
-        fill(replay, 10_000 * i)
-    batches = []
-    for _ in range(2):
-        mixture = Mixture(replays[:2], [0.5, 0.5], 16, seed=5, n_step=2, sequence=Sequence(6, burn_in=2))
-        batches.append([mixture.sample() for _ in range(5)])
-    for first, second in zip(*batches, strict=True):
-        assert first.action.shape == (16, 6) and first.mask.shape == (16, 6)
+def test_sequences_are_mixed_and_one_seed_gives_one_result(sources):
+    sources.fill(0, 1, 2)
+    mixtures = [sources.mixture(seed=5, n_step=2, sequence=Sequence(6, burn_in=2)) for _ in range(2)]
+    for _ in range(5):
+        first, second = (mixture.sample() for mixture in mixtures)
+        assert first.action.shape == first.mask.shape == (64, 6)
         real = first.valid[..., -1]
-        assert (first.action[real] // 10_000 == np.repeat(first.source, 6).reshape(16, 6)[real]).all()
+        assert (first.action[real] // 10_000 == np.repeat(first.source, 6).reshape(64, 6)[real]).all()
         assert first.index.tolist() == second.index.tolist()
         assert first.action.tolist() == second.action.tolist()
 
 
-def test_stats_are_those_of_each_replays_sampler(replays):
-    fill(replays[0], 0)
-    mixture = Mixture(replays, [0.5, 0.25, 0.25], 8)
-    mixture.sample()
-    assert [stats.drawn for stats in mixture.stats] == [8, 0, 0]
-
-
-def states_of(mixture):
-    return {name: array.tolist() for name, array in mixture.state_dict().items()}
-
-
-def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
-    """The shares of a row too; also from a file that a replay was saved to with it."""
-    for replay in replays:
-        fill(replay, 0)
+def test_a_mixture_continues_from_its_state(sources, tmp_path):
+    """With the shares of a row; from a file that a replay was saved to with it."""
+    sources.fill(0, 1, 2)
     options = {"prioritized": [Prioritized(beta_steps=9), None, Prioritized()]}
-    mixture, other = (Mixture(replays, [0.3, 0.1, 0.6], 7, seed=seed, **options) for seed in (1, 2))
+    mixture, other = (sources.mixture([0.3, 0.1, 0.6], 7, seed=seed, **options) for seed in (1, 2))
     for _ in range(4):
         batch = mixture.sample()
         mixture.update_priorities(batch.index, batch.action % 5)
-    replays[0].save(tmp_path / "with", mixture)
+    sources.replays[0].save(tmp_path / "with", mixture)
     with ReplayBuffer.load(tmp_path / "with") as saved:
         other.load_state_dict(saved.sampler_state)
     assert states_of(other) == states_of(mixture)
@@ -323,17 +407,19 @@ def test_a_mixture_goes_on_from_its_state(replays, tmp_path):
         assert ours.weight.tolist() == theirs.weight.tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("owed", None, r"^state: expected owed as float64 \(2,\)"),
-        ("owed", np.array([9.0, -9.0]), r"^state: expected owed as float64 \(2,\)"),
-        ("owed", np.array([0.5, 0.5]), r"^state: expected owed as float64 \(2,\)"),
-        ("1.generator", None, r"^replay 1: state: expected generator as uint64 \(4,\)"),
-        ("1.masses", np.zeros(3), r"^replay 1: state: expected masses as float64"),
-    ],
-)
-def test_a_bad_state_changes_nothing_in_any_replay(pair, name, value, message):
+OWED = r"^state: expected owed as float64 \(2,\)"
+BAD_STATES = {
+    "no owed": ("owed", None, OWED),
+    "owed of more than a row": ("owed", np.array([9.0, -9.0]), OWED),
+    "owed whose sum is not 0": ("owed", np.array([0.5, 0.5]), OWED),
+    "no generator": ("1.generator", None, r"^replay 1: state: expected generator as uint64 \(4,\)"),
+    "masses of another shape": ("1.masses", np.zeros(3), r"^replay 1: state: expected masses as float64"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STATES)
+def test_a_bad_state_changes_nothing_in_any_replay(pair, case):
+    name, value, message = BAD_STATES[case]
     mixture, other = (Mixture(pair, [0.5, 0.5], 7, seed=s, prioritized=Prioritized()) for s in (1, 2))
     mixture.sample()
     other.sample()

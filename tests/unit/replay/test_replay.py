@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import multiprocessing
 import pickle
-import threading
 from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import running
-from model import SPECS, Model, chi_square_limit, columns, fill, random_row
+from model import SPECS, Model, add_batch, chi_square_limit, fill, random_row
 
 from marlcore import (
-    ClosedError,
     Field,
-    LaneBusy,
     NotEnoughData,
     ReplayBuffer,
     SegmentCorrupt,
-    SegmentNotFound,
-    StaleHandle,
     TransitionSpec,
 )
 from marlcore.lazy import is_installed
-from marlcore.memory import Event
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -59,54 +51,6 @@ def drawn(replay, count=400, **options):
 
 
 # ---- adding ----
-
-
-def test_tickets_count_the_rows_of_a_lane_boundary_rows_too():
-    with ReplayBuffer.create(SCALAR, 20, lanes=2) as replay, replay.writer(1) as writer:
-        assert writer.add(0.0, 0, 0.0) == 0
-        assert writer.add(0.0, 0, 0.0, truncated=True, final_obs=1.0) == 1
-        assert writer.add(0.0, 0, 0.0, terminated=True) == 3
-        assert writer.add_batch(np.zeros(3), np.zeros(3, int), np.zeros(3)) == 4
-        assert writer.add(0.0, 0, 0.0) == 7
-        assert len(replay) == 7
-        assert writer.lane == 1
-
-
-def everything(replay, **options):
-    """All arrays of a batch, in a form that compares."""
-    batch = replay.sampler(64, seed=4, min_size=1, **options).sample()
-    names = ("obs", "action", "reward", "next_obs", "discount", "terminated", "truncated", "valid", "index", "extras")
-    plain = {name: getattr(batch, name) for name in names}
-    open_ended = batch.terminated
-    return json.dumps(
-        {name: {k: v.tolist() for k, v in value.items()} if isinstance(value, dict) else value.tolist()
-         for name, value in plain.items() if name != "next_obs" or not open_ended.any()}
-    )  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", SPECS)
-def test_rows_added_one_by_one_and_in_batches_are_the_same(name, rng):
-    spec = SPECS[name]
-    rows = [random_row(spec, rng, 0.2) for _ in range(70)]
-    for row in rows:
-        row["terminated"] = False  # add_batch takes a final_obs for truncated rows only
-        if not row["truncated"]:
-            row["final_obs"] = None
-    with ReplayBuffer.create(spec, 40) as one, ReplayBuffer.create(spec, 40) as many:
-        with one.writer() as writer:
-            for row in rows:
-                writer.add(**row)
-        with many.writer() as writer:
-            first = 0
-            for size in (1, 7, 20, 7, 20, 15):
-                writer.add_batch(**columns(rows[first : first + size]))
-                first += size
-        assert first == len(rows)
-        assert len(one) == len(many)
-        assert everything(one) == everything(many)
-        if not spec.next_obs:
-            assert everything(one, stack=3, n_step=2) == everything(many, stack=3, n_step=2)
 
 
 def test_a_batch_as_long_as_the_lane_fits_and_wraps():
@@ -154,50 +98,25 @@ def test_strided_and_swapped_arrays_come_back(rng):
             assert batch.action[i].tolist() == [0, 2, 4, 6]
 
 
-def test_other_large_fields_may_go_with_a_final_obs():
-    """A boundary row has every column, though only its observation means something."""
-    spec = TransitionSpec(Field((300,), "uint8"), Field((100,)), {"state": Field((99,), "float64")})
-    with ReplayBuffer.create(spec, 10) as replay, replay.writer() as writer:
-        for i in range(6):
-            obs, action, state = np.full(300, i), np.full(100, i), np.full(99, i)
-            writer.add(obs, action, i, truncated=True, final_obs=obs + 100, state=state)
-        batch = replay.sampler(32, min_size=1).sample()
-        assert (batch.next_obs[:, 0] == batch.obs[:, 0] + 100).all()
-        assert (batch.extras["state"] == batch.obs[:, :1]).all()
+def add_in_a_child(replay):
+    """The order of named fields does not matter."""
+    with replay.writer() as writer:
+        writer.add({"goal": [2, 2], "position": [1, 1]}, 0, 0, terminated=True, log_prob=4, value=3)
+    assert replay.sampler(1).sample().extras["value"].tolist() == [3]
+    replay.close()
 
 
 @pytest.mark.long
-def test_the_order_of_named_fields_does_not_matter(program):
-    spec = TransitionSpec(
-        {"position": Field((2,)), "goal": Field((2,))}, Field(), {"value": Field(), "log_prob": Field()}
-    )
-    with ReplayBuffer.create(spec, 4) as replay:
-        program(
-            """
-            import sys
-            from marlcore import ReplayBuffer
-            with ReplayBuffer.attach(sys.argv[1]) as replay, replay.writer() as writer:
-                obs = {"goal": [2, 2], "position": [1, 1]}
-                writer.add(obs, 0, 0, terminated=True, log_prob=4, value=3)
-            """,
-            args=[replay.handle.path],
-        ).finish()
+def test_a_replay_may_be_passed_to_a_process():
+    obs, extras = {"position": Field((2,)), "goal": Field((2,))}, {"value": Field(), "log_prob": Field()}
+    with ReplayBuffer.create(TransitionSpec(obs, Field(), extras), 4) as replay:
+        with running(multiprocessing.get_context("spawn").Process(target=add_in_a_child, args=(replay,))):
+            pass
         batch = replay.sampler(1).sample()
-        assert batch.obs["position"].tolist() == [[1, 1]]
-        assert batch.obs["goal"].tolist() == [[2, 2]]
-        assert batch.extras["value"].tolist() == [3]
-        assert batch.extras["log_prob"].tolist() == [4]
-
-
-def test_the_policy_version_goes_with_the_rows_from_then_on():
-    with ReplayBuffer.create(SCALAR, 8) as replay, replay.writer() as writer:
-        assert writer.policy_version == 0
-        writer.add(0.0, 0, 0.0, terminated=True)
-        writer.policy_version = 2**32 + 7
-        writer.add_batch(np.zeros(2), np.zeros(2, int), np.zeros(2), np.ones(2, bool))
-        assert writer.policy_version == 7
-        batch = replay.sampler(32, seed=0, min_size=1).sample()
-        assert (batch.policy_version == np.where(batch.index == 0, 0, 7)).all()
+        fields = batch.obs | batch.extras
+        expected = {"position": [[1, 1]], "goal": [[2, 2]], "value": [3], "log_prob": [4]}
+        assert {name: values.tolist() for name, values in fields.items()} == expected
+        assert pickle.loads(pickle.dumps(replay.spec)) == replay.spec
 
 
 # ---- what follows what ----
@@ -261,24 +180,6 @@ def test_stacks_never_reach_into_another_episode(pad):
         }
 
 
-def test_a_partly_overwritten_stack_is_not_drawn():
-    with ReplayBuffer.create(SCALAR, 8) as replay:
-        write(replay, [(i, 0, "") for i in range(20)])
-        batch = replay.sampler(200, stack=4, seed=0, min_size=1).sample()
-        assert set(batch.index.tolist()) == set(range(12 + 3, 19))
-        assert batch.valid.all()
-
-
-def test_a_new_episode_may_be_begun_by_hand():
-    with ReplayBuffer.create(SCALAR, 8) as replay, replay.writer() as writer:
-        for i in range(2):
-            writer.add(i, 0, 0.0)
-        writer.new_episode()
-        for i in range(2, 4):
-            writer.add(i, 0, 0.0)
-        assert set(drawn(replay)) == {0, 2}
-
-
 def test_rows_with_their_own_next_obs_stand_alone():
     spec = TransitionSpec(Field(), Field(), next_obs=True)
     with ReplayBuffer.create(spec, 1) as replay, replay.writer() as writer:
@@ -297,34 +198,31 @@ def test_rows_with_their_own_next_obs_stand_alone():
 # ---- length and capacity ----
 
 
+@pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_replay_that_wrapped_many_times_holds_the_newest_rows(name, rng):
+def test_a_replay_that_wrapped_many_times_holds_the_newest_rows(name, stack, rng):
+    """Added one by one, and in batches; with the policy's version and every field."""
     spec = SPECS[name]
-    with ReplayBuffer.create(spec, 14, lanes=2) as replay:
-        model = Model(spec, 2, 7)
-        fill(replay, model, rng, [300, 3], end=0.1)
-        assert len(replay) == len(model)
-        allowed = model.sampleable(1, 1)
-        sampler = replay.sampler(32, seed=1, min_size=1)
-        seen = {index for _ in range(10) for index in model.check(sampler.sample(), allowed=allowed)}
+    with ReplayBuffer.create(spec, 23, lanes=2) as replay:
+        assert replay.capacity == 22
+        model = Model(spec, 2, 11)
+        for lane, rounds in enumerate((60, 1)):
+            with replay.writer(lane) as writer:
+                for version in range(rounds):
+                    writer.policy_version = 2**32 + version
+                    rows = [random_row(spec, rng, 0.1) for _ in range(rng.integers(1, 5))]
+                    if version % 2:
+                        add_batch(writer, model, lane, rows, version)
+                        assert writer.policy_version == version
+                    else:
+                        for row in rows:
+                            assert writer.add(**row) == model.add(lane, version=version, **row)
+                            assert len(replay) == len(model)
+        window = {"stack": 1 if spec.next_obs else stack}
+        allowed = model.sampleable(n_step=1, **window)
+        sampler = replay.sampler(32, seed=1, min_size=1, **window)
+        seen = {index for _ in range(10) for index in model.check(sampler.sample(), allowed=allowed, **window)}
         assert seen == set(allowed)
-
-
-def test_length_counts_transitions_at_every_step(rng):
-    with ReplayBuffer.create(VECTOR, 9) as replay, replay.writer() as writer:
-        model = Model(VECTOR, 1, 9)
-        assert len(replay) == 0
-        for _ in range(60):
-            row = random_row(VECTOR, rng, 0.3)
-            writer.add(**row)
-            model.add(0, **row)
-            assert len(replay) == len(model)
-
-
-def test_capacity_is_rounded_down_to_whole_lanes():
-    with ReplayBuffer.create(SCALAR, 11, lanes=3) as replay:
-        assert replay.capacity == 9
-        assert replay.nbytes > 9 * 32
 
 
 # ---- drawing ----
@@ -378,66 +276,19 @@ def test_a_seed_decides_the_draws():
         assert draws(None) != draws(None)
 
 
-def test_sampling_waits_for_min_size():
+@pytest.mark.parametrize("timeout", [None, 0.0, 0.001])
+def test_without_enough_rows_there_is_no_batch(timeout):
+    error = NotEnoughData if timeout is None else TimeoutError
     with ReplayBuffer.create(SCALAR, 100) as replay, replay.writer() as writer:
-        usual, patient = replay.sampler(4), replay.sampler(4, min_size=6)
-        for held in range(1, 9):
+        usual, patient, far = replay.sampler(4), replay.sampler(4, min_size=6), replay.sampler(4, n_step=5)
+        for held in range(9):
+            short = "at least 4" if held < 4 else "transitions has its stack and its next 5 steps held whole"
+            for sampler, least, says in ((usual, 4, "at least 4"), (patient, 6, "at least 6"), (far, 6, short)):
+                assert sampler.can_sample() == (held >= least)
+                if held < least:
+                    with pytest.raises(error, match=says):
+                        sampler.sample(timeout)
             writer.add(0.0, 0, 0.0)
-            assert usual.can_sample() == (held >= 4)
-            assert patient.can_sample() == (held >= 6)
-
-
-@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.0, TimeoutError), (0.001, TimeoutError)])
-def test_an_empty_replay_gives_no_batch(timeout, error):
-    with ReplayBuffer.create(SCALAR, 100) as replay:
-        sampler = replay.sampler(4)
-        assert not sampler.can_sample()
-        with pytest.raises(error, match="expected at least 4 transitions, got 0"):
-            sampler.sample(timeout)
-
-
-@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.001, TimeoutError)])
-def test_rows_of_which_none_is_whole_give_no_batch(timeout, error):
-    with ReplayBuffer.create(SCALAR, 100) as replay:
-        write(replay, [(i, 0, "") for i in range(5)])
-        sampler = replay.sampler(4, n_step=5)
-        assert not sampler.can_sample()
-        with pytest.raises(error, match="none of the 5 transitions has its stack and its next 5 steps held whole"):
-            sampler.sample(timeout)
-        assert replay.sampler(4, n_step=4).can_sample()
-
-
-WRITE_LATER = """
-    import sys
-    from marlcore import ReplayBuffer
-    with ReplayBuffer.attach(sys.argv[1]) as replay, replay.writer() as writer:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        for i in range(int(sys.argv[2])):
-            writer.add(float(i), 0, 0.0)
-        sys.stdin.readline()
-"""
-
-
-@pytest.mark.long
-def test_a_writer_in_another_process_wakes_a_sampler(program, monkeypatch):
-    """The kernel's wake-up alone ends the sleep: its slice is made longer than the test's patience."""
-    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 1e6)
-    with ReplayBuffer.create(SCALAR, 100) as replay:
-        writer = program(WRITE_LATER, args=[replay.handle.path, 5])
-        assert writer.line() == "ready"
-        sampler = replay.sampler(4)
-        asleep = threading.Thread(target=lambda: writer.tell())
-        prepare = Event.prepare
-        monkeypatch.setattr(
-            Event, "prepare", lambda event, n: (prepare(event, n), asleep.ident is None and asleep.start())[0]
-        )
-        batch = sampler.sample(timeout=1e6)
-        asleep.join()
-        assert batch.obs.max() <= 3
-        assert sampler.stats.waited > 0
-        writer.tell()
-        writer.finish()
 
 
 def test_stats_count_rows():
@@ -484,14 +335,6 @@ def test_a_batch_stays_as_it_is_while_any_of_its_arrays_is_kept(rng):
         assert {name: look(name, value) for name, value in kept.items()} == seen
 
 
-def test_a_batch_that_was_let_go_of_is_used_again():
-    with ReplayBuffer.create(SCALAR, 10) as replay:
-        write(replay, [(i, 0, "") for i in range(10)])
-        sampler = replay.sampler(4)
-        places = {sampler.sample().obs.ctypes.data for _ in range(20)}
-        assert len(places) == 1
-
-
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("stack", [1, 3])
 def test_tensors_on_the_cpu_share_the_batchs_memory(name, stack, rng):
@@ -520,6 +363,13 @@ def test_tensors_on_the_cpu_share_the_batchs_memory(name, stack, rng):
             assert np.array_equal(tensor.numpy(), array)
 
 
+def test_a_released_batchs_memory_is_used_again():
+    with ReplayBuffer.create(SCALAR, 10) as replay:
+        write(replay, [(i, 0, "") for i in range(10)])
+        sampler = replay.sampler(4)
+        assert len({sampler.sample().obs.ctypes.data for _ in range(20)}) == 1
+
+
 def test_obs_and_next_obs_share_frames():
     with ReplayBuffer.create(SPECS["frame"], 20) as replay, replay.writer() as writer:
         for i in range(20):
@@ -532,81 +382,6 @@ def test_obs_and_next_obs_share_frames():
 # ---- processes ----
 
 
-def add_in_a_child(replay, lane):
-    with replay.writer(lane) as writer:
-        for i in range(5):
-            writer.add(float(i), lane, 1.0)
-    assert replay.sampler(4).sample().reward.tolist() == [1, 1, 1, 1]
-    replay.close()
-
-
-@pytest.mark.long
-def test_a_replay_may_be_passed_to_a_process():
-    with ReplayBuffer.create(SCALAR, 30, lanes=3) as replay:
-        context = multiprocessing.get_context("spawn")
-        with running(*(context.Process(target=add_in_a_child, args=(replay, lane)) for lane in (0, 2))):
-            pass
-        assert len(replay) == 10
-        assert pickle.loads(pickle.dumps(replay.spec)) == replay.spec
-
-
-def test_a_writer_and_a_sampler_belong_to_one_process():
-    with ReplayBuffer.create(SCALAR, 30) as replay, replay.writer() as writer:
-        with pytest.raises(TypeError, match="a Writer belongs to one process"):
-            pickle.dumps(writer)
-        with pytest.raises(TypeError):
-            pickle.dumps(replay.sampler(1))
-
-
-FORKED = """
-    import os
-    from marlcore import Field, LaneBusy, ReplayBuffer, StaleHandle, TransitionSpec
-    replay = ReplayBuffer.create(TransitionSpec(Field(), Field()), 10, lanes=2)
-    writer = replay.writer()
-    writer.add(1.0, 0.0, 0.0)
-    writer.add(2.0, 0.0, 0.0)
-    sampler = replay.sampler(1)
-    child = os.fork()
-    if child == 0:
-        try:
-            attempts = (
-                lambda: writer.add(3.0, 0.0, 0.0), lambda: writer.add_batch([3.0], [0.0], [0.0]),
-                lambda: len(replay), lambda: replay.writer(1), lambda: replay.sampler(1),
-                sampler.sample, sampler.can_sample,
-            )
-            for i, attempt in enumerate(attempts):
-                try:
-                    attempt()
-                except StaleHandle:
-                    continue
-                os._exit(10 + i)
-            writer.close()
-            again = ReplayBuffer.attach(replay.handle)
-            try:
-                again.writer(0)
-            except LaneBusy:
-                pass
-            else:
-                os._exit(2)
-            with again.writer(1) as other:
-                other.add(5.0, 0.0, 0.0)
-            replay.close()
-            replay = None
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(3)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    writer.add(3.0, 0.0, 0.0)
-    print(len(replay))
-"""
-
-
-@pytest.mark.long
-def test_a_forked_childs_replay_is_stale(program):
-    assert program(FORKED).finish().split() == ["0", "4"]
-
-
 def test_rows_that_count_too_many_transitions_are_told():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
         for _ in range(3):
@@ -615,59 +390,6 @@ def test_rows_that_count_too_many_transitions_are_told():
         Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
         with pytest.raises(SegmentCorrupt, match="contradict one another"):
             len(replay)
-
-
-LARGE = TransitionSpec(Field((1 << 19,), "float64"), Field((), "int64"))
-
-WRITE_LARGE = """
-    import sys
-    import numpy as np
-    from marlcore import ReplayBuffer
-    replay = ReplayBuffer.attach(sys.argv[1])
-    obs = np.zeros(1 << 19)
-    with replay.writer() as writer:
-        while True:
-            ticket = writer.add(obs, 0, 0.0)
-            obs += 1
-            if ticket % 8 == 7:
-                print(ticket, flush=True)
-"""
-
-
-@pytest.mark.long
-def test_a_lane_whose_writer_was_killed_inside_add_goes_on(program):
-    """The rows are so large that the kill falls into a copy; it is tried again until it has."""
-    inside = False
-    with ReplayBuffer.create(LARGE, 6) as replay:
-        counters = Mapped(replay).counters()
-        for _ in range(40):
-            child = program(WRITE_LARGE, args=[replay.handle.path])
-            child.line()
-            with pytest.raises(LaneBusy):
-                replay.writer()
-            child.kill()
-            committed, reserved = (int(word) for word in counters)
-            inside = reserved == committed + 1
-            if inside:
-                break
-        assert inside
-        assert len(replay) == 5, "the row that was being overwritten is held no more"
-        batch = replay.sampler(8, min_size=1, seed=0).sample()
-        assert (batch.obs == batch.obs[:, :1]).all()
-        assert (batch.next_obs == batch.next_obs[:, :1]).all()
-        with replay.writer() as writer:
-            ticket = writer.add(np.full(1 << 19, -1.0), 1, 0.0)
-            assert ticket == committed
-            assert len(replay) == 6
-            batch = replay.sampler(16, min_size=1, seed=0).sample()
-            assert committed - 1 not in batch.index, "the row before the seam has no successor"
-            assert committed not in batch.index
-            writer.add(np.full(1 << 19, -2.0), 1, 0.0)
-            batch = replay.sampler(16, min_size=1, seed=0).sample()
-            newest = batch.index == committed
-            assert newest.any()
-            assert (batch.obs[newest] == -1).all()
-            assert (batch.next_obs[newest] == -2).all()
 
 
 @pytest.mark.parametrize("dead", [1, 3, 8])
@@ -687,69 +409,7 @@ def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
         assert counters.tolist() == [10, max(10, 8 + dead)]
 
 
-def test_a_writer_that_is_forgotten_gives_its_lane_back():
-    with ReplayBuffer.create(SCALAR, 8) as replay:
-        writer = replay.writer()
-        with pytest.raises(LaneBusy):
-            replay.writer()
-        del writer
-        gc.collect()
-        replay.writer().close()
-
-
 # ---- lifetime ----
-
-
-def test_a_replay_in_a_file_attaches_after_all_closed_it(tmp_path):
-    path = tmp_path / "replay"
-    with ReplayBuffer.create(VECTOR, 20, path=path) as replay:
-        handle = replay.handle
-        model = Model(VECTOR, 1, 20)
-        fill(replay, model, np.random.default_rng(0), [30])
-    for way in (handle, path, str(path)):
-        with ReplayBuffer.attach(way, VECTOR) as again:
-            assert again.spec == VECTOR
-            assert len(again) == len(model)
-            model.check(again.sampler(64, min_size=1).sample())
-    again.unlink()
-    with pytest.raises(SegmentNotFound):
-        ReplayBuffer.attach(handle)
-
-
-def test_a_closed_replay_says_so():
-    replay = ReplayBuffer.create(SCALAR, 8)
-    write(replay, [(1, 0, "terminated")])
-    sampler, writer = replay.sampler(1), replay.writer()
-    batch = sampler.sample()
-    writer.close()
-    writer.close()
-    with pytest.raises(ClosedError, match="the writer was closed"):
-        writer.add(0.0, 0, 0.0)
-    with pytest.raises(ClosedError, match="the writer was closed"):
-        writer.add_batch([0.0], [0], [0.0])
-    replay.close()
-    replay.close()
-    for attempt in (lambda: len(replay), replay.writer, lambda: replay.sampler(1), sampler.sample, sampler.can_sample):
-        with pytest.raises(ClosedError, match="it was closed"):
-            attempt()
-    assert batch.obs.tolist() == [1]
-    with pytest.raises(SegmentNotFound):
-        ReplayBuffer.attach(replay.handle)
-    assert not issubclass(ClosedError, StaleHandle)
-
-
-def test_a_replay_shows_what_it_is():
-    with ReplayBuffer.create(SCALAR, 8, lanes=2, name="demo") as replay:
-        assert "marlcore-demo-" in repr(replay)
-        assert "capacity=8 lanes=2" in repr(replay)
-
-
-@pytest.mark.parametrize("rows", [2**40, 2**63, 2**70])
-def test_a_batch_beyond_memory_is_refused_with_its_bytes(rows):
-    """NumPy's error names neither the option nor the batch; a little less would end the process by the kernel."""
-    refused = rf"^batch_size: expected a batch within this machine's [\d,]+ bytes of memory, got {rows}, which takes "
-    with ReplayBuffer.create(SCALAR, 10) as replay, pytest.raises(ValueError, match=refused + r"[\d,]{18,} bytes$"):
-        replay.sampler(rows)
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():

@@ -156,6 +156,10 @@ SAMPLERS: dict[str, Refused] = {
         )
         for n in (range(0), range(1, 3), range(-1, 2), range(0, 2, 2), range(3, 1), [0, 1], 1)
     },
+    **{
+        f"a batch of {rows}": (sampler(batch_size=rows), ValueError, f" bytes of memory, got {rows}, which takes ")
+        for rows in (2**40, 2**63, 2**70)  # NumPy's error names neither; a little less would end the process
+    },
     "stack of a lane": (sampler(stack=5), ValueError, "stack + n_step: expected at most the 5 rows of a lane, got 5"),
     "n_step of a lane": (sampler(n_step=5), ValueError, "stack + n_step: expected at most the 5 rows of a lane, got 1"),
     "stack with next_obs": (sampler(NEXT_OBS, stack=2), ValueError, "stack, n_step: expected 1 and 1"),
@@ -170,6 +174,13 @@ SAMPLERS: dict[str, Refused] = {
         sampler(capacity=14, lanes=1, sequence=Sequence(8, 2), n_step=2), ValueError,
         "sequence: expected a lane of at least 15 rows, so that it always holds a whole window of 8 transitions",
     ),
+    **{
+        f"infinite masses with alpha {alpha}": (
+            sampler(prioritized=Prioritized(alpha, epsilon=epsilon)), ValueError,
+            "prioritized: expected alpha and epsilon with finite masses, got ",
+        )
+        for alpha, epsilon in ((2.0, 1e200), (2000.0, 1.0))
+    },
     "initial not stored": (initial(), ValueError, f"{INITIAL} none of them"),
     "initial of float64": (initial(p=Field((), "float64")), ValueError, f"{INITIAL} float64 ()"),
     "initial of a vector": (initial(p=Field((1,))), ValueError, f"{INITIAL} float32 (1,)"),
@@ -183,10 +194,10 @@ OPTIONS: dict[str, Refused] = {
     **{
         f"{name}={n!r}": (partial(Prioritized, **{name: n}), ValueError, f"{name}: expected {says}, got {n!r}")
         for name, n, says in (
-            ("alpha", -0.1, "a number of at least 0"), ("alpha", math.nan, "a number of at least 0"),
-            ("alpha", math.inf, "a finite number"), ("beta", -0.1, "a number from 0 to 1"),
+            ("alpha", -0.1, "a finite number of at least 0"), ("alpha", math.nan, "a finite number of at least 0"),
+            ("alpha", math.inf, "a finite number of at least 0"), ("beta", -0.1, "a number from 0 to 1"),
             ("beta", 1.5, "a number from 0 to 1"), ("beta", "1", "a number from 0 to 1"),
-            ("epsilon", -1e-9, "a number of at least 0"), ("epsilon", True, "a number of at least 0"),
+            ("epsilon", -1e-9, "a finite number of at least 0"), ("epsilon", True, "a finite number of at least 0"),
             ("beta_steps", 0, "an integer of at least 1"), ("beta_steps", 1.5, "an integer of at least 1"),
         )
     },

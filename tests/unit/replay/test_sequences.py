@@ -109,28 +109,48 @@ def test_the_oracle_notices_options_that_are_off_by_one(rng):
 # ---- where a sequence begins and ends ----
 
 
-@pytest.mark.parametrize(("period", "expected"), [(2, [0, 2, 4, 6, 8]), (4, [0, 4, 8]), (6, [0, 6])])
-def test_a_sequence_begins_at_each_period_of_its_episode(period, expected):
+@pytest.mark.parametrize(
+    ("rows", "sequence", "expected"),
+    [
+        (10, Sequence(4, period=2), [0, 2, 4, 6, 8]), (10, Sequence(4, period=4), [0, 4, 8]),
+        (10, Sequence(4, period=6), [0, 6]), (2, Sequence(6, 4), [0]), (14, Sequence(6, 2), [0, 4, 8]),
+    ],
+)  # fmt: skip
+def test_a_sequence_begins_at_each_period_of_its_episode(rows, sequence, expected):
     with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 10, terminated=True)
-        assert starts(replay, Sequence(4, period=period)) == expected
+        one_episode(replay, rows, terminated=True)
+        assert starts(replay, sequence) == expected
+
+
+def test_a_sequence_that_just_fits_a_lane_is_drawn():
+    with ReplayBuffer.create(SCALAR, 12) as replay:
+        one_episode(replay, 40)
+        assert starts(replay, Sequence(11, period=1)) == [28]
+
+
+@pytest.mark.parametrize("end", [{"truncated": True, "final_obs": 77.0}, {"terminated": True}], ids=str)
+def test_a_sequence_ends_with_its_episode(end):
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        one_episode(replay, 3, **end)
+        batch = replay.sampler(2, sequence=Sequence(5)).sample()
+        assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
+        ends = [[False, False, True, False, False]] * 2
+        assert [batch.terminated.any(), batch.truncated.any()] == ["terminated" in end, "truncated" in end]
+        assert (batch.terminated | batch.truncated).tolist() == ends
+        bootstrapped = 3 if "truncated" in end else 2
+        assert batch.discount[0].tolist() == [np.float32(0.99)] * bootstrapped + [0] * (5 - bootstrapped)
+        if "truncated" in end:
+            assert batch.next_obs.tolist() == [[1, 2, 77, 0, 0]] * 2
 
 
 def test_without_a_period_each_transition_is_trained_on_once():
     with ReplayBuffer.create(SCALAR, 40) as replay:
         one_episode(replay, 14, terminated=True)
-        assert starts(replay, Sequence(6, 2)) == [0, 4, 8]
         sampler = replay.sampler(64, sequence=Sequence(6, 2), min_size=1, seed=0)
         batch = sampler.sample()
         trained = {int(row): batch.action[i][batch.mask[i]].tolist() for i, row in enumerate(batch.index)}
         # The first needs no burn-in; of one that began with the episode's last two rows only burn-in would be left.
         assert trained == {0: [0, 1, 2, 3, 4, 5], 4: [6, 7, 8, 9], 8: [10, 11, 12, 13]}
-
-
-def test_a_short_episode_is_trained_on_from_its_first_row():
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 2, terminated=True)
-        assert starts(replay, Sequence(6, 4)) == [0]
 
 
 def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
@@ -160,24 +180,6 @@ def test_a_sequence_ends_at_a_seam(n_step):
             batch = sampler.sample()
             lengths = dict(zip(batch.index.tolist(), batch.mask.sum(1).tolist(), strict=True))
             assert lengths == {0: min(5, whole)} | ({5: whole - 5} if whole > 5 else {})
-
-
-def test_a_truncated_sequences_last_next_obs_is_its_final_obs():
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 3, truncated=True, final_obs=77.0)
-        batch = replay.sampler(2, sequence=Sequence(5)).sample()
-        assert batch.next_obs.tolist() == [[1, 2, 77, 0, 0]] * 2
-        assert batch.truncated.tolist() == [[False, False, True, False, False]] * 2
-        assert batch.discount[0].tolist() == [np.float32(0.99)] * 3 + [0, 0]
-
-
-def test_a_terminated_sequences_discount_ends_with_it():
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 3, terminated=True)
-        batch = replay.sampler(2, sequence=Sequence(5)).sample()
-        assert batch.terminated.tolist() == [[False, False, True, False, False]] * 2
-        assert batch.discount[0].tolist() == [np.float32(0.99)] * 2 + [0, 0, 0]
-        assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
 
 
 def test_an_episode_longer_than_any_age_has_sequences():
@@ -265,25 +267,13 @@ def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkey
         assert sampler.stats.lapped == sum(ticket != 11 for ticket in first)
 
 
-def test_single_transitions_have_no_stored_state():
+def test_stored_states_come_with_sequences_alone_as_tensors_too():
     with ReplayBuffer.create(STATE, 12) as replay:
         one_episode(replay, 12)
         assert replay.sampler(4).sample().extras == {}
-
-
-def test_batches_of_states_are_tensors_too():
-    pytest.importorskip("torch")
-    with ReplayBuffer.create(STATE, 12) as replay:
-        one_episode(replay, 12)
         batch = replay.sampler(4, sequence=Sequence(4, 1, 4)).sample()
+        pytest.importorskip("torch")
         tensors = batch.torch()
         assert tensors.extras["h"].shape == (4, 2)
         assert tensors.mask.shape == tensors.reward.shape == (4, 4)
         assert (tensors.mask.numpy() == batch.mask).all()
-
-
-def test_a_sequence_that_just_fits_a_lane_is_drawn():
-    with ReplayBuffer.create(SCALAR, 12) as replay:
-        one_episode(replay, 40)
-        sampler = replay.sampler(8, sequence=Sequence(11, period=1), min_size=1)
-        assert set(sampler.sample().index.tolist()) == {28}

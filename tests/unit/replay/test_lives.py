@@ -1,0 +1,237 @@
+"""Writers and samplers: what ends them, what ends their waits, and that they belong to one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from mapped import Mapped
+from meanwhile import Rang, ring
+from refusals import stale_in_a_fork
+
+from marlcore import (
+    ClosedError,
+    Field,
+    LaneBusy,
+    Mixture,
+    Prefetch,
+    Prioritized,
+    RateLimiter,
+    ReplayBuffer,
+    SegmentNotFound,
+    StaleHandle,
+    TransitionSpec,
+)
+from marlcore.memory import add_lock
+
+SPEC = TransitionSpec(Field(), Field((), "int64"), next_obs=True)
+ROW: dict[str, Any] = {"obs": 0.0, "action": 0, "reward": 0.0, "next_obs": 0.0}
+ROWS = {name: np.zeros(2, np.int64 if name == "action" else np.float32) for name in ROW}
+FULL = 8  # rows that the limiter below admits without a sampler
+
+
+class End(NamedTuple):
+    """A writer or sampler, and the calls that use it."""
+
+    end: Any
+    uses: list[Callable[[], object]]
+
+
+def writer(replay: ReplayBuffer, **options: Any) -> End:
+    end = replay.writer(**options)
+    return End(end, [lambda: end.add(**ROW), lambda: end.add_batch(**ROWS), end.check_open])
+
+
+def vector_writer(replay: ReplayBuffer) -> End:
+    end = replay.vector_writer([0, 1])
+    return End(end, [lambda: end.add(**ROWS), end.check_open])
+
+
+def sampler(end: Any) -> End:
+    return End(end, [end.sample, end.can_sample, lambda: end.update_priorities([0], [1.0]), end.clear])
+
+
+PREFERRED = Prioritized()
+WRITERS: dict[str, Callable[[ReplayBuffer], End]] = {
+    "writer": writer,
+    "shared writer": lambda replay: writer(replay, shared=True),
+    "vector writer": vector_writer,
+}
+SAMPLERS: dict[str, Callable[[ReplayBuffer], End]] = {
+    "sampler": lambda replay: sampler(replay.sampler(2, prioritized=PREFERRED)),
+    "mixture": lambda replay: sampler(Mixture([replay], [1.0], 2, prioritized=PREFERRED)),
+    "prefetch": lambda replay: sampler(Prefetch(replay.sampler(2, prioritized=PREFERRED))),
+}
+KINDS = WRITERS | SAMPLERS
+
+
+@pytest.fixture
+def replay() -> Iterator[ReplayBuffer]:
+    """Three lanes, with rows in the last."""
+    with ReplayBuffer.create(SPEC, 300, lanes=3) as made:
+        with made.writer(2) as writer:
+            writer.add_batch(**ROWS)
+        yield made
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_closed_writer_refuses_every_use(replay, kind):
+    end, uses = WRITERS[kind](replay)
+    end.close()
+    end.close()
+    for use in uses:
+        with pytest.raises(ClosedError, match="the writer was closed"):
+            use()
+    replay.writer(0).close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_its_replay_closed_every_use_is_refused(replay, kind):
+    end, uses = KINDS[kind](replay)
+    replay.close()
+    for use in uses:
+        with pytest.raises(ClosedError):
+            for _ in range(4):  # a prefetch first gives the batches that are ready
+                use()
+    if kind == "prefetch":
+        end.close()
+
+
+def test_a_closed_replay_refuses_every_use(replay):
+    batch = replay.sampler(2).sample()
+    replay.close()
+    replay.close()
+    for use in (lambda: len(replay), replay.writer, replay.vector_writer, lambda: replay.sampler(1)):
+        with pytest.raises(ClosedError, match="it was closed"):
+            use()
+    assert batch.obs.tolist() == [0, 0]
+    with pytest.raises(SegmentNotFound):
+        ReplayBuffer.attach(replay.handle)
+    assert not issubclass(ClosedError, StaleHandle)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forked_child_may_not_use_it_and_the_parent_may(replay, kind):
+    end, uses = KINDS[kind](replay)
+    rows = len(replay)
+    assert stale_in_a_fork(*uses, lambda: len(replay), lambda: replay.writer(1), lambda: replay.sampler(1))
+    assert len(replay) == rows
+    uses[0]()
+    if kind in WRITERS:
+        with pytest.raises(LaneBusy):
+            replay.writer(0)
+    if kind == "prefetch":
+        end.close()
+
+
+def test_a_forked_child_attaches_anew(replay):
+    with replay.writer() as writer:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                writer.close()
+                again = ReplayBuffer.attach(replay.handle)
+                with pytest.raises(LaneBusy):
+                    again.writer(0)
+                with again.writer(1) as other:
+                    other.add(**ROW)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        writer.add(**ROW)
+        assert len(replay) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_stays_in_its_process(replay, kind):
+    end, _ = KINDS[kind](replay)
+    if kind != "mixture":
+        with pytest.raises(TypeError, match=f"a {type(end).__name__} belongs to one process"):
+            pickle.dumps(end)
+    if kind == "prefetch":
+        end.close()
+
+
+# ---- waits ----
+
+
+def admitted(replay: ReplayBuffer) -> int:
+    return Mapped(replay).lanes.inserted()
+
+
+@pytest.fixture
+def full() -> Iterator[ReplayBuffer]:
+    """Its limiter admits no more rows."""
+    with ReplayBuffer.create(SPEC, 300, lanes=3, limiter=RateLimiter(2.0, 4, 8.0)) as made:
+        with made.writer(2) as writer:
+            for _ in range(FULL):
+                writer.add(**ROW)
+        yield made
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_signal_ends_a_wait_for_room_with_nothing_written(full, kind, alarm):
+    _, (add, *_) = WRITERS[kind](full)
+    alarm(ring)
+    with pytest.raises(Rang):
+        add()
+    assert admitted(full) == FULL
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_closing_ends_a_wait_for_room(full, kind, alarm):
+    end, (add, *_) = WRITERS[kind](full)
+    alarm(end.close)
+    with pytest.raises(ClosedError):
+        add()
+
+
+def test_closing_the_replay_ends_a_samplers_wait(full, alarm):
+    sampler = full.sampler(8)
+    sampler.sample()
+    sampler.sample()
+    alarm(full.close)
+    with pytest.raises(ClosedError):
+        sampler.sample(timeout=600.0)
+
+
+@pytest.mark.parametrize("interruption", ["raises", "closes", "lets in"])
+def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alarm):
+    """A signal whose handler raises, or closes the writer; one whose handler returns lets the wait go on."""
+    end, (add, *_) = writer(replay, shared=True)
+    held = Mapped(replay).segment.lock(add_lock(3, 0))
+    handler, error = {"raises": (ring, Rang), "closes": (end.close, ClosedError), "lets in": (held.close, None)}[
+        interruption
+    ]
+    alarm(handler)
+    if error is None:
+        assert add() == 0
+        return
+    with pytest.raises(error):
+        add()
+    held.close()
+    assert len(replay) == 2
+
+
+def test_a_forgotten_writer_frees_its_lane(replay):
+    writer = replay.writer()
+    with pytest.raises(LaneBusy):
+        replay.writer()
+    del writer
+    gc.collect()
+    replay.writer().close()
+
+
+def test_each_shows_what_it_is(replay):
+    path = replay.handle.path
+    assert repr(replay) == f"<ReplayBuffer {path} capacity=300 lanes=3>" and "/marlcore-replay-" in path
+    assert repr(replay.sampler(2)) == f"<Sampler of {path} batch_size=2>"
+    assert repr(replay.writer()) == "<Writer of lane 0>"
+    assert repr(replay.vector_writer([1, 2])) == "<VectorWriter of 2 lanes>"
