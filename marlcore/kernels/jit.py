@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
@@ -25,11 +24,13 @@ FIRST_COMPILATION = (
 )
 WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
+_HOME = Path(__file__).parent
 _log = logging.getLogger("marlcore")
-_told = False
+_directories: dict[Path, Path | None] = {}  # by folder of kernels, once it was looked for
+_announced = False
 _quiet: list[None] = []  # one for each block of `quietly` that some thread is in
 
-_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,22 +48,34 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    found: Callable[..., Any]
-    if cache_directory() is None:
-        found = numba.njit(**{**_OPTIONS, "cache": False}, **options)(function)
-    else:
-        found = numba.njit(**_OPTIONS, **options)(function)
-    return found
+    cached = cache_directory() is not None and _directory_for(function) is not None
+    kernel: Callable[..., Any] = numba.njit(**_OPTIONS, cache=cached, **options)(function)
+    return kernel
 
 
-@functools.cache
 def cache_directory() -> Path | None:
-    """The directory of cached kernels, cleared of those of other sources; None if no directory is writable."""
+    """The directory of this room's cached kernels, cleared of those of other sources; None if none is writable."""
+    return _directory_for(_nothing)
+
+
+def cache_directories() -> list[Path]:
+    """`cache_directory`, and those of other rooms' kernels that this process has imported."""
+    return [path for path in _directories.values() if path]
+
+
+def _directory_for(function: Callable[..., Any]) -> Path | None:
+    home = Path(function.__code__.co_filename).parent
+    if home not in _directories:
+        _directories[home] = _open_cache(function, home)
+    return _directories[home]
+
+
+def _open_cache(function: Callable[..., Any], home: Path) -> Path | None:
     try:
         # Numba chooses the directory by the function's file, when the function is declared.
-        probe: Any = numba.njit(cache=True)(_nothing)
+        probe: Any = numba.njit(cache=True)(function)
         path = Path(probe.stats.cache_path)
-        _drop_stale(path)
+        _drop_stale(path, home)
         return path
     except (RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:  # a signal handler's
@@ -92,25 +105,26 @@ def quietly() -> Iterator[None]:
 class _Listener(event.Listener):  # type: ignore[misc]
     """Reports, once in a process, that a kernel is compiled instead of loaded."""
 
-    def on_start(self, told: Any) -> None:
-        global _told
-        if not (_told or _quiet) and told.data["dispatcher"].py_func.__module__.startswith("marlcore."):
-            _told = True
+    def on_start(self, event: Any) -> None:
+        global _announced
+        if not (_announced or _quiet) and event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
+            _announced = True
             say(FIRST_COMPILATION)
 
-    def on_end(self, told: Any) -> None:
+    def on_end(self, event: Any) -> None:
         """Other compilations may follow."""
 
 
 event.register("numba:compile", _Listener())
 
 
-def _drop_stale(cache: Path) -> None:
-    """Empties the cache if any kernel's file has changed since the cache was filled.
+def _drop_stale(cache: Path, home: Path) -> None:
+    """Empties the cache of the kernels in `home` if their folder's sources, or this one's, have changed.
 
     Numba checks only the kernel's own file, but a kernel contains code of other files too.
     """
-    sources = b"".join(source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py")))
+    folders = dict.fromkeys((_HOME, home))
+    sources = b"".join(source.read_bytes() for folder in folders for source in sorted(folder.glob("*.py")))
     digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
     if marker.exists() and marker.read_text() == digest:
         return

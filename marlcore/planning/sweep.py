@@ -13,6 +13,8 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from .graph import Graph
+
 Numbers = NDArray[np.int64]  # of states
 Progress = Callable[[int, int], None]  # (states done, all states)
 Step = Callable[[Numbers], None]
@@ -55,6 +57,11 @@ def sweep(
             done += len(numbers)
             if progress is not None:
                 progress(done, total)
+
+
+def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
+    """The cost of each state, with `width` goals."""
+    return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
 
 
 def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: bool) -> Iterator[tuple[Numbers, bool]]:

@@ -1,4 +1,4 @@
-"""Compiling the planner's kernels in advance, so that no first plan waits for the compiler."""
+"""Compiling the kernels of planning in advance, so that no first call waits for the compiler."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from marlcore.kernels.half import narrow, wide
 from marlcore.kernels.jit import jit
+from marlcore.planning.kernels.half import narrow, wide
 
 FINITE = np.arange(0x7C00, dtype=np.uint16)  # the bits of all numbers of at least 0
 

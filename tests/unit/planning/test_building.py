@@ -21,10 +21,11 @@ from random_models import acyclic_models
 from world_models import Diamonds, Doors, Slippery, Table, World
 
 from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
-from marlcore.planning import build_graph, headroom
-from marlcore.planning.crew import expand
+from marlcore.planning import build_graph
 from marlcore.planning.expansion import Expansion
+from marlcore.planning.exploration import expand
 from marlcore.planning.model import Profiles
+from marlcore.planning.watch import Watch
 
 MODELS = {
     "doors": Doors(2, 5, 2, 6),
@@ -60,7 +61,6 @@ def test_random_models_give_what_the_oracle_says(model: Table) -> None:
 def test_blocks_of_any_size_give_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large graphs are sorted and written in blocks; a state with more outcomes than a block is one of its own."""
     monkeypatch.setattr("marlcore.planning.order.BLOCK", block)
-    monkeypatch.setattr("marlcore.planning.reorder.BLOCK", block)
     for model in (Slippery(), Doors(), Table(1, 1, {})):
         check_random(model, workers=1)
 
@@ -112,7 +112,7 @@ def test_workers_help_once_a_graph_takes_long() -> None:
 
 def test_a_small_graph_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marlcore.processes.forkserver.ForkServer.begin", lambda self: pytest.fail("a server started"))
-    monkeypatch.setattr("marlcore.planning.crew.START_AFTER_S", 60.0)
+    monkeypatch.setattr("marlcore.planning.exploration.START_AFTER_S", 60.0)
     with build_graph(MODELS["diamonds"], workers=8) as graph:
         assert graph.to_lists() == graph_lists(MODELS["diamonds"])
 
@@ -312,7 +312,7 @@ def test_a_model_that_answers_differently_is_refused(later: Any, said: str, work
         if workers:
             built(model, workers=workers)
         profiles, whole = Profiles.of(model), Expansion(0)
-        whole.extend(expand(model.transition_probabilities, profiles, [0]).expansion)
+        whole.extend(expand(model.transition_probabilities, profiles, [0]).result)
         whole.check_repeats(model.transition_probabilities, profiles)
 
 
@@ -414,7 +414,7 @@ def test_a_successor_that_cannot_be_pickled_is_named() -> None:
 
 def test_too_little_free_memory_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=99 << 20))
-    monkeypatch.setattr("marlcore.planning.building.FRAME_S", 0.0)
+    monkeypatch.setattr("marlcore.planning.watch.FRAME_S", 0.0)
     expected = r"expected 0.1 of the memory limit \(1000 MiB\) to stay free at \d+ states, got 99 MiB free$"
     with pytest.raises(NotEnoughMemory, match=expected):
         build_graph(Doors())
@@ -424,10 +424,10 @@ def test_too_little_free_memory_ends_the_call(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_graph_will_need_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=150 << 20))
-    watch = headroom.Headroom(0.1)
-    watch.check(7, 40 << 20)
+    watch = Watch(0.1, progress=False)
+    watch.check_memory(7, 40 << 20)
     with pytest.raises(NotEnoughMemory, match="to stay free after allocating 60 MiB more at 7 states, got 150 MiB"):
-        watch.check(7, 60 << 20)
+        watch.check_memory(7, 60 << 20)
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from world_models import Slippery
 
 from marlcore import CallbackFailed, WorkerFailed
 from marlcore.planning import Graph, Policies, backward_induction, build_graph
-from marlcore.planning.tabulate import Tabulate, stays_equal
+from marlcore.planning.batches import stays_equal
+from marlcore.planning.tabulate import Tabulate
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Backward induction of one agent: values and policies of states whose successors' values are known.
+"""Backward induction of one agent's values and soft policies, for all of its goals.
 
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .backup import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
+from ...kernels.jit import inlined, jit
+from .expectations import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
 from .half import narrow
-from .jit import inlined, jit
 
 
 class Belief(NamedTuple):
@@ -46,7 +46,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst, or best, expectation over robots' profiles to scratch.extreme; False if none is possible."""
+    """Writes the worst or best expectation over robots' profiles to scratch.extreme; False if none is possible."""
     found = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
@@ -104,10 +104,9 @@ def _choose(flag, goal, beta, scratch):
 
 @jit
 def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
-    """Computes one agent's values and policies in the states `numbers`, in this order, for all goals.
+    """Computes one agent's values and policies in the states `numbers`, in this order.
 
     Args:
-        rows, belief, scratch: see above.
         place: n to the power of the agent's index.
         beta: the inverse temperature of the softmax, at least 0; infinity takes the best action.
         flags: uint8 [states, goals], OFFERED and ACHIEVED. A goal that is not offered has the value 0 and no policy.

@@ -1,8 +1,8 @@
-"""What the kernels of planning share: the rows of a state-space graph, and the expectation over a row's outcomes.
+"""The rows of a state-space graph, and expectations over their outcomes.
 
 A row is one possible profile of a state; a profile is one action of each agent, as the number sum of action_i * n^i.
-Every sum runs in the order of the rows, outcomes and actions, so that a result never depends on how many threads share
-the work. The inner loops run over goals: they are independent of one another, so the compiler may vectorise them.
+Every sum runs in the order of the rows, outcomes and actions, so a result does not depend on how many threads share the
+work. The inner loops run over goals, which are independent of one another, so the compiler may vectorise them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from ...kernels.jit import inlined
 from .half import wide
-from .jit import inlined
 
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
@@ -81,8 +81,7 @@ def divide(total, mass):
 def soften(score, mass, beta, chosen):
     """Writes softmax(beta * score) to `chosen`; with an infinite beta the best choices are equally likely.
 
-    Args:
-        score, chosen: float64 [choices]. mass: float64 [choices]; choices without mass get 0.
+    All arrays are float64 [choices]; choices without mass get 0.
     """
     best, total = -math.inf, 0.0
     for i in range(len(score)):

@@ -1,4 +1,4 @@
-"""Backward induction of robots among people whose policies are known: the second phase of planning.
+"""Backward induction of robots among people whose policies are known.
 
     Q(r) = E of d * V over the people's profiles and the outcomes; pi = softmax(beta * Q), or the power law (-Q)^-beta
     attainable(h, g) = E of 1 where the goal is achieved, else d * attainable, if person h pursues the goal g
@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .backup import OFFERED, add_expectation, divide, is_complete, soften
+from ...kernels.jit import inlined, jit
+from .expectations import OFFERED, add_expectation, divide, is_complete, soften
 from .half import wide
-from .jit import inlined, jit
 
 
 class People(NamedTuple):
