@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, event, types
 from numba.extending import intrinsic
@@ -137,6 +138,10 @@ def _drop_stale(cache: Path, home: Path) -> None:
     os.replace(aside, marker)
 
 
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
 @intrinsic
 def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
     """copy_bytes(to, source, size): memcpy between two addresses; a constant size becomes plain moves.
@@ -145,10 +150,7 @@ def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        to_pointer = builder.inttoptr(args[0], pointer)
-        source_pointer = builder.inttoptr(args[1], pointer)
-        cgutils.raw_memcpy(builder, to_pointer, source_pointer, args[2], 1)
+        cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -159,7 +161,7 @@ def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
     """zero_bytes(to, size): memset to zero at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        cgutils.memset(builder, _pointer(builder, args[0]), args[1], 0)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -170,13 +172,11 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     """prefetch(address): prefetches the address's cache line for a read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        name = "llvm.prefetch.p0"
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]), name
-        )
+        word, pointer = ir.IntType(32), _pointer(builder, args[0])
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, most_local, data = word(0), word(3), word(1)
-        builder.call(function, [builder.inttoptr(args[0], pointer), read, most_local, data])
+        builder.call(function, [pointer, read, most_local, data])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
@@ -209,8 +209,7 @@ def _array_at(dtype: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             array = context.make_array(kind)(context, builder)
             itemsize = context.get_constant(types.intp, dtype.bitwidth // 8)
-            data = builder.inttoptr(args[0], array.data.type)
-            populate_array(array, data, [args[1]], [itemsize], itemsize, None)
+            populate_array(array, builder.inttoptr(args[0], array.data.type), [args[1]], [itemsize], itemsize, None)
             return array._getvalue()
 
         return kind(types.intp, types.intp), generate
@@ -221,17 +220,13 @@ def _array_at(dtype: Any) -> Any:
 int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)
 
 
-def _cast(to: Any, like: Any) -> Any:
-    @intrinsic
-    def cast(typingctx: Any, value: Any) -> Any:
-        """The same 64 bits as another type."""
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(to))
-
-        return to(like), generate
-
-    return cast
+@inlined
+def bits_of(number: Any) -> Any:
+    """A float64's bits as int64."""
+    return np.float64(number).view(np.int64)
 
 
-bits_of, float_of = _cast(types.int64, types.float64), _cast(types.float64, types.int64)
+@inlined
+def float_of(bits: Any) -> Any:
+    """The float64 of these bits."""
+    return np.int64(bits).view(np.float64)

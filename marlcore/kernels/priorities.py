@@ -134,12 +134,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, and removes the mass of overwritten ones.
-
-    Args:
-        plan: see plan.py; this call sets the windows' seams.
-        priorities: see PRIORITIES.
-    """
+    """Gives mass to tickets written since the last call, and removes that of overwritten ones; sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):
@@ -161,8 +156,6 @@ def _ticket_of(p, leaf):
 @jit
 def draw(plan, columns, out, rows, priorities):
     """Draws the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the total mass.
-
-    Args: see `catch_up` and uniform.py.
 
     Returns: slots filled; fewer than the rows if some were overwritten meanwhile, 0 without any mass.
     """

@@ -29,12 +29,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Evaluates what an agent believes, once for each state and action; None: all others act at random.
-
-    Args:
-        robots: agents of whom nothing is believed.
-        optimistic: whether the best is expected of robots instead of the worst.
-        acting: bool [states], where agents act.
+    """Evaluates what an agent believes, once for each state where it acts, and action; None: all others act at random.
 
     Raises: ValueError: probabilities are negative or do not sum to 1, or a profile is none.
     """

@@ -11,7 +11,7 @@ import numpy as np
 from ..checks import came, check_whole
 from ..notices import shown_with
 from .batches import count_workers
-from .exploration import explore
+from .exploration import Exploration
 from .graph import Graph
 from .model import Profiles, WorldModel
 from .order import Edges, given_levels, longest_paths, topological_order
@@ -64,7 +64,7 @@ def build_graph(
     root = _hashable(model.get_state())
     with shown_with(progress):
         with closing(watch):
-            expansion = explore(model, profiles, root, workers, batch, watch.look)
+            expansion = Exploration(model, profiles, root, workers, batch).run(watch.look)
         expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
         watch.check_memory(len(expansion.states), expansion.nbytes)

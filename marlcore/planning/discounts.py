@@ -23,12 +23,7 @@ Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[f
 
 @dataclass(frozen=True)
 class Discount:
-    """What a value loses in a time; give `gamma` or `rho`, or neither for no discount.
-
-    Attributes:
-        gamma: a factor for a duration of 1, above 0 and up to 1.
-        rho: the rate, at least 0: -ln(gamma).
-    """
+    """The factor for a duration of 1, `gamma`, or its rate `rho`, -ln(gamma); neither for no discount."""
 
     gamma: float | None = None
     rho: float | None = None
@@ -42,7 +37,6 @@ class Discount:
             raise ValueError(f"rho: expected a finite number of at least 0, got {self.rho!r}")
 
     def over(self, duration: float) -> float:
-        """The factor for a duration."""
         if self.rho is not None:
             return math.exp(-self.rho * duration)
         return 1.0 if self.gamma is None else math.pow(self.gamma, duration)

@@ -26,28 +26,71 @@ SLICE_S = 0.01  # of expanding states here between two looks at everything else
 LOOK_S = 0.0005  # between two looks at the workers
 
 
-def explore(
-    model: WorldModel,
-    profiles: Profiles,
-    root: Hashable,
-    workers: int,
-    batch: int | None,
-    tick: Callable[[int, int], None],
-) -> Expansion:
-    """The expansion of all states that can be reached from `root`.
+class Exploration:
+    """The states of a model that can be reached from `root`; see `build_graph` for the other arguments and errors."""
 
-    Args:
-        tick: called with the numbers of states expanded and found, every few milliseconds unless a state takes longer.
+    def __init__(self, model: WorldModel, profiles: Profiles, root: Hashable, workers: int, batch: int | None) -> None:
+        self._transition, self._profiles = model.transition_probabilities, profiles
+        self._pool = _make_pool(model, profiles, root, workers - 1) if workers > 1 else None
+        self._whole = Expansion(root)
+        self._batches = Batches(self._whole.states, partial(expand, self._watchful, profiles), workers, batch)
+        self._start_at = perf_counter() + (START_AFTER_S if batch is None else 0.0)
+        self._next_look = 0.0
+        self._lost: Exception | None = None  # why workers cannot continue; the model is not to blame for it
 
-    Raises: see `build_graph`.
-    """
-    pool = _make_pool(model, profiles, root, workers) if workers > 1 else None
-    with closing(pool) if pool is not None else nullcontext():
-        exploration = _Exploration(model, profiles, root, pool, workers, batch)
-        while not exploration.complete:
-            exploration.step()
-            tick(len(exploration.whole.rows), len(exploration.whole.states))
-        return exploration.whole
+    def run(self, tick: Callable[[int, int], None]) -> Expansion:
+        """Calls `tick` with the states expanded and found, every few milliseconds unless a state takes longer."""
+        whole = self._whole
+        with closing(self._pool) if self._pool else nullcontext():
+            while len(whole.rows) < len(whole.states):
+                self._attend(0.0 if self._batches.pending else WAIT_S)
+                if self._batches.handed == self._batches.merged:
+                    self._expand_in_place()
+                elif self._batches.pending:
+                    self._expand_aside()
+                for expansion in self._batches.results():
+                    whole.extend(expansion)
+                tick(len(whole.rows), len(whole.states))
+        return whole
+
+    def _attend(self, seconds: float) -> None:
+        batches, was_started = self._batches, self._batches.started
+        if perf_counter() >= self._start_at:
+            batches.pool = self._pool
+        batches.attend(seconds)
+        if batches.started and not was_started and not stays_equal(self._whole.states[0]):
+            raise _changed(self._whole.states[0])
+
+    def _expand_in_place(self) -> None:
+        """Expands states while no batch is out: new states join the list at once."""
+        whole, batches, first = self._whole, self._batches, self._batches.merged
+        began = now = perf_counter()
+        try:
+            while len(whole.rows) < len(whole.states) and now < began + SLICE_S:
+                whole.add(self._transition, self._profiles, whole.states[len(whole.rows)])
+                now = perf_counter()
+        finally:
+            whole.check(whole.states, self._profiles)  # its error is of an earlier state
+        batches.handed = batches.merged = len(whole.rows)
+        if batches.merged > first:
+            batches.took(batches.merged - first, now - began)
+
+    def _expand_aside(self) -> None:
+        """Expands states while workers have earlier ones."""
+        self._batches.evaluate_here()
+        if self._lost is not None:
+            raise self._lost
+
+    def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
+        """The model's transition; attends to the workers before it, since one state may take long."""
+        if perf_counter() >= self._next_look:
+            try:
+                self._attend(0.0)
+            except Exception as error:  # `expand` would take it for the model's, and keep it for a later turn
+                self._lost = error
+                raise
+            self._next_look = perf_counter() + LOOK_S
+        return self._transition(state, profile)
 
 
 def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> Part:
@@ -66,79 +109,10 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
     return Part(expansion, failure)
 
 
-class _Exploration:
-    def __init__(
-        self,
-        model: WorldModel,
-        profiles: Profiles,
-        root: Hashable,
-        pool: Pool | None,
-        workers: int,
-        batch: int | None,
-    ) -> None:
-        self.whole = Expansion(root)
-        self._transition, self._profiles = model.transition_probabilities, profiles
-        self._batches = Batches(self.whole.states, partial(expand, self._watchful, profiles), workers, batch)
-        self._pool = pool
-        self._due = perf_counter() + (START_AFTER_S if batch is None else 0.0)
-        self._next_look = 0.0
-        self._lost: Exception | None = None  # why workers cannot continue; the model is not to blame for it
-
-    @property
-    def complete(self) -> bool:
-        return len(self.whole.rows) == len(self.whole.states)
-
-    def step(self) -> None:
-        self._attend(0.0 if self._batches.pending else WAIT_S)
-        if self._batches.handed == self._batches.merged:
-            self._expand_in_place()
-        elif self._batches.pending:
-            self._batches.evaluate_here()
-            if self._lost is not None:
-                raise self._lost
-        for expansion in self._batches.results():
-            self.whole.extend(expansion)
-
-    def _attend(self, seconds: float) -> None:
-        """Raises: TypeError: workers were started, and the initial state changes when it is pickled."""
-        batches, was_started = self._batches, self._batches.started
-        if perf_counter() >= self._due:
-            batches.pool = self._pool
-        batches.attend(seconds)
-        if batches.started and not was_started and not stays_equal(self.whole.states[0]):
-            raise TypeError(_changed(self.whole.states[0]))
-
-    def _expand_in_place(self) -> None:
-        """Expands states while no batch is out: new states join the list at once."""
-        whole, batches, first = self.whole, self._batches, self._batches.merged
-        began = now = perf_counter()
-        try:
-            while not self.complete and now < began + SLICE_S:
-                whole.add(self._transition, self._profiles, whole.states[len(whole.rows)])
-                now = perf_counter()
-        finally:
-            whole.check(whole.states, self._profiles)  # its error is of an earlier state
-        batches.handed = batches.merged = len(whole.rows)
-        if batches.merged > first:
-            batches.took(batches.merged - first, now - began)
-
-    def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """The model's transition; attends to the workers before it, since one state may take long."""
-        if perf_counter() >= self._next_look:
-            try:
-                self._attend(0.0)
-            except Exception as error:  # `expand` would take it for the model's, and keep it for a later turn
-                self._lost = error
-                raise
-            self._next_look = perf_counter() + LOOK_S
-        return self._transition(state, profile)
-
-
-def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, workers: int) -> Pool:
+def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int) -> Pool:
     """Raises TypeError: the model or its initial state cannot be pickled."""
-    expander = partial(_Expander, model, profiles)
     try:
-        pool = Pool(expander, workers - 1, name="planner", preload=(__name__,))
+        pool = Pool(partial(_Expander, model, profiles), size, name="planner", preload=(__name__,))
     except Exception:  # a class's own pickling may raise anything
         check_picklable(model=model)
         raise
@@ -148,7 +122,7 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, workers: i
 
 @dataclass(frozen=True)
 class _Expander:
-    """The function of a worker: it expands batches of states."""
+    """The function of a worker."""
 
     model: WorldModel
     profiles: Profiles
@@ -164,12 +138,12 @@ class _Expander:
             return packed(Part(None, TypeError(text)))
         for state, copy in zip(part.result.states, copies, strict=True):
             if copy != state:  # such as one with a nan; each copy would become a state of its own
-                return packed(Part(None, TypeError(_changed(state))))
+                return packed(Part(None, _changed(state)))
         return reply
 
 
-def _changed(state: Any) -> str:
-    return (
+def _changed(state: Any) -> TypeError:
+    return TypeError(
         "state: expected states that are equal and hash alike after pickling, got "
         f"{came(state)}, whose copy is another one; workers=1 needs no pickling"
     )

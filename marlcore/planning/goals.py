@@ -24,24 +24,15 @@ Goals = Mapping[int, Sequence[Goal]] | GoalGenerator
 
 @dataclass(frozen=True)
 class GoalTable:
-    """One agent's goals.
+    """One agent's goals."""
 
-    Attributes:
-        goals: in the order in which the states, by their numbers, offer them first.
-        flags: uint8 [states, goals], OFFERED and ACHIEVED.
-        weight: float64 [states, goals], or [1, goals] if all states offer all goals with the same weights.
-    """
-
-    goals: list[Goal]
-    flags: NDArray[np.uint8]
-    weight: NDArray[np.float64]
+    goals: list[Goal]  # in the order in which the states, by their numbers, offer them first
+    flags: NDArray[np.uint8]  # [states, goals], OFFERED and ACHIEVED
+    weight: NDArray[np.float64]  # [states, goals], or [1, goals] if all states offer all goals with the same weights
 
 
 def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray[np.bool_]) -> GoalTable:
-    """Evaluates an agent's goals once in each state.
-
-    Args:
-        acting: bool [states], where agents act; a generator is called for no other state.
+    """Evaluates an agent's goals once in each state, a generator only in the states where agents act.
 
     Raises: ValueError: a state offers no goal, or a weight is negative or no number.
     """
@@ -74,18 +65,12 @@ def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.u
 
 
 class _Offers(NamedTuple):
-    """The goals that some states offer.
+    """What some states offer."""
 
-    Attributes:
-        goals: in the order in which the states offer them first.
-        counts: int64 [states], how many goals each offers.
-        columns, weights: [offers], each one's number among the goals, and its weight.
-    """
-
-    goals: list[Goal]
-    counts: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    weights: NDArray[np.float64]
+    goals: list[Goal]  # in the order in which the states offer them first
+    counts: NDArray[np.int64]  # [states], how many goals each offers
+    columns: NDArray[np.int64]  # [offers], each one's number among the goals
+    weights: NDArray[np.float64]  # [offers]
 
 
 def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers) -> _Offers:

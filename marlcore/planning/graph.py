@@ -62,10 +62,12 @@ class Graph(Shared):
         self._pickled = arrays["pickled"]
         every = Profiles(counts["agents"], counts["actions"])
         self.agents, self.actions, self.profiles = every.agents, every.actions, len(every)
-        _check_starts("row_start", self.row_start, counts["rows"])
-        _check_starts("start", self.start, counts["outcomes"])
-        _check_range("successor", self.successor, len(self))
-        _check_range("profile", self.profile, self.profiles)
+        for starts, end in ((self.row_start, counts["rows"]), (self.start, counts["outcomes"])):
+            if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
+                raise ValueError(f"starts: expected numbers that rise from 0 to {end}")
+        for values, end in ((self.successor, len(self)), (self.profile, self.profiles)):
+            if len(values) and not 0 <= values.min() <= values.max() < end:
+                raise ValueError(f"values: expected numbers from 0 to {end - 1}")
 
     @classmethod
     def of(
@@ -76,12 +78,7 @@ class Graph(Shared):
         profiles: Profiles,
         probability: str | None,
     ) -> Graph:
-        """A new graph of a complete expansion.
-
-        Args:
-            order: the states' numbers in the graph's order.
-            level: int64 [states], by number.
-            probability: the dtype of the graph's probabilities; None leaves them out.
+        """A new graph of a complete expansion, whose states' numbers `order` has in the graph's order.
 
         Raises: SharedMemoryFull: no room for the graph. TypeError: the states cannot be pickled.
         """
@@ -215,13 +212,3 @@ def _shapes(counts: Mapping[str, Any]) -> Shapes:
     if dtype not in (None, "float32", "float64"):
         raise ValueError(f"probability: expected float32, float64 or None, got {dtype!r}")
     return {**shapes, "probability": (dtype, (outcomes,))} if dtype else shapes
-
-
-def _check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
-    if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
-        raise ValueError(f"{name}: expected numbers that rise from 0 to {end}")
-
-
-def _check_range(name: str, values: NDArray[np.int32], end: int) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= end):
-        raise ValueError(f"{name}: expected numbers from 0 to {end - 1}, got {values.min()} to {values.max()}")

@@ -19,21 +19,14 @@ SHOWN = 8  # states of a cycle
 
 @dataclass(frozen=True)
 class Edges:
-    """Each state's distinct successors, ascending: target[start[i]:start[i + 1]] for state i.
+    """Each state's distinct successors, ascending: target[start[i]:start[i + 1]] for state i."""
 
-    Attributes:
-        start: int64 [states + 1]. target: int32 [edges].
-    """
-
-    start: NDArray[np.int64]
-    target: NDArray[np.int32]
+    start: NDArray[np.int64]  # [states + 1]
+    target: NDArray[np.int32]  # [edges]
 
     @classmethod
     def of(cls, first: NDArray[np.int64], successor: NDArray[np.int32]) -> Edges:
-        """Args:
-        first: int64 [states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1.
-        successor: int32 [outcomes].
-        """
+        """The outcomes of state i are first[i] to first[i + 1] - 1."""
         states = len(first) - 1
         cuts = np.searchsorted(first, np.arange(0, first[-1], BLOCK))
         bounds = np.unique([0, *cuts, states])

@@ -15,8 +15,6 @@ from .goals import Goal, GoalTable
 from .kernels.expectations import ACHIEVED, OFFERED
 from .layout import Shapes, bind, nbytes_of, pickled
 
-PICKLED = "pickled"  # the array of the goals' bytes, beside those of agents
-
 
 @dataclass(frozen=True)
 class AgentPolicies:
@@ -93,7 +91,7 @@ class Policies(Shared):
             "weight_rows": [len(table.weight) for table in tables.values()], "pickled": len(content),
         }  # fmt: skip
         policies = cls(Segment.create("policies", about, nbytes_of(_shapes(about))))
-        policies._arrays[PICKLED][:] = content
+        policies._arrays["pickled"][:] = content
         policies._goals = goals
         for agent, table in tables.items():
             policies[agent].flags[:] = table.flags
@@ -104,7 +102,7 @@ class Policies(Shared):
         """Raises ClosedError: the policies were closed. KeyError: they have no such agent."""
         self.check_open()
         if self._goals is None:
-            self._goals = cloudpickle.loads(self._arrays[PICKLED].tobytes())
+            self._goals = cloudpickle.loads(self._arrays["pickled"].tobytes())
         names = ("values", "policy", "flags", "weight")
         return AgentPolicies(self._goals[agent], *(self._arrays[agent, name] for name in names))
 
@@ -120,7 +118,7 @@ class Policies(Shared):
 
 
 def _shapes(about: Mapping[str, Any]) -> Shapes:
-    """The arrays by agent and name."""
+    """By agent and name, and the bytes of the goals."""
     states, actions, dtype = about["states"], about["actions"], about["dtype"]
     shapes: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for agent, goals, weight_rows in zip(about["agents"], about["goals"], about["weight_rows"], strict=True):
@@ -128,4 +126,4 @@ def _shapes(about: Mapping[str, Any]) -> Shapes:
         shapes[agent, "policy"] = "float64" if dtype == "float64" else "float32", (states, goals, actions)
         shapes[agent, "flags"] = "uint8", (states, goals)
         shapes[agent, "weight"] = "float64", (weight_rows, goals)
-    return {**shapes, PICKLED: ("uint8", (about["pickled"],))}
+    return {**shapes, "pickled": ("uint8", (about["pickled"],))}

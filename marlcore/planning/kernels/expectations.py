@@ -17,25 +17,16 @@ OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
 
 class Rows(NamedTuple):
-    """A graph in arrays.
+    """A graph in arrays."""
 
-    Attributes:
-        first: int64 [states + 1], the first row of each state; a terminal state has no rows.
-        profile: integers [rows], ascending in a state.
-        start: int64 [rows + 1], the first outcome of each row.
-        successor: integers [outcomes]. probability: floats [outcomes].
-        discount: float64 [outcomes], or [1] if all are equal. stride: 1, or 0 if all are equal.
-        profiles: the number of profiles.
-    """
-
-    first: Any
-    profile: Any
-    start: Any
-    successor: Any
-    probability: Any
-    discount: Any
-    stride: int
-    profiles: int
+    first: Any  # int64 [states + 1], the first row of each state; a terminal state has no rows
+    profile: Any  # integers [rows], ascending in a state
+    start: Any  # int64 [rows + 1], the first outcome of each row
+    successor: Any  # integers [outcomes]
+    probability: Any  # floats [outcomes]
+    discount: Any  # float64 [outcomes], or [1] if all are equal
+    stride: int  # of discounts: 1, or 0 if all are equal
+    profiles: int  # how many there are
 
 
 @inlined

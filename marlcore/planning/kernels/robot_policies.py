@@ -18,26 +18,18 @@ from .half import wide
 
 
 class People(NamedTuple):
-    """The people's policies whatever their goals are, and how a profile is taken apart.
+    """The people's policies whatever their goals are, and how a profile is taken apart."""
 
-    Attributes:
-        policy: float64 [people, states, actions].
-        places: int64 [people], n to the power of each one's index.
-        robots: int64 [robots], the same; their profile is the sum of action_i * n^i over them, from i = 0 on.
-    """
-
-    policy: Any
-    places: Any
-    robots: Any
+    policy: Any  # float64 [people, states, actions]
+    places: Any  # int64 [people], n to the power of each one's index
+    robots: Any  # int64 [robots], the same; their profile is the sum of action_i * n^i over them, from i = 0 on
 
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
     """Writes the mean of the policies for goals on offer, by their weights, to mixed[state] in the states `numbers`.
 
-    Args:
-        flags: uint8 [states, goals]. weight: float64 [states, goals]. policy: [states, goals, actions].
-        mixed: float64 [states, actions]; zero where the offered goals have no weight.
+    It is zero where the offered goals have no weight.
     """
     for i in range(len(numbers)):
         state = numbers[i]
@@ -107,11 +99,7 @@ def _evaluate(rows, state, people, values, q, mass):
 def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     """Computes the robots' policy in the states `numbers`; writes its expected Q to `values`.
 
-    Args:
-        power: whether the policy is the power law.
-        values: float64 [states]. policy: float64 [states, robots' profiles].
-        numbers: int64 [n]; their successors' values are known.
-        q, score, mass: float64 [robots' profiles], scratch.
+    policy: float64 [states, robots' profiles]. q, score, mass: float64 [robots' profiles], scratch.
 
     Returns: -1, or a state in which no profile is possible under the people's policies, or, for the power law, one with
         a Q that is not negative.
@@ -163,11 +151,7 @@ def _attain_goals(rows, state, people, person, chosen, policy, flags, values, sc
 def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch):
     """Computes what one person can attain in the states `numbers`, for each goal on offer.
 
-    Args:
-        person: the number of the person among the people.
-        chosen: float64 [states, robots' profiles]. policy: the person's, [states, goals, actions].
-        flags: uint8 [states, goals]. values: float64 [states, goals]; those of the successors are known.
-        scratch: three arrays float64 [goals].
+    `chosen` is the robots' policy, `policy` the person's; `scratch` three arrays float64 [goals].
     """
     attained, mass = scratch[0], scratch[1]
     for i in range(len(numbers)):

@@ -16,32 +16,24 @@ from .half import narrow
 
 
 class Belief(NamedTuple):
-    """What an agent believes of the others' actions.
+    """What an agent believes of the others' actions. A choice is an action, or an action in a state."""
 
-    Attributes:
-        start: int64 [choices + 1], where the entries of each choice begin; a choice is an action, or an action in a
-            state if `stride` is the number of actions, and 0 otherwise.
-        probability: float64 [entries]. base: int64 [entries], the profile without the agent's and the robots' actions.
-        robots: int64 [robots' profiles], each to be added to a base.
-        best: whether the agent hopes for the robots' best profile instead of fearing the worst.
-    """
-
-    start: Any
-    stride: int
-    probability: Any
-    base: Any
-    robots: Any
-    best: bool
+    start: Any  # int64 [choices + 1], where the entries of each choice begin
+    stride: int  # the number of actions if beliefs depend on the state, else 0
+    probability: Any  # float64 [entries]
+    base: Any  # int64 [entries], the profile without the agent's and the robots' actions
+    robots: Any  # int64 [robots' profiles], each to be added to a base
+    best: bool  # whether the agent expects the robots' best profile instead of the worst
 
 
 class Scratch(NamedTuple):
-    """Memory for one thread: float64 [actions, goals], [goals], [goals], [actions] and [actions]."""
+    """Memory for one thread, float64."""
 
-    q: Any
-    total: Any
-    extreme: Any
-    mass: Any
-    chosen: Any
+    q: Any  # [actions, goals]
+    total: Any  # [goals]
+    extreme: Any  # [goals]
+    mass: Any  # [actions]
+    chosen: Any  # [actions]
 
 
 @inlined

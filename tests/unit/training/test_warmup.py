@@ -52,14 +52,14 @@ def test_after_a_warm_up_no_plan_compiles() -> None:
     code = """if True:
         from marlcore import planning
         from marlcore.planning.kernels import robot_policies, soft_policies
-        from marlcore.planning.warmup import _Step
+        from marlcore.planning.warmup import ONE_STEP
         kernels = [soft_policies.induce, robot_policies.mix, robot_policies.choose, robot_policies.attain]
         planning.warm_up()
         before = [len(kernel.signatures) for kernel in kernels]
         for probabilities in ("float64", "float32"):
             for goals in ({0: [bool]}, lambda state, agent: [(bool, 1.0)]):
                 for dtype in ("float64", "float32", "float16"):
-                    graph = planning.build_graph(_Step(), workers=1, probabilities=probabilities)
+                    graph = planning.build_graph(ONE_STEP, workers=1, probabilities=probabilities)
                     people = planning.backward_induction(graph, goals, [0], dtype=dtype, gamma=0.5)
                     planning.robot_induction(graph, people, lambda attainable, weights: attainable[0][:, 0])
         assert before == [len(kernel.signatures) for kernel in kernels], before
