@@ -61,7 +61,11 @@ def build_graph(
         check_whole("batch", batch)
     profiles = Profiles.of(model)
     model.reset()
-    root = _hashable(model.get_state())
+    root = model.get_state()
+    try:
+        hash(root)
+    except TypeError:
+        raise TypeError(f"state: expected something hashable, got {came(root)}, the initial state") from None
     with shown_with(progress):
         with closing(watch):
             expansion = Exploration(model, profiles, root, workers, batch).run(watch.look)
@@ -79,11 +83,3 @@ def _dtype(probabilities: object) -> str | None:
     if not isinstance(probabilities, (bool, str)) or probabilities not in named:
         raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {came(probabilities)}")
     return named[probabilities]
-
-
-def _hashable(state: Any) -> Any:
-    try:
-        hash(state)
-    except TypeError:
-        raise TypeError(f"state: expected something hashable, got {came(state)}, the initial state") from None
-    return state

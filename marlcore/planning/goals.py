@@ -39,9 +39,9 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
-        first = job(tabulate.graph, numbers[:1]).goals
         # A goal that another process would return as a different one must come from here.
-        offers = (tabulate if all(map(stays_equal, first)) else tabulate.here)(job, numbers)
+        stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1]).goals))
+        offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join(offers, acting)
     else:
         goals_of_agent = [*goals[agent]]

@@ -71,7 +71,9 @@ def backward_induction(
         CallbackFailed: a function of the caller raised; the message names the state.
         TypeError: a goal cannot be pickled. SharedMemoryFull: no room for the result.
     """
-    robots = _checked_robots(robots, graph)
+    robots = _numbers("robots", robots, graph)
+    if len({*robots}) < len(robots):
+        raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
     chosen = _checked_agents(agents, goals, robots, graph)
     check_beta(beta)
     if dtype not in DTYPES:
@@ -123,39 +125,33 @@ def check_beta(beta: object) -> None:
         raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
 
 
-def _checked_robots(robots: Sequence[int], graph: Graph) -> tuple[int, ...]:
-    _check_several("robots", "agents", robots)
-    for robot in robots:
-        _check_agent("robots", robot, graph)
-    if len({*robots}) < len(robots):
-        raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
-    return tuple(map(int, robots))
-
-
 def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence[int], graph: Graph) -> tuple[int, ...]:
     if agents is None:
         if callable(goals):
             raise ValueError("agents: expected the agents whose goals the function gives, got None")
         agents = [*goals]
-    _check_several("agents", "agents", agents)
-    for agent in agents:
-        _check_agent("agents", agent, graph)
+    numbers = _numbers("agents", agents, graph)
+    if not numbers or len({*numbers}) < len(numbers):
+        raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
+    for agent in numbers:
         if agent in robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
             raise ValueError(f"goals: expected goals of agent {agent}, got those of {came([*goals])}")
         if not callable(goals):
             _check_several("goals", f"goals of agent {agent}", goals[agent])
-    if not agents or len({*agents}) < len(agents):
-        raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
+    return numbers
+
+
+def _numbers(label: str, agents: Sequence[int], graph: Graph) -> tuple[int, ...]:
+    """Raises ValueError unless these are numbers of agents."""
+    _check_several(label, "agents", agents)
+    for agent in agents:
+        if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:
+            raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {came(agent)}")
     return tuple(map(int, agents))
 
 
 def _check_several(label: str, what: str, value: object) -> None:
     if not isinstance(value, Iterable):
         raise ValueError(f"{label}: expected a sequence of {what}, got {came(value)}")
-
-
-def _check_agent(label: str, agent: object, graph: Graph) -> None:
-    if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:
-        raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {came(agent)}")

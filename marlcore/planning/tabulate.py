@@ -50,10 +50,6 @@ class Tabulate:
                 results.extend(batches.results())
         return results
 
-    def here(self, job: Job[T], numbers: Numbers) -> list[T]:
-        """The same without workers."""
-        return Tabulate(self.graph, 1)(job, numbers)
-
     def _make_pool(self, job: Job[Any]) -> Pool | None:
         """None if the job cannot be pickled: how long it takes must not decide whether it fails."""
         try:

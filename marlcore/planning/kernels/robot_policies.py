@@ -126,39 +126,32 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     return -1
 
 
-@inlined
-def _attain_goals(rows, state, people, person, chosen, policy, flags, values, scratch):
-    """Sums over a state's rows, each as likely as the policies of robots and people make it."""
-    attained, mass, total = scratch
-    actions = people.policy.shape[2]
-    for goal in range(len(attained)):
-        attained[goal] = mass[goal] = 0.0
-    for row in range(rows.first[state], rows.first[state + 1]):
-        profile = rows.profile[row]
-        p = chosen[state, _robots_profile(people, profile)] * _probability(people, state, profile, person)
-        if p > 0.0:
-            action = _action_of(profile, people.places[person], actions)
-            for goal in range(len(total)):
-                total[goal] = 0.0
-            add_expectation(rows, row, flags, values, total)
-            for goal in range(len(total)):
-                own = p * wide(policy[state, goal, action])
-                mass[goal] += own
-                attained[goal] += own * total[goal]
-
-
 @jit
 def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch):
     """Computes what one person can attain in the states `numbers`, for each goal on offer.
 
-    `chosen` is the robots' policy, `policy` the person's; `scratch` three arrays float64 [goals].
+    A state's rows are as likely as `chosen`, the robots' policy, and the others' policies make them; `policy` is the
+    person's. `scratch` has three arrays float64 [goals].
     """
-    attained, mass = scratch[0], scratch[1]
+    attained, mass, total = scratch
     for i in range(len(numbers)):
         state = numbers[i]
         if rows.first[state] == rows.first[state + 1]:
             continue
-        _attain_goals(rows, state, people, person, chosen, policy, flags, values, scratch)
+        for goal in range(len(attained)):
+            attained[goal] = mass[goal] = 0.0
+        for row in range(rows.first[state], rows.first[state + 1]):
+            profile = rows.profile[row]
+            p = chosen[state, _robots_profile(people, profile)] * _probability(people, state, profile, person)
+            if p > 0.0:
+                action = _action_of(profile, people.places[person], people.policy.shape[2])
+                for goal in range(len(total)):
+                    total[goal] = 0.0
+                add_expectation(rows, row, flags, values, total)
+                for goal in range(len(total)):
+                    own = p * wide(policy[state, goal, action])
+                    mass[goal] += own
+                    attained[goal] += own * total[goal]
         for goal in range(len(attained)):
             if flags[state, goal] & OFFERED:
                 partial = not is_complete(rows, state) and mass[goal] > 0.0

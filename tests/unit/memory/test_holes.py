@@ -34,7 +34,6 @@ def sparse(path: Path, nbytes: int = 1 << 20) -> Path:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
-    """A path in /dev/shm."""
     path = Path("/dev/shm") / f"holes{os.getpid()}"
     yield path
     path.unlink(missing_ok=True)
