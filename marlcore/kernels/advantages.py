@@ -1,7 +1,5 @@
 """Advantages and value targets over runs of consecutive transitions, from the last one to the first."""
 
-from __future__ import annotations
-
 from .jit import jit
 
 

@@ -1,7 +1,5 @@
 """Draws from categorical distributions."""
 
-from __future__ import annotations
-
 import math
 
 from .jit import jit

@@ -1,7 +1,5 @@
 """Copies fields of the rows of given tickets, without stacks or returns."""
 
-from __future__ import annotations
-
 from .jit import copy_bytes, jit, prefetch
 
 AHEAD = 16  # rows between the prefetch and the copy

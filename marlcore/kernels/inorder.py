@@ -3,8 +3,6 @@
 A cursor holds the reader's position in each lane; `take` copies the transitions from there on that can be delivered.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .gather import take

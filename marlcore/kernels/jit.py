@@ -1,7 +1,5 @@
 """How marlcore's kernels are compiled."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -4,8 +4,6 @@ A ticket's leaf is its row, counted over all lanes. The leaf's mass is the prior
 ticket cannot be drawn. The tickets [floor, caught) of each lane have leaves.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -99,13 +97,13 @@ def _initial(p, q, lane, ticket):
     """The priority of a new ticket: its actor's, or the highest so far if that is NaN."""
     if q.initial == 0:
         return q.highest
-    given = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
-    if math.isnan(given):
+    priority = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
+    if math.isnan(priority):
         return q.highest
-    if not 0.0 <= given <= q.limit:
+    if not 0.0 <= priority <= q.limit:
         q.bad_lane, q.bad_ticket = lane, ticket
         return q.highest
-    return given + q.epsilon
+    return priority + q.epsilon
 
 
 @inlined

@@ -1,7 +1,5 @@
 """Draws transitions or sequences; all that can be drawn are equally likely."""
 
-from __future__ import annotations
-
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below

@@ -4,8 +4,6 @@ This process evaluates too, so little work needs no worker, and workers get no s
 evaluate.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What an agent believes of the others' actions, in arrays: for each of its actions, profiles and probabilities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Building the graph of a world model: its states are enumerated, then ordered, then written to one segment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Discounts of transitions: e^(-rho D) = gamma^D for a transition of the duration D."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

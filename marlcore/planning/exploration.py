@@ -4,8 +4,6 @@ A state's number is the order of its discovery, breadth first: states are expand
 are merged in the order of their numbers. Errors are raised in that order too.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing, nullcontext

@@ -1,7 +1,5 @@
 """Goals of an agent in arrays: which are on offer in which state, with which weight, and where each is achieved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

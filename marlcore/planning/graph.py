@@ -60,8 +60,8 @@ class Graph(Shared):
         self.probability: NDArray[Any] | None = arrays.get("probability")
         self.level: NDArray[np.int64] = arrays["level"]
         self._pickled = arrays["pickled"]
-        every = Profiles(counts["agents"], counts["actions"])
-        self.agents, self.actions, self.profiles = every.agents, every.actions, len(every)
+        profiles = Profiles(counts["agents"], counts["actions"])
+        self.agents, self.actions, self.profiles = profiles.agents, profiles.actions, len(profiles)
         for starts, end in ((self.row_start, counts["rows"]), (self.start, counts["outcomes"])):
             if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
                 raise ValueError(f"starts: expected numbers that rise from 0 to {end}")
@@ -137,8 +137,8 @@ class Graph(Shared):
         transitions[i] has (profile, probabilities, successors) for each possible profile; without probabilities in the
         graph, their lists are empty.
         """
-        every = Profiles(self.agents, self.actions)
-        profiles = {index: every[index] for index in np.unique(self.profile).tolist()}
+        all_profiles = Profiles(self.agents, self.actions)
+        profiles = {index: all_profiles[index] for index in np.unique(self.profile).tolist()}
         edges = Edges.of(self.start[self.row_start], self.successor)
         successor = self.successor.tolist()
         probability = [] if self.probability is None else self.probability.tolist()

@@ -1,7 +1,5 @@
 """Goal-conditioned soft policies by backward induction: the first phase of planning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -108,10 +106,10 @@ class _Induction:
     def __call__(self, numbers: Numbers) -> None:
         actions = self.graph.actions
         for agent, belief in self.beliefs.items():
-            its = self.policies[agent]
-            goals = len(its.goals)
+            policies = self.policies[agent]
+            goals = len(policies.goals)
             scratch = Scratch(*(np.empty(shape) for shape in ((actions, goals), goals, goals, actions, actions)))
-            arrays = its.flags, its.stored, its.policy
+            arrays = policies.flags, policies.stored, policies.policy
             stuck = induce(self.rows, belief, actions**agent, self.beta, *arrays, numbers, scratch)
             if stuck >= 0:
                 raise ValueError(

@@ -1,7 +1,5 @@
 """Arrays side by side in one segment, each from a cache line on; and an object that is pickled beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

@@ -55,6 +55,11 @@ class AgentPolicies:
         return goals
 
     @property
+    def weights(self) -> NDArray[np.float64]:
+        """The weights of all states: float64 [states, goals]."""
+        return np.broadcast_to(self.weight, self.flags.shape)
+
+    @property
     def stored(self) -> NDArray[Any]:
         """The values as kernels see them: float16 as its bits."""
         return self.values.view(np.uint16) if self.values.dtype == np.float16 else self.values

@@ -1,7 +1,5 @@
 """The robots' policy among people whose policies are known: the second phase of planning, by the same sweep."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,12 +94,12 @@ def robot_induction(
         robots,
         np.full(len(graph), float(terminal)),
         np.zeros((len(graph), graph.actions ** len(robots))),
-        {person: np.zeros(its.flags.shape) for person, its in policies.items()},
+        {person: np.zeros(arrays.flags.shape) for person, arrays in policies.items()},
     )
     places, others = (np.array([graph.actions**i for i in some], np.int64) for some in (people.agents, robots))
     mixed = People(np.zeros((len(policies), len(graph), graph.actions)), places, others)
     step = _RobotInduction(graph, rows, people_rows, mixed, policies, result, aggregate, float(beta), power)
-    width = sum(len(its.goals) for its in policies.values()) + 1
+    width = sum(len(arrays.goals) for arrays in policies.values()) + 1
     sweep(graph.levels, work_of(graph, width), threads, step, step.add_rewards, progress)
     return result
 
@@ -121,16 +119,16 @@ class _RobotInduction:
     power: bool
 
     def __call__(self, numbers: Numbers) -> None:
-        for mixed, its in zip(self.people.policy, self.policies.values(), strict=True):
-            mix(its.flags, np.broadcast_to(its.weight, its.flags.shape), its.policy, numbers, mixed)
+        for mixed, arrays in zip(self.people.policy, self.policies.values(), strict=True):
+            mix(arrays.flags, arrays.weights, arrays.policy, numbers, mixed)
         result, scratch = self.result, (np.empty(self.result.policy.shape[1]) for _ in range(3))
         stuck = choose(self.rows, self.people, self.beta, self.power, result.values, result.policy, numbers, *scratch)
         if stuck >= 0:
             raise ValueError(self._why(stuck))
-        for person, (agent, its) in enumerate(self.policies.items()):
-            arrays = result.policy, its.policy, its.flags, result.attainable[agent]
-            room = tuple(np.empty(len(its.goals)) for _ in range(3))
-            attain(self.people_rows, self.people, person, *arrays, numbers, room)
+        for person, (agent, arrays) in enumerate(self.policies.items()):
+            room = tuple(np.empty(len(arrays.goals)) for _ in range(3))
+            of_person = arrays.policy, arrays.flags, result.attainable[agent]
+            attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
 
     def _why(self, stuck: int) -> str:
         state = came(self.graph.states[stuck])
@@ -145,8 +143,8 @@ class _RobotInduction:
             return
         attainable = {agent: values[acting] for agent, values in self.result.attainable.items()}
         weights = {
-            agent: np.where(its.flags[acting] & OFFERED > 0, np.broadcast_to(its.weight, its.flags.shape)[acting], 0.0)
-            for agent, its in self.policies.items()
+            agent: np.where(arrays.flags[acting] & OFFERED > 0, arrays.weights[acting], 0.0)
+            for agent, arrays in self.policies.items()
         }
         rewards = np.asarray(self.aggregate(attainable, weights), float)
         if rewards.shape != acting.shape:

@@ -4,8 +4,6 @@ A level's states do not depend on one another, so a large level is split over th
 to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Evaluating the caller's functions once in each state: in this process, and in workers if they take long."""
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Compiling the kernels of planning in advance, so that no first call waits for the compiler."""
 
-from __future__ import annotations
-
 from itertools import product
 from time import monotonic
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is watched while a graph grows: memory that must stay free, and a line of progress on standard error."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from time import monotonic

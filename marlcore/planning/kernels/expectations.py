@@ -5,8 +5,6 @@ Every sum runs in the order of the rows, outcomes and actions, so a result does 
 work. The inner loops run over goals, which are independent of one another, so the compiler may vectorise them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -52,8 +50,10 @@ def row_of(rows, state, profile):
 
 
 @inlined
-def add_expectation(rows, row, flags, values, total):
-    """Adds to total[goal] the expectation of 1 where the successor achieves the goal, else of its discounted value."""
+def expect(rows, row, flags, values, total):
+    """Sets total[goal] to the expectation of 1 where the successor achieves the goal, else of its discounted value."""
+    for goal in range(len(total)):
+        total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
         p, discount = rows.probability[outcome], rows.discount[outcome * rows.stride]
         successor = rows.successor[outcome]

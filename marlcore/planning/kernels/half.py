@@ -4,8 +4,6 @@
 unchanged, so that one kernel serves float64, float32 and float16 storage.
 """
 
-from __future__ import annotations
-
 from numba.core import types
 from numba.extending import overload
 

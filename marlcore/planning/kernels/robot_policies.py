@@ -7,13 +7,11 @@ V is the expectation of Q under pi plus the caller's aggregate of what is attain
 left out, and the probabilities of the others are divided by their sum.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import OFFERED, add_expectation, divide, is_complete, soften
+from .expectations import OFFERED, divide, expect, is_complete, soften
 from .half import wide
 
 
@@ -52,11 +50,11 @@ def _action_of(profile, place, actions):
 
 @inlined
 def _robots_profile(people, profile):
-    actions, found, power = people.policy.shape[2], 0, 1
+    actions, number, power = people.policy.shape[2], 0, 1
     for i in range(len(people.robots)):
-        found += _action_of(profile, people.robots[i], actions) * power
+        number += _action_of(profile, people.robots[i], actions) * power
         power *= actions
-    return found
+    return number
 
 
 @inlined
@@ -145,9 +143,7 @@ def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch
             p = chosen[state, _robots_profile(people, profile)] * _probability(people, state, profile, person)
             if p > 0.0:
                 action = _action_of(profile, people.places[person], people.policy.shape[2])
-                for goal in range(len(total)):
-                    total[goal] = 0.0
-                add_expectation(rows, row, flags, values, total)
+                expect(rows, row, flags, values, total)
                 for goal in range(len(total)):
                     own = p * wide(policy[state, goal, action])
                     mass[goal] += own

@@ -6,12 +6,10 @@
 Where believed profiles are not possible, p is conditioned on the possible ones. An action without any is never taken.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
+from .expectations import ACHIEVED, OFFERED, divide, expect, row_of, soften
 from .half import narrow
 
 
@@ -39,21 +37,19 @@ class Scratch(NamedTuple):
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
     """Writes the worst or best expectation over robots' profiles to scratch.extreme; False if none is possible."""
-    found = False
+    possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
         row = row_of(rows, state, profile + belief.robots[i])
         if row < 0:
             continue
-        for goal in range(len(total)):
-            total[goal] = 0.0
-        add_expectation(rows, row, flags, values, total)
+        expect(rows, row, flags, values, total)
         for goal in range(len(total)):
             better = total[goal] > extreme[goal] if belief.best else total[goal] < extreme[goal]
-            if better or not found:
+            if better or not possible:
                 extreme[goal] = total[goal]
-        found = True
-    return found
+        possible = True
+    return possible
 
 
 @inlined

@@ -1,7 +1,5 @@
 """Lanes: where their bytes lie, one writer each, proof of death before a takeover, quarantine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Segments appear whole or not at all, are believed only after every check, and never outlive their users."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
@@ -257,7 +255,6 @@ def test_more_than_the_control_group_leaves_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_a_full_file_system_is_an_error(small_tmpfs, monkeypatch, free_is_known):
-    """A full file system is noticed beforehand or when allocating."""
     fds = descriptors()
     if not free_is_known:
         patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 40)
@@ -527,7 +524,6 @@ def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
 
 
 def test_a_forked_childs_segment_is_stale(program):
-    """A forked child's segment is stale and attaches again by its handle."""
     out = program("""
         import os, sys
         from marlcore import StaleHandle

@@ -1,7 +1,5 @@
 """What backward induction refuses: one line that names the argument, what was expected and what came."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """float16 in kernels is NumPy's float16, and their exponentials and logarithms are those of `math`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
