@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> int:
     parse(WarmupOptions, arguments, "warmup")
     with jit.quietly():
         seconds = warm_up() + planning.warm_up()
-    cache = jit.cache_directory()
-    if cache is None:
+    if jit.cache_directory() is None:
         return 1  # the reason was printed
-    sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {cache}\n")
+    kept = " and ".join(map(str, jit.cache_directories()))
+    sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {kept}\n")
     return 0

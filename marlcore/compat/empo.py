@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.backup import OFFERED
 from ..planning import AgentPolicies, backward_induction, build_graph
 
 Goal = Any
@@ -207,7 +206,7 @@ class _ByGoal(Mapping[Goal, Any]):
 
     def __getitem__(self, goal: Goal) -> Any:
         i = self._column[goal]
-        if not self._its.flags[self._state, i] & OFFERED:
+        if not self._its.offers(self._state, i):
             raise KeyError(goal)
         if self._values:
             return float(self._its.values[self._state, i])

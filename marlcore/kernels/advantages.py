@@ -1,7 +1,5 @@
 """Advantages and value targets over runs of consecutive transitions, from the last one to the first."""
 
-from __future__ import annotations
-
 from .jit import jit
 
 
@@ -9,15 +7,10 @@ from .jit import jit
 def trace(reward, discount, value, following, continues, ratio, most, decay, advantage, target):
     """Fills in V-trace's targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1), and the advantages beside them.
 
-    With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438).
-
-    Args:
-        reward, discount, value, following: float32 [B]; `following` is the value of the next observation.
-        continues: bool [B], whether the next row is the episode's next transition.
-        ratio: float32 [B], the probability of the action today by that when it was taken.
-        most: float64 [2], the ratios are clipped at: in a row's own error, and in what later errors count for it.
-        decay: the lambda of GAE.
-        advantage, target: float32 [B], filled.
+    With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438) with the
+    lambda `decay`. All arrays are float32 [B], but `continues`, bool, tells whether the next row is the episode's next
+    transition. `following` is the value of the next observation, `ratio` the action's probability today by that when it
+    was taken; `most`, two numbers, clips it in a row's own error, and in what later errors count for it.
     """
     later = 0.0  # the next row's target minus its value
     for i in range(len(reward) - 1, -1, -1):

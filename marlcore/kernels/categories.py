@@ -1,7 +1,5 @@
 """Draws from categorical distributions."""
 
-from __future__ import annotations
-
 import math
 
 from .jit import jit
@@ -11,11 +9,9 @@ from .jit import jit
 def draw_category(output, first, end, place, action, log_prob):
     """Draws one of the values `first` to `end` - 1 in each row, never one of probability 0.
 
-    Args:
-        output: float32 [k, outputs], logarithms of the values' probabilities, up to a constant for each row.
-        place: float64 [k], multiples of 2^-53 in [0, 1): where each draw lies in the sum of the probabilities.
-        action: int64 [k], filled; counted from `first`.
-        log_prob: float32 [k], to which the logarithm of the drawn value's probability is added.
+    `output`, float32 [k, outputs], has logarithms of the values' probabilities, up to a constant for each row; `place`,
+    float64 [k], multiples of 2^-53 in [0, 1): where each draw lies in the sum of the probabilities. Writes `action`,
+    int64 [k], counted from `first`, and adds the logarithm of its probability to `log_prob`, float32 [k].
     """
     for row in range(len(place)):
         most = float(output[row, first])

@@ -1,7 +1,5 @@
 """Copies fields of the rows of given tickets, without stacks or returns."""
 
-from __future__ import annotations
-
 from .jit import copy_bytes, jit, prefetch
 
 AHEAD = 16  # rows between the prefetch and the copy
@@ -15,13 +13,7 @@ def _prefetch_row(columns, row):
 
 @jit
 def gather(columns, capacity, tickets, out):
-    """Copies each field of the rows of `tickets`, int64 [n], in their order.
-
-    Args:
-        columns: COLUMN [fields], see plan.py; `out` is the offset in `out` of the first ticket's value.
-        capacity: rows of the lane.
-        out: uint8.
-    """
+    """Copies each field of the rows of `tickets`, int64 [n], to `out`, uint8, where a column's `out` says."""
     count = len(tickets)
     for i in range(min(AHEAD, count)):
         _prefetch_row(columns, tickets[i] % capacity)

@@ -3,8 +3,6 @@
 A cursor holds the reader's position in each lane; `take` copies the transitions from there on that can be delivered.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .gather import take
@@ -121,12 +119,8 @@ def _share(ready, first, total, share):
 def read(plan, columns, out, first, cursors, tallies):
     """Copies the next batch: from each lane in turn one run after the cursor; copies nothing if too little is ready.
 
-    Args:
-        plan, columns: see plan.py; this call sets the windows' seams.
-        out: the batch's address.
-        first: the lane that gets one more if the lanes' shares cannot be equal.
-        cursors: int64 [3, 4, lanes], see above; this call moves the first past the batch.
-        tallies: int64 [4, lanes], see above; this call writes all but the margins.
+    If the lanes' shares cannot be equal, the lane `first` gets one more. Sets the windows' seams, moves the first of
+    `cursors`, int64 [3, 4, lanes], past the batch, and writes all of `tallies`, int64 [4, lanes], but the margins.
 
     Returns: (whether a batch was copied; transitions or unrolls that are ready, counted up to a batch a lane; those
     begun that later rows may complete).

@@ -1,8 +1,5 @@
 """How marlcore's kernels are compiled."""
 
-from __future__ import annotations
-
-import functools
 import hashlib
 import logging
 import os
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, event, types
 from numba.extending import intrinsic
@@ -25,11 +23,13 @@ FIRST_COMPILATION = (
 )
 WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
+_HOME = Path(__file__).parent
 _log = logging.getLogger("marlcore")
-_told = False
+_directories: dict[Path, Path | None] = {}  # by folder of kernels, once it was looked for
+_announced = False
 _quiet: list[None] = []  # one for each block of `quietly` that some thread is in
 
-_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,22 +47,34 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    found: Callable[..., Any]
-    if cache_directory() is None:
-        found = numba.njit(**{**_OPTIONS, "cache": False}, **options)(function)
-    else:
-        found = numba.njit(**_OPTIONS, **options)(function)
-    return found
+    cached = cache_directory() is not None and _directory_for(function) is not None
+    kernel: Callable[..., Any] = numba.njit(**_OPTIONS, cache=cached, **options)(function)
+    return kernel
 
 
-@functools.cache
 def cache_directory() -> Path | None:
-    """The directory of cached kernels, cleared of those of other sources; None if no directory is writable."""
+    """The directory of this room's cached kernels, cleared of those of other sources; None if none is writable."""
+    return _directory_for(_nothing)
+
+
+def cache_directories() -> list[Path]:
+    """`cache_directory`, and those of other rooms' kernels that this process has imported."""
+    return [path for path in _directories.values() if path]
+
+
+def _directory_for(function: Callable[..., Any]) -> Path | None:
+    home = Path(function.__code__.co_filename).parent
+    if home not in _directories:
+        _directories[home] = _open_cache(function, home)
+    return _directories[home]
+
+
+def _open_cache(function: Callable[..., Any], home: Path) -> Path | None:
     try:
         # Numba chooses the directory by the function's file, when the function is declared.
-        probe: Any = numba.njit(cache=True)(_nothing)
+        probe: Any = numba.njit(cache=True)(function)
         path = Path(probe.stats.cache_path)
-        _drop_stale(path)
+        _drop_stale(path, home)
         return path
     except (RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:  # a signal handler's
@@ -92,25 +104,26 @@ def quietly() -> Iterator[None]:
 class _Listener(event.Listener):  # type: ignore[misc]
     """Reports, once in a process, that a kernel is compiled instead of loaded."""
 
-    def on_start(self, told: Any) -> None:
-        global _told
-        if not (_told or _quiet) and told.data["dispatcher"].py_func.__module__.startswith("marlcore."):
-            _told = True
+    def on_start(self, event: Any) -> None:
+        global _announced
+        if not (_announced or _quiet) and event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
+            _announced = True
             say(FIRST_COMPILATION)
 
-    def on_end(self, told: Any) -> None:
+    def on_end(self, event: Any) -> None:
         """Other compilations may follow."""
 
 
 event.register("numba:compile", _Listener())
 
 
-def _drop_stale(cache: Path) -> None:
-    """Empties the cache if any kernel's file has changed since the cache was filled.
+def _drop_stale(cache: Path, home: Path) -> None:
+    """Empties the cache of the kernels in `home` if their folder's sources, or this one's, have changed.
 
     Numba checks only the kernel's own file, but a kernel contains code of other files too.
     """
-    sources = b"".join(source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py")))
+    folders = dict.fromkeys((_HOME, home))
+    sources = b"".join(source.read_bytes() for folder in folders for source in sorted(folder.glob("*.py")))
     digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
     if marker.exists() and marker.read_text() == digest:
         return
@@ -123,6 +136,10 @@ def _drop_stale(cache: Path) -> None:
     os.replace(aside, marker)
 
 
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
 @intrinsic
 def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
     """copy_bytes(to, source, size): memcpy between two addresses; a constant size becomes plain moves.
@@ -131,10 +148,7 @@ def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        to_pointer = builder.inttoptr(args[0], pointer)
-        source_pointer = builder.inttoptr(args[1], pointer)
-        cgutils.raw_memcpy(builder, to_pointer, source_pointer, args[2], 1)
+        cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -145,7 +159,7 @@ def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
     """zero_bytes(to, size): memset to zero at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        cgutils.memset(builder, _pointer(builder, args[0]), args[1], 0)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -156,13 +170,11 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     """prefetch(address): prefetches the address's cache line for a read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        name = "llvm.prefetch.p0"
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]), name
-        )
+        word, pointer = ir.IntType(32), _pointer(builder, args[0])
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, most_local, data = word(0), word(3), word(1)
-        builder.call(function, [builder.inttoptr(args[0], pointer), read, most_local, data])
+        builder.call(function, [pointer, read, most_local, data])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
@@ -195,8 +207,7 @@ def _array_at(dtype: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             array = context.make_array(kind)(context, builder)
             itemsize = context.get_constant(types.intp, dtype.bitwidth // 8)
-            data = builder.inttoptr(args[0], array.data.type)
-            populate_array(array, data, [args[1]], [itemsize], itemsize, None)
+            populate_array(array, builder.inttoptr(args[0], array.data.type), [args[1]], [itemsize], itemsize, None)
             return array._getvalue()
 
         return kind(types.intp, types.intp), generate
@@ -207,17 +218,13 @@ def _array_at(dtype: Any) -> Any:
 int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)
 
 
-def _cast(to: Any, like: Any) -> Any:
-    @intrinsic
-    def cast(typingctx: Any, value: Any) -> Any:
-        """The same 64 bits as another type."""
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(to))
-
-        return to(like), generate
-
-    return cast
+@inlined
+def bits_of(number: Any) -> Any:
+    """A float64's bits as int64."""
+    return np.float64(number).view(np.int64)
 
 
-bits_of, float_of = _cast(types.int64, types.float64), _cast(types.float64, types.int64)
+@inlined
+def float_of(bits: Any) -> Any:
+    """The float64 of these bits."""
+    return np.int64(bits).view(np.float64)

@@ -4,8 +4,6 @@ A plan is an array of one record; its columns are a separate array. The plan's m
 alive. A batch's fields lie at offsets from the batch's address.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # Frames of next_obs after those of obs: no frame, the one frame after the last, or a stack for each row

@@ -4,8 +4,6 @@ x = 2^e m with m in [sqrt(1/2), sqrt(2)), and x^a = 2^(a log2 x). The logarithm 
 of two is a Taylor series around the nearest integer. Both are as exact as float64.
 """
 
-from __future__ import annotations
-
 import math
 
 from .jit import bits_of, float_of, inlined

@@ -4,8 +4,6 @@ A ticket's leaf is its row, counted over all lanes. The leaf's mass is the prior
 ticket cannot be drawn. The tickets [floor, caught) of each lane have leaves.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -99,13 +97,13 @@ def _initial(p, q, lane, ticket):
     """The priority of a new ticket: its actor's, or the highest so far if that is NaN."""
     if q.initial == 0:
         return q.highest
-    given = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
-    if math.isnan(given):
+    priority = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])
+    if math.isnan(priority):
         return q.highest
-    if not 0.0 <= given <= q.limit:
+    if not 0.0 <= priority <= q.limit:
         q.bad_lane, q.bad_ticket = lane, ticket
         return q.highest
-    return given + q.epsilon
+    return priority + q.epsilon
 
 
 @inlined
@@ -134,12 +132,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, and removes the mass of overwritten ones.
-
-    Args:
-        plan: see plan.py; this call sets the windows' seams.
-        priorities: see PRIORITIES.
-    """
+    """Gives mass to tickets written since the last call, and removes that of overwritten ones; sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):
@@ -161,8 +154,6 @@ def _ticket_of(p, leaf):
 @jit
 def draw(plan, columns, out, rows, priorities):
     """Draws the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the total mass.
-
-    Args: see `catch_up` and uniform.py.
 
     Returns: slots filled; fewer than the rows if some were overwritten meanwhile, 0 without any mass.
     """

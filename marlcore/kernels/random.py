@@ -1,7 +1,5 @@
 """The random generator of all draws, and its distributions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .jit import inlined

@@ -1,7 +1,5 @@
 """Computes n-step returns, their discounts, and how their episodes ended."""
 
-from __future__ import annotations
-
 from .jit import float32_at, inlined, int64_at, uint8_at
 from .rows import REWARD, TERMINATED, TRUNCATED, last_of, record_of, successor_of
 

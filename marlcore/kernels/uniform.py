@@ -1,7 +1,5 @@
 """Draws transitions or sequences; all that can be drawn are equally likely."""
 
-from __future__ import annotations
-
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
@@ -27,12 +25,7 @@ def _choose(p, first, count, total):
 
 @jit
 def draw(plan, columns, out, rows):
-    """Draws the output rows `rows`.
-
-    Args:
-        plan, columns: see plan.py; this call sets the windows' seams.
-        out: address of the batch.
-        rows: int64, the output rows to fill.
+    """Draws the rows `rows`, int64, of the batch at the address `out`; sets the windows' seams.
 
     Returns: (slots filled, draws refused); fewer slots than rows if nearly all draws were refused.
     """

@@ -1,25 +1,19 @@
 """Building the graph of a world model: its states are enumerated, then ordered, then written to one segment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from time import monotonic
+from contextlib import closing
 from typing import Any, Literal
 
 import numpy as np
 
-from .. import cgroup
 from ..checks import came, check_whole
 from ..notices import shown_with
-from .crew import Crew
-from .expansion import Expansion
-from .exploration import explore
+from .batches import count_workers
+from .exploration import Exploration
 from .graph import Graph
-from .headroom import Headroom
 from .model import Profiles, WorldModel
 from .order import Edges, given_levels, longest_paths, topological_order
-from .progress import FRAME_S, Progress
+from .watch import Watch
 
 
 def build_graph(
@@ -59,42 +53,27 @@ def build_graph(
         WorldModelFailed: the model raised. WorkerFailed: four workers died of the same states.
         NotEnoughMemory, SharedMemoryFull: no room for the graph.
     """
-    dtype, headroom = _dtype(probabilities), Headroom(min_free_memory_fraction)
-    workers = cgroup.processors() if workers is None else workers
-    check_whole("workers", workers)
+    dtype, watch = _dtype(probabilities), Watch(min_free_memory_fraction, progress)
+    workers = count_workers(workers)
     if batch is not None:
         check_whole("batch", batch)
     profiles = Profiles.of(model)
     model.reset()
-    root = _hashable(model.get_state())
+    root = model.get_state()
+    try:
+        hash(root)
+    except TypeError:
+        raise TypeError(f"state: expected something hashable, got {came(root)}, the initial state") from None
     with shown_with(progress):
-        with ExitStack() as held:
-            watch = _Watch(headroom, held.enter_context(Progress(progress)))
-            crew = held.enter_context(closing(Crew(model, profiles, root, workers, batch))) if workers > 1 else None
-            found = explore(model, profiles, root, crew, watch.look)
-        found.check_repeats(model.transition_probabilities, profiles)
+        with closing(watch):
+            expansion = Exploration(model, profiles, root, workers, batch).run(watch.look)
+        expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
-        headroom.check(len(found.states), found.nbytes)
-        edges = Edges.of(found.first, np.asarray(found.successor))
-        order = topological_order(found.states, edges)
-        level = longest_paths(edges, order) if level_fct is None else given_levels(found.states, edges, level_fct)
-        return Graph.of(found, order, level, profiles, dtype)
-
-
-class _Watch:
-    """Looks at the memory and shows the progress, now and then."""
-
-    def __init__(self, headroom: Headroom, progress: Progress) -> None:
-        self._headroom, self._progress = headroom, progress
-        self._due = monotonic() + FRAME_S
-
-    def look(self, found: Expansion) -> None:
-        """Raises NotEnoughMemory."""
-        now = monotonic()
-        if now >= self._due:
-            self._due = now + FRAME_S
-            self._headroom.check(len(found.states))
-            self._progress.show(len(found.rows), len(found.states))
+        watch.check_memory(len(expansion.states), expansion.nbytes)
+        edges = Edges.of(expansion.first, np.asarray(expansion.successor))
+        order = topological_order(expansion.states, edges)
+        levels = longest_paths(edges, order) if level_fct is None else given_levels(expansion.states, edges, level_fct)
+        return Graph.of(expansion, order, levels, profiles, dtype)
 
 
 def _dtype(probabilities: object) -> str | None:
@@ -102,11 +81,3 @@ def _dtype(probabilities: object) -> str | None:
     if not isinstance(probabilities, (bool, str)) or probabilities not in named:
         raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {came(probabilities)}")
     return named[probabilities]
-
-
-def _hashable(state: Any) -> Any:
-    try:
-        hash(state)
-    except TypeError:
-        raise TypeError(f"state: expected something hashable, got {came(state)}, the initial state") from None
-    return state

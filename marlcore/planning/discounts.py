@@ -1,10 +1,9 @@
 """Discounts of transitions: e^(-rho D) = gamma^D for a transition of the duration D."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..checks import came, is_number
 from .graph import Graph
+from .kernels.expectations import Rows
 from .model import Profiles
-from .tabulate import Numbers, Tabulate, naming
+from .tabulate import Numbers, Tabulate, answers
 
 # (state, profile, [(probability, successor), ...]) -> a duration of each outcome
 Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[float]]
@@ -21,12 +21,7 @@ Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[f
 
 @dataclass(frozen=True)
 class Discount:
-    """What a value loses in a time; give `gamma` or `rho`, or neither for no discount.
-
-    Attributes:
-        gamma: a factor for a duration of 1, above 0 and up to 1.
-        rho: the rate, at least 0: -ln(gamma).
-    """
+    """The factor for a duration of 1, `gamma`, or its rate `rho`, -ln(gamma); neither for no discount."""
 
     gamma: float | None = None
     rho: float | None = None
@@ -39,63 +34,50 @@ class Discount:
         if self.rho is not None and not (is_number(self.rho) and 0 <= self.rho < math.inf):
             raise ValueError(f"rho: expected a finite number of at least 0, got {self.rho!r}")
 
-    @property
-    def depends_on_time(self) -> bool:
-        """Whether there is any discount."""
-        return self.over(1.0) < 1.0
-
     def over(self, duration: float) -> float:
-        """The factor for a duration."""
         if self.rho is not None:
             return math.exp(-self.rho * duration)
         return 1.0 if self.gamma is None else math.pow(self.gamma, duration)
 
-    def of_each(self, durations: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The factor of each outcome. `math` computes it: NumPy's powers may differ from it in the last bit."""
-        return np.array([self.over(duration) for duration in durations.tolist()])
 
+def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[Rows]:
+    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them.
 
-def tabulate_durations(
-    tabulate: Tabulate, graph: Graph, durations: Durations | None, *discounts: Discount
-) -> NDArray[np.float64]:
-    """The duration of each outcome, float64 [outcomes]; [1] if all are equal, or no discount depends on them.
-
-    Raises: ValueError: durations are negative, no numbers, or not as many as the outcomes.
+    Raises: ValueError: the graph has no probabilities; durations are negative, no numbers, or not as many as outcomes.
     """
-    if durations is None or not any(discount.depends_on_time for discount in discounts):
-        return np.ones(1)
-    return np.concatenate(tabulate(_Durations(durations), range(len(graph))))
+    graph = tabulate.graph
+    if graph.probability is None:
+        raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")
+    lasting = [1.0]  # for all outcomes, or for each
+    if durations is not None and any(discount.over(1.0) < 1.0 for discount in discounts):
+        lasting = np.concatenate(tabulate(partial(_durations, durations), range(len(graph)))).tolist()
+    arrays = graph.row_start, graph.profile, graph.start, graph.successor, graph.probability
+    # `math` computes the factors: NumPy's powers may differ from it in the last bit.
+    factors = [np.array([discount.over(duration) for duration in lasting]) for discount in discounts]
+    return [Rows(*arrays, discount, int(len(discount) > 1), graph.profiles) for discount in factors]
 
 
-@dataclass(frozen=True)
-class _Durations:
+def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:
     """The durations of all outcomes of states."""
+    states = [graph.states[i] for i in numbers]
+    calls = ([*_durations_of(durations, graph, i)] for i in numbers)
+    rows = answers("the function of durations", states, calls)
+    for state, of_state in zip(states, rows, strict=True):
+        for profile, outcomes, lasting in of_state:
+            if len(lasting) != outcomes or not all(0 <= duration < math.inf for duration in lasting):
+                raise ValueError(
+                    f"durations: expected {outcomes} finite numbers of at least 0 for profile {profile} in state "
+                    f"{came(state)}, got {came(lasting)}"
+                )
+    return np.array([duration for of_state in rows for _, _, lasting in of_state for duration in lasting])
 
-    durations: Durations
 
-    def __call__(self, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:
-        states: list[Any] = [graph.states[i] for i in numbers]
-        profiles = Profiles(graph.agents, graph.actions)
-        said: list[list[tuple[tuple[int, ...], int, list[float]]]] = []
-        with naming("the function of durations", states, said):
-            said.extend([*self._ask(graph, profiles, i)] for i in numbers)
-        given = [self._checked(state, *one) for state, rows in zip(states, said, strict=True) for one in rows]
-        return np.array([duration for row in given for duration in row])
-
-    def _ask(self, graph: Graph, profiles: Profiles, i: int) -> Iterator[tuple[tuple[int, ...], int, list[float]]]:
-        """Each profile, its number of outcomes, and their durations."""
-        assert graph.probability is not None
-        for row in range(graph.row_start[i], graph.row_start[i + 1]):
-            outcomes, profile = slice(graph.start[row], graph.start[row + 1]), profiles[int(graph.profile[row])]
-            successors = [graph.states[j] for j in graph.successor[outcomes].tolist()]
-            pairs = [*zip(graph.probability[outcomes].tolist(), successors, strict=True)]
-            yield profile, len(pairs), [*map(float, self.durations(graph.states[i], profile, pairs))]
-
-    @staticmethod
-    def _checked(state: Any, profile: tuple[int, ...], outcomes: int, given: list[float]) -> list[float]:
-        if len(given) != outcomes or not all(0 <= duration < math.inf for duration in given):
-            raise ValueError(
-                f"durations: expected {outcomes} finite numbers of at least 0 for profile {profile} in state "
-                f"{came(state)}, got {came(given)}"
-            )
-        return given
+def _durations_of(durations: Durations, graph: Graph, i: int) -> Iterator[tuple[tuple[int, ...], int, list[float]]]:
+    """Each profile of a state, its number of outcomes, and their durations."""
+    assert graph.probability is not None
+    profiles = Profiles(graph.agents, graph.actions)
+    for row in range(graph.row_start[i], graph.row_start[i + 1]):
+        outcomes, profile = slice(graph.start[row], graph.start[row + 1]), profiles[int(graph.profile[row])]
+        successors = [graph.states[j] for j in graph.successor[outcomes].tolist()]
+        pairs = [*zip(graph.probability[outcomes].tolist(), successors, strict=True)]
+        yield profile, len(pairs), [*map(float, durations(graph.states[i], profile, pairs))]

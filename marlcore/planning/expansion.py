@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -23,16 +24,13 @@ class Expansion:
     """The transitions of some states; their successors are numbered in the order in which they first occur.
 
     Attributes:
-        states: the numbered states, in the order of their numbers.
+        states: the numbered states, in the order of their numbers; the arguments have the first numbers.
         rows: by expanded state, its possible profiles.
         profile, outcomes: by possible profile, its index and its number of outcomes.
         successor, probability: by outcome, the successor's number and the probability.
     """
 
     def __init__(self, *states: Hashable) -> None:
-        """Args:
-        states: those that have the first numbers.
-        """
         self.states = [*states]
         self._numbers = {state: number for number, state in enumerate(states)}
         self.rows = array("i")
@@ -50,20 +48,20 @@ class Expansion:
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
         before = len(self.profile)
-        found: Any = None
+        pairs: Any = None
         try:
             for index, actions in enumerate(profiles):
-                found = transition(state, actions)
-                if found is None:
+                pairs = transition(state, actions)
+                if pairs is None:
                     continue
-                for chance, reached in found:
+                for chance, reached in pairs:
                     successor(number(reached, len(numbers)))
                     probability(chance)
                 self.profile.append(index)
-                self.outcomes.append(len(found))
+                self.outcomes.append(len(pairs))
         except Exception as error:
             pass_on_from_handler(error)
-            raise _explained(error, state, actions, found) from error
+            raise _explained(error, state, actions, pairs) from error
         self.rows.append(len(self.profile) - before)
         self._list_new_states()
 
@@ -88,9 +86,7 @@ class Expansion:
     @property
     def first(self) -> NDArray[np.int64]:
         """int64 [expanded states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1."""
-        row = np.cumsum([0, *self.rows])
-        outcome: NDArray[np.int64] = np.cumsum(np.concatenate([[0], np.asarray(self.outcomes)]))
-        return np.asarray(outcome[row])
+        return _starts(self.outcomes)[_starts(self.rows)]
 
     def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
         """Checks the probabilities of the states expanded since the last check.
@@ -122,37 +118,41 @@ class Expansion:
 
         Raises: ValueError: the model's answer is another one; the message names state and profile. Others: see `add`.
         """
-        rows, outcomes = np.asarray(self.rows), np.asarray(self.outcomes)
         live = np.flatnonzero(self.rows)
         sample = live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 4)).astype(int)] if len(live) else live
-        passed = row = outcome = 0  # states before a sampled one, their rows and outcomes
+        first_row, first_outcome = _starts(self.rows), _starts(self.outcomes)
         for number in sample.tolist():
-            first = row + int(rows[passed:number].sum())
-            outcome += int(outcomes[row:first].sum())
-            passed, row = number, first
             again = Expansion()
             again.add(transition, profiles, self.states[number])
-            before = self._answers(range(row, row + int(rows[number])), outcome)
+            rows = range(first_row[number], first_row[number + 1])
+            before = self._answers(rows, int(first_outcome[rows.start]))
             after = again._answers(range(again.rows[0]), 0)
             if before != after:
                 index = min(index for index in before | after if before.get(index) != after.get(index))
-                one, other = _first_difference(before.get(index), after.get(index))
+                first, second = _first_difference(before.get(index), after.get(index))
                 raise ValueError(
-                    f"transition_probabilities: expected the same answer twice, got {came(one)} and then {came(other)} "
-                    f"in state {came(self.states[number])} with profile {profiles[index]}"
+                    f"transition_probabilities: expected the same answer twice, got {came(first)} and then "
+                    f"{came(second)} in state {came(self.states[number])} with profile {profiles[index]}"
                 )
 
     def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
         """By possible profile, the probabilities and successors in these rows, whose first outcome has this number."""
         answers = {}
         for row in rows:
-            found = range(outcome, outcome := outcome + self.outcomes[row])
-            answers[self.profile[row]] = [(self.probability[i], self.states[self.successor[i]]) for i in found]
+            outcomes = range(outcome, outcome := outcome + self.outcomes[row])
+            answers[self.profile[row]] = [(self.probability[i], self.states[self.successor[i]]) for i in outcomes]
         return answers
 
     def _list_new_states(self) -> None:
         new = len(self._numbers) - len(self.states)
         self.states += [*islice(reversed(self._numbers), new)][::-1]
+
+
+def _starts(counts: array[int]) -> NDArray[np.int64]:
+    """int64 [counts + 1], where each part begins, and the end of the last."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
 
 
 def _first_difference(one: list[Any] | None, other: list[Any] | None) -> tuple[Any, Any]:
@@ -162,22 +162,19 @@ def _first_difference(one: list[Any] | None, other: list[Any] | None) -> tuple[A
     return next(pair for pair in zip_longest(one, other) if pair[0] != pair[1])
 
 
-def _explained(error: Exception, state: Any, profile: tuple[int, ...], found: Any) -> Exception:
+def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
     """The error of a world model, with the state and the profile that caused it."""
-    for successor in _unhashable(found) if isinstance(error, TypeError) else ():
+    for successor in _unhashable(pairs) if isinstance(error, TypeError) else ():
         where = f"a successor of {came(state)} with profile {profile}"
         return TypeError(f"state: expected something hashable, got {came(successor)}, {where}")
     return WorldModelFailed(state, profile, traceback.format_exc())
 
 
-def _unhashable(found: Any) -> list[Any]:
-    """The first successor that is not hashable, if any."""
-    try:
-        for _, successor in found:
+def _unhashable(pairs: Any) -> Iterator[Any]:
+    """The successors that are not hashable, up to the first item that is no pair."""
+    with suppress(TypeError, ValueError):
+        for _, successor in pairs:
             try:
                 hash(successor)
             except TypeError:
-                return [successor]
-    except (TypeError, ValueError):  # these are not pairs
-        pass
-    return []
+                yield successor

@@ -4,102 +4,83 @@ A state's number is the order of its discovery, breadth first: states are expand
 are merged in the order of their numbers. Errors are raised in that order too.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Hashable
+import pickle
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-from .crew import Crew, Part, expand
+from ..checks import came
+from ..errors import pass_on_from_handler
+from ..processes import Pool, check_picklable
+from .batches import WAIT_S, Batches, Part, packed, stays_equal
 from .expansion import Expansion
-from .model import Profiles, WorldModel
+from .model import Profiles, Transition, WorldModel
 
+START_AFTER_S = 0.05  # of work in this process; the server that forks workers starts in 0.2 s
 SLICE_S = 0.01  # of expanding states here between two looks at everything else
 LOOK_S = 0.0005  # between two looks at the workers
-WAIT_S = 0.1  # for workers, between two ticks
 
 
-def explore(
-    model: WorldModel, profiles: Profiles, root: Hashable, crew: Crew | None, tick: Callable[[Expansion], None]
-) -> Expansion:
-    """The expansion of all states that can be reached from `root`.
+class Exploration:
+    """The states of a model that can be reached from `root`; see `build_graph` for the other arguments and errors."""
 
-    Args:
-        crew: None to do all in this process.
-        tick: called every few milliseconds with the expansion so far, unless a state takes longer.
-
-    Raises: see `build_graph`.
-    """
-    exploration = _Exploration(model, profiles, root, crew)
-    while not exploration.complete:
-        exploration.step()
-        tick(exploration.whole)
-    return exploration.whole
-
-
-class _Exploration:
-    """The states before `_handed` are expanded or being expanded; those before `len(whole.rows)` are merged."""
-
-    def __init__(self, model: WorldModel, profiles: Profiles, root: Hashable, crew: Crew | None) -> None:
-        self.whole = Expansion(root)
-        self._transition, self._profiles, self._crew = model.transition_probabilities, profiles, crew
-        self._handed = 0
-        self._parts: dict[int, Part] = {}  # by its first state; each waits for earlier ones
+    def __init__(self, model: WorldModel, profiles: Profiles, root: Hashable, workers: int, batch: int | None) -> None:
+        self._transition, self._profiles = model.transition_probabilities, profiles
+        self._pool = _make_pool(model, profiles, root, workers - 1) if workers > 1 else None
+        self._whole = Expansion(root)
+        self._batches = Batches(self._whole.states, partial(expand, self._watchful, profiles), workers, batch)
+        self._start_at = perf_counter() + (START_AFTER_S if batch is None else 0.0)
         self._next_look = 0.0
-        self._lost: Exception | None = None  # why workers cannot go on; the model is not to blame for it
+        self._lost: Exception | None = None  # why workers cannot continue; the model is not to blame for it
 
-    @property
-    def complete(self) -> bool:
-        return len(self.whole.rows) == len(self.whole.states)
-
-    @property
-    def _pending(self) -> int:
-        return len(self.whole.states) - self._handed
-
-    def step(self) -> None:
-        self._attend(0.0 if self._pending else WAIT_S)
-        if self._handed == len(self.whole.rows):
-            self._expand_in_place()
-        elif self._pending:
-            self._expand_aside()
-        self._merge()
+    def run(self, tick: Callable[[int, int], None]) -> Expansion:
+        """Calls `tick` with the states expanded and found, every few milliseconds unless a state takes longer."""
+        whole = self._whole
+        with closing(self._pool) if self._pool else nullcontext():
+            while len(whole.rows) < len(whole.states):
+                self._attend(0.0 if self._batches.pending else WAIT_S)
+                if self._batches.handed == self._batches.merged:
+                    self._expand_in_place()
+                elif self._batches.pending:
+                    self._expand_aside()
+                for expansion in self._batches.results():
+                    whole.extend(expansion)
+                tick(len(whole.rows), len(whole.states))
+        return whole
 
     def _attend(self, seconds: float) -> None:
-        """Takes what workers have finished, and gives states to those that are idle."""
-        if self._crew is None:
-            return
-        self._parts.update(self._crew.take(seconds))
-        while size := self._crew.size(self._pending):
-            first, self._handed = self._handed, self._handed + size
-            self._crew.give(first, self.whole.states[first : self._handed])
+        batches, was_started = self._batches, self._batches.started
+        if perf_counter() >= self._start_at:
+            batches.pool = self._pool
+        batches.attend(seconds)
+        if batches.started and not was_started and not stays_equal(self._whole.states[0]):
+            raise _changed(self._whole.states[0])
 
     def _expand_in_place(self) -> None:
-        """Expands states here while nothing waits for a worker: new states join the queue at once."""
-        whole, first, began = self.whole, self._handed, perf_counter()
-        now, end = began, began + SLICE_S
+        """Expands states while no batch is out: new states join the list at once."""
+        whole, batches, first = self._whole, self._batches, self._batches.merged
+        began = now = perf_counter()
         try:
-            while not self.complete and now < end:
-                whole.add(self._transition, self._profiles, whole.states[self._handed])
-                self._handed += 1
+            while len(whole.rows) < len(whole.states) and now < began + SLICE_S:
+                whole.add(self._transition, self._profiles, whole.states[len(whole.rows)])
                 now = perf_counter()
         finally:
             whole.check(whole.states, self._profiles)  # its error is of an earlier state
-        if self._crew is not None and self._handed > first:
-            self._crew.expanded(self._handed - first, now - began)
+        batches.handed = batches.merged = len(whole.rows)
+        if batches.merged > first:
+            batches.took(batches.merged - first, now - began)
 
     def _expand_aside(self) -> None:
-        """Expands states here while earlier ones are with workers, and looks after the workers meanwhile."""
-        assert self._crew is not None
-        first, began, sending = self._handed, perf_counter(), self._crew.sending
-        self._handed += self._crew.own_share(self._pending)
-        states = self.whole.states[first : self._handed]
-        self._parts[first] = expand(self._watchful, self._profiles, states)
+        """Expands states while workers have earlier ones."""
+        self._batches.evaluate_here()
         if self._lost is not None:
             raise self._lost
-        self._crew.expanded(len(states), perf_counter() - began - (self._crew.sending - sending))
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """The model's transition; looks after the workers before it, since one state may take long."""
+        """The model's transition; attends to the workers before it, since one state may take long."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)
@@ -109,12 +90,58 @@ class _Exploration:
             self._next_look = perf_counter() + LOOK_S
         return self._transition(state, profile)
 
-    def _merge(self) -> None:
-        """Appends the parts whose turn has come. Raises: the failure of such a part."""
-        while (part := self._parts.pop(len(self.whole.rows), None)) is not None:
-            if part.failure is not None:
-                raise part.failure
-            assert self._crew is not None
-            began = perf_counter()
-            self.whole.extend(part.expansion)
-            self._crew.sending += perf_counter() - began
+
+def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> Part:
+    """Expands states one by one. The first failure in the order of the states counts."""
+    expansion, failure = Expansion(), None
+    try:
+        for state in states:
+            expansion.add(transition, profiles, state)
+    except Exception as error:
+        pass_on_from_handler(error)
+        failure = error
+    try:
+        expansion.check(states, profiles)
+    except ValueError as error:
+        failure = error
+    return Part(expansion, failure)
+
+
+def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int) -> Pool:
+    """Raises TypeError: the model or its initial state cannot be pickled."""
+    try:
+        pool = Pool(partial(_Expander, model, profiles), size, name="planner", preload=(__name__,))
+    except Exception:  # a class's own pickling may raise anything
+        check_picklable(model=model)
+        raise
+    check_picklable(state=root)
+    return pool
+
+
+@dataclass(frozen=True)
+class _Expander:
+    """The function of a worker."""
+
+    model: WorldModel
+    profiles: Profiles
+
+    def __call__(self, request: bytes) -> bytes:
+        part = expand(self.model.transition_probabilities, self.profiles, pickle.loads(request))
+        try:
+            reply = packed(part)
+            copies = pickle.loads(reply).result.states
+        except Exception as error:  # a class's own pickling may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            text = f"state: expected successors that can be pickled ({reason}); workers=1 needs no pickling"
+            return packed(Part(None, TypeError(text)))
+        for state, copy in zip(part.result.states, copies, strict=True):
+            if copy != state:  # such as one with a nan; each copy would become a state of its own
+                return packed(Part(None, _changed(state)))
+        return reply
+
+
+def _changed(state: Any) -> TypeError:
+    return TypeError(
+        "state: expected states that are equal and hash alike after pickling, got "
+        f"{came(state)}, whose copy is another one; workers=1 needs no pickling"
+    )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SegmentCorrupt, pass_on_from_handler
+from ..checks import check_whole
+from ..errors import SegmentCorrupt
 from ..memory import Segment, Shared, replace_file
 from .expansion import Expansion
-from .layout import Layout
+from .layout import Shapes, bind, nbytes_of, pickled
 from .model import Profiles
-from .order import Edges
+from .order import Edges, write_in_order
 from .plot import plotted
-from .reorder import write_in_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ARRAYS = ("row_start", "profile", "start", "successor", "probability", "level")
+COUNTS = {"agents": 1, "actions": 1, "states": 1, "rows": 0, "outcomes": 0, "pickled": 0}  # the least of each
+LARGEST = 2**40
 Transition = tuple[tuple[int, ...], list[float], list[int]]
 
 
@@ -47,56 +47,55 @@ class Graph(Shared):
     """
 
     kind = "graph"
-    row_start: NDArray[np.int64]
-    profile: NDArray[np.int32]
-    start: NDArray[np.int64]
-    successor: NDArray[np.int32]
-    probability: NDArray[Any] | None
-    level: NDArray[np.int64]
 
     def _understand(self, segment: Segment) -> None:
-        self._layout = Layout(**{key: value for key, value in segment.description.items() if key != "kind"})
-        every = Profiles(self._layout.agents, self._layout.actions)
-        self.agents, self.actions, self.profiles = every.agents, every.actions, len(every)
-        arrays = self._layout.bind(segment.body)
+        counts = self._counts = segment.description
+        arrays = bind(_shapes(counts), segment.body)
         for array in arrays.values():
             array.flags.writeable = False
-        _check_starts("row_start", arrays["row_start"], self._layout.rows)
-        _check_starts("start", arrays["start"], self._layout.outcomes)
-        _check_range("successor", arrays["successor"], len(self))
-        _check_range("profile", arrays["profile"], self.profiles)
+        self.row_start: NDArray[np.int64] = arrays["row_start"]
+        self.profile: NDArray[np.int32] = arrays["profile"]
+        self.start: NDArray[np.int64] = arrays["start"]
+        self.successor: NDArray[np.int32] = arrays["successor"]
+        self.probability: NDArray[Any] | None = arrays.get("probability")
+        self.level: NDArray[np.int64] = arrays["level"]
         self._pickled = arrays["pickled"]
-        for name in ARRAYS:
-            setattr(self, name, arrays.get(name))
+        profiles = Profiles(counts["agents"], counts["actions"])
+        self.agents, self.actions, self.profiles = profiles.agents, profiles.actions, len(profiles)
+        for starts, end in ((self.row_start, counts["rows"]), (self.start, counts["outcomes"])):
+            if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
+                raise ValueError(f"starts: expected numbers that rise from 0 to {end}")
+        for values, end in ((self.successor, len(self)), (self.profile, self.profiles)):
+            if len(values) and not 0 <= values.min() <= values.max() < end:
+                raise ValueError(f"values: expected numbers from 0 to {end - 1}")
 
     @classmethod
     def of(
         cls,
-        found: Expansion,
+        expansion: Expansion,
         order: Sequence[int],
         level: NDArray[np.int64],
         profiles: Profiles,
         probability: str | None,
     ) -> Graph:
-        """A new graph of a complete expansion.
-
-        Args:
-            order: the states' numbers in the graph's order.
-            level: int64 [states], by number.
-            probability: the dtype of the graph's probabilities; None leaves them out.
+        """A new graph of a complete expansion, whose states' numbers `order` has in the graph's order.
 
         Raises: SharedMemoryFull: no room for the graph. TypeError: the states cannot be pickled.
         """
-        states = [found.states[number] for number in order]
-        pickled = np.frombuffer(_pickle(states), np.uint8)
-        counts = len(states), len(found.profile), len(found.successor)
-        layout = Layout(profiles.agents, profiles.actions, *counts, probability, len(pickled))
-        segment = Segment.create("graph", {"kind": cls.kind, **layout.to_dict()}, layout.nbytes)
+        states = [expansion.states[number] for number in order]
+        content = pickled(states, "states: expected something that can be pickled ({})")
+        counts = {
+            "agents": profiles.agents, "actions": profiles.actions, "states": len(states),
+            "rows": len(expansion.profile), "outcomes": len(expansion.successor), "pickled": len(content),
+            "probability": probability,
+        }  # fmt: skip
+        shapes = _shapes(counts)
+        segment = Segment.create("graph", {"kind": cls.kind, **counts}, nbytes_of(shapes))
         try:
-            arrays = layout.bind(segment.body)
-            arrays["pickled"][:] = pickled
+            arrays = bind(shapes, segment.body)
+            arrays["pickled"][:] = content
             arrays["level"][:] = level[order]
-            write_in_order(arrays, found, np.array(order, np.int64))
+            write_in_order(arrays, expansion, np.array(order, np.int64))
             graph = cls(segment)
         except BaseException:
             segment.close()
@@ -108,10 +107,10 @@ class Graph(Shared):
     def states(self) -> list[Any]:
         """The states in the graph's order. An attached or loaded graph unpickles them at the first use."""
         self.check_open()
-        found = pickle.loads(self._pickled.data)
-        if not isinstance(found, list) or len(found) != len(self):
+        states = pickle.loads(self._pickled.data)
+        if not isinstance(states, list) or len(states) != len(self):
             raise SegmentCorrupt(f"{self._segment.path}: the pickled states are damaged")
-        return found
+        return states
 
     @cached_property
     def index(self) -> dict[Hashable, int]:
@@ -123,13 +122,9 @@ class Graph(Shared):
         """The states of each level, ascending, int64 [states of it]; a level's successors lie in earlier levels."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
-        return np.split(order, cuts)[:: 1 if self._falls else -1]
-
-    @property
-    def _falls(self) -> bool:
-        """Whether transitions lower the level, as they do unless a level function counts upwards."""
         source = int(np.searchsorted(self.row_start, 0, "right")) - 1  # of the first outcome
-        return not len(self.successor) or bool(self.level[self.successor[0]] < self.level[source])
+        rises = len(self.successor) and self.level[self.successor[0]] > self.level[source]
+        return np.split(order, cuts)[:: -1 if rises else 1]
 
     def successors_of(self, state: int) -> NDArray[np.int32]:
         """The different successors of the state with this number, ascending, int32 [successors]."""
@@ -142,8 +137,8 @@ class Graph(Shared):
         transitions[i] has (profile, probabilities, successors) for each possible profile; without probabilities in the
         graph, their lists are empty.
         """
-        every = Profiles(self.agents, self.actions)
-        profiles = {index: every[index] for index in np.unique(self.profile).tolist()}
+        all_profiles = Profiles(self.agents, self.actions)
+        profiles = {index: all_profiles[index] for index in np.unique(self.profile).tolist()}
         edges = Edges.of(self.start[self.row_start], self.successor)
         successor = self.successor.tolist()
         probability = [] if self.probability is None else self.probability.tolist()
@@ -164,7 +159,7 @@ class Graph(Shared):
 
         Raises: ValueError: the graph has more than 300 states.
         """
-        figure = plotted(self, label)
+        figure = plotted(self.levels, self.successors_of, label and (lambda state: str(label(self.states[state]))))
         if path is not None:
             figure.savefig(path)
         return figure
@@ -193,28 +188,27 @@ class Graph(Shared):
 
     def __len__(self) -> int:
         """States."""
-        return self._layout.states
+        return int(self._counts["states"])
 
     def __repr__(self) -> str:
-        layout = self._layout
-        return f"<Graph {self._segment.path} states={layout.states} rows={layout.rows} outcomes={layout.outcomes}>"
+        states, rows, outcomes = (self._counts[name] for name in ("states", "rows", "outcomes"))
+        return f"<Graph {self._segment.path} states={states} rows={rows} outcomes={outcomes}>"
 
 
-def _pickle(states: list[Any]) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps(states)
-        return pickled
-    except Exception as error:  # a class's own pickling may raise anything
-        pass_on_from_handler(error)
-        reason = f"{type(error).__name__}: {error}"
-        raise TypeError(f"states: expected something that can be pickled ({reason})") from error
-
-
-def _check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
-    if starts[0] != 0 or starts[-1] != end or (starts[1:] < starts[:-1]).any():
-        raise ValueError(f"{name}: expected numbers that rise from 0 to {end}")
-
-
-def _check_range(name: str, values: NDArray[np.int32], end: int) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= end):
-        raise ValueError(f"{name}: expected numbers from 0 to {end - 1}, got {values.min()} to {values.max()}")
+def _shapes(counts: Mapping[str, Any]) -> Shapes:
+    """A graph's arrays. Raises ValueError: a count or the dtype of probabilities is out of range."""
+    for name, least in COUNTS.items():
+        check_whole(name, counts[name], least, LARGEST)
+    states, rows, outcomes = counts["states"], counts["rows"], counts["outcomes"]
+    shapes = {
+        "row_start": ("int64", (states + 1,)),
+        "profile": ("int32", (rows,)),
+        "start": ("int64", (rows + 1,)),
+        "successor": ("int32", (outcomes,)),
+        "level": ("int64", (states,)),
+        "pickled": ("uint8", (counts["pickled"],)),
+    }
+    dtype = counts["probability"]
+    if dtype not in (None, "float32", "float64"):
+        raise ValueError(f"probability: expected float32, float64 or None, got {dtype!r}")
+    return {**shapes, "probability": (dtype, (outcomes,))} if dtype else shapes

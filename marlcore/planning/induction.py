@@ -1,22 +1,20 @@
 """Goal-conditioned soft policies by backward induction: the first phase of planning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .. import cgroup
-from ..checks import came, check_whole, is_number
-from ..kernels.backup import Rows
-from ..kernels.induction import Belief, Scratch, induce
-from .beliefs import Believed, Players, tabulate_belief
-from .discounts import Discount, Durations, tabulate_durations
+from ..checks import came, is_number
+from .batches import count_workers
+from .beliefs import Believed, tabulate_belief
+from .discounts import Discount, Durations, discounted_rows
 from .goals import Goals, tabulate_goals
 from .graph import Graph
+from .kernels.expectations import Rows
+from .kernels.soft_policies import Belief, Scratch, induce
 from .policies import Policies
-from .sweep import Numbers, Progress, sweep
+from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
 
 DTYPES = ("float64", "float32", "float16")
@@ -71,23 +69,22 @@ def backward_induction(
         CallbackFailed: a function of the caller raised; the message names the state.
         TypeError: a goal cannot be pickled. SharedMemoryFull: no room for the result.
     """
-    players = _players(graph, robots, optimistic)
-    chosen = _agents(players, goals, agents)
-    if not (is_number(beta) and beta >= 0):
-        raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
+    robots = _numbers("robots", robots, graph)
+    if len({*robots}) < len(robots):
+        raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
+    chosen = _checked_agents(agents, goals, robots, graph)
+    check_beta(beta)
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     threads = count_workers(workers)
     tabulate = Tabulate(graph, threads)
-    discount = Discount(gamma, rho)
-    check_probabilities(graph)
-    rows = rows_of(graph, discount, tabulate_durations(tabulate, graph, durations, discount))
+    [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho))
     acting = np.diff(graph.row_start) > 0
     tables = {agent: tabulate_goals(tabulate, goals, agent, acting) for agent in chosen}
-    beliefs = {agent: tabulate_belief(tabulate, players, agent, believed, acting) for agent in chosen}
-    policies = Policies.create(tables, players.actions, dtype)
+    beliefs = {agent: tabulate_belief(tabulate, agent, robots, optimistic, believed, acting) for agent in chosen}
+    policies = Policies.create(tables, graph.actions, dtype)
     try:
-        step = _Induction(graph, rows, players, beliefs, policies, float(beta))
+        step = _Induction(graph, rows, beliefs, policies, float(beta))
         width = sum(len(table.goals) for table in tables.values())
         sweep(graph.levels, work_of(graph, width), threads, step, progress=progress)
     except BaseException:
@@ -96,99 +93,63 @@ def backward_induction(
     return policies
 
 
+@dataclass(frozen=True)
 class _Induction:
     """The step of the sweep: all agents' values and policies in some states."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        rows: Rows,
-        players: Players,
-        beliefs: Mapping[int, Belief],
-        policies: Policies,
-        beta: float,
-    ) -> None:
-        self._graph, self._rows, self._players, self._beta = graph, rows, players, beta
-        self._beliefs = beliefs
-        self._arrays = {agent: policies[agent] for agent in beliefs}
+    graph: Graph
+    rows: Rows
+    beliefs: Mapping[int, Belief]
+    policies: Policies
+    beta: float
 
     def __call__(self, numbers: Numbers) -> None:
-        for agent, belief in self._beliefs.items():
-            its, actions = self._arrays[agent], self._players.actions
-            goals = len(its.goals)
-            scratch = Scratch(
-                np.empty((actions, goals)), np.empty(goals), np.empty(goals), np.empty(actions), np.empty(actions)
-            )
-            place = self._players.place(agent)
-            stuck = induce(self._rows, belief, place, self._beta, its.flags, its.stored, its.policy, numbers, scratch)
+        actions = self.graph.actions
+        for agent, belief in self.beliefs.items():
+            policies = self.policies[agent]
+            goals = len(policies.goals)
+            scratch = Scratch(*(np.empty(shape) for shape in ((actions, goals), goals, goals, actions, actions)))
+            arrays = policies.flags, policies.stored, policies.policy
+            stuck = induce(self.rows, belief, actions**agent, self.beta, *arrays, numbers, scratch)
             if stuck >= 0:
                 raise ValueError(
                     f"believed: no profile that agent {agent} believes in is possible in state "
-                    f"{came(self._graph.states[stuck])}"
+                    f"{came(self.graph.states[stuck])}"
                 )
 
 
-def check_probabilities(graph: Graph) -> None:
-    """Raises ValueError: the graph has no probabilities."""
-    if graph.probability is None:
-        raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")
+def check_beta(beta: object) -> None:
+    if not (is_number(beta) and beta >= 0):  # type: ignore[operator]
+        raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
 
 
-def rows_of(graph: Graph, discount: Discount, durations: NDArray[np.float64]) -> Rows:
-    """The graph as kernels see it."""
-    factors = discount.of_each(durations)
-    arrays = graph.row_start, graph.profile, graph.start, graph.successor, graph.probability, factors
-    return Rows(*arrays, stride=int(len(factors) > 1), profiles=graph.profiles)
-
-
-def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
-    """The cost of each state for the sweep, with `width` goals."""
-    return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
-
-
-def count_workers(workers: int | None) -> int:
-    """Raises ValueError: fewer than one."""
-    if workers is None:
-        return cgroup.processors()
-    check_whole("workers", workers)
-    return workers
-
-
-def _players(graph: Graph, robots: Sequence[int], optimistic: bool) -> Players:
-    check_several("robots", "agents", robots)
-    for robot in robots:
-        check_agent("robots", robot, graph.agents)
-    if len({*robots}) < len(robots):
-        raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
-    return Players(graph.agents, graph.actions, tuple(map(int, robots)), optimistic)
-
-
-def check_several(label: str, what: str, value: object) -> None:
-    """Raises ValueError unless several things can come out of it."""
-    if not isinstance(value, Iterable):
-        raise ValueError(f"{label}: expected a sequence of {what}, got {came(value)}")
-
-
-def check_agent(label: str, agent: object, agents: int) -> None:
-    """Raises ValueError unless it is the number of one of the agents."""
-    if not isinstance(agent, (int, np.integer)) or not 0 <= agent < agents:
-        raise ValueError(f"{label}: expected agents from 0 to {agents - 1}, got {came(agent)}")
-
-
-def _agents(players: Players, goals: Goals, agents: Sequence[int] | None) -> tuple[int, ...]:
+def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence[int], graph: Graph) -> tuple[int, ...]:
     if agents is None:
         if callable(goals):
             raise ValueError("agents: expected the agents whose goals the function gives, got None")
         agents = [*goals]
-    check_several("agents", "agents", agents)
-    for agent in agents:
-        check_agent("agents", agent, players.agents)
-        if agent in players.robots:
+    numbers = _numbers("agents", agents, graph)
+    if not numbers or len({*numbers}) < len(numbers):
+        raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
+    for agent in numbers:
+        if agent in robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
             raise ValueError(f"goals: expected goals of agent {agent}, got those of {came([*goals])}")
         if not callable(goals):
-            check_several("goals", f"goals of agent {agent}", goals[agent])
-    if not agents or len({*agents}) < len(agents):
-        raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
+            _check_several("goals", f"goals of agent {agent}", goals[agent])
+    return numbers
+
+
+def _numbers(label: str, agents: Sequence[int], graph: Graph) -> tuple[int, ...]:
+    """Raises ValueError unless these are numbers of agents."""
+    _check_several(label, "agents", agents)
+    for agent in agents:
+        if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:
+            raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {came(agent)}")
     return tuple(map(int, agents))
+
+
+def _check_several(label: str, what: str, value: object) -> None:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{label}: expected a sequence of {what}, got {came(value)}")

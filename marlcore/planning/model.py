@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from functools import cached_property
 from itertools import product
 from typing import Any, Protocol
 
@@ -10,7 +11,6 @@ from ..checks import check_whole
 
 MOST_PROFILES = 2**31
 _KEPT = 2**16  # profiles that are made once; with more, each state makes them again
-
 
 Outcomes = Sequence[tuple[float, Hashable]]
 Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities
@@ -48,12 +48,7 @@ class WorldModel(Protocol):
 
 
 class Profiles:
-    """All action profiles in the order of their indices: the sum of action_i * actions^i, agent 0 least significant.
-
-    Attributes:
-        agents: the number of agents.
-        actions: the number of actions of each agent.
-    """
+    """All action profiles in the order of their indices: the sum of action_i * actions^i, agent 0 least significant."""
 
     def __init__(self, agents: int, actions: int) -> None:
         """Raises ValueError: no agent, no action, or more than 2^31 profiles."""
@@ -62,7 +57,6 @@ class Profiles:
         if int(actions) ** int(agents) > MOST_PROFILES:
             raise ValueError(f"profiles: expected at most 2^31, got {actions}^{agents} of {agents} agents")
         self.agents, self.actions = int(agents), int(actions)
-        self._kept = [*self._all()] if len(self) <= _KEPT else None
 
     @classmethod
     def of(cls, model: WorldModel) -> Profiles:
@@ -79,6 +73,10 @@ class Profiles:
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
         return tuple(index // self.actions**agent % self.actions for agent in range(self.agents))
+
+    @cached_property
+    def _kept(self) -> list[tuple[int, ...]] | None:
+        return [*self._all()] if len(self) <= _KEPT else None
 
     def _all(self) -> Iterator[tuple[int, ...]]:
         return (profile[::-1] for profile in product(range(self.actions), repeat=self.agents))

@@ -1,8 +1,8 @@
-"""The order of a graph's states: every successor comes later; and their levels: the longest path to an end."""
+"""The order of a graph's states, in which every successor comes later; their levels; and arrays in that order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -11,28 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import came, check_whole
+from .expansion import Expansion
 
-BLOCK = 1 << 20  # outcomes that are sorted at once
+BLOCK = 1 << 20  # outcomes that are sorted or moved at once, to save memory
 SHOWN = 8  # states of a cycle
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Each state's distinct successors, ascending: target[start[i]:start[i + 1]] for state i.
+    """Each state's distinct successors, ascending: target[start[i]:start[i + 1]] for state i."""
 
-    Attributes:
-        start: int64 [states + 1]. target: int32 [edges].
-    """
-
-    start: NDArray[np.int64]
-    target: NDArray[np.int32]
+    start: NDArray[np.int64]  # [states + 1]
+    target: NDArray[np.int32]  # [edges]
 
     @classmethod
     def of(cls, first: NDArray[np.int64], successor: NDArray[np.int32]) -> Edges:
-        """Args:
-        first: int64 [states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1.
-        successor: int32 [outcomes].
-        """
+        """The outcomes of state i are first[i] to first[i + 1] - 1."""
         states = len(first) - 1
         cuts = np.searchsorted(first, np.arange(0, first[-1], BLOCK))
         bounds = np.unique([0, *cuts, states])
@@ -123,14 +117,14 @@ def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
 
 
 def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
-    """By state, what the function says, int64 [states].
+    """By state, the function's level, int64 [states].
 
     Raises: ValueError: a level is no integer, or two transitions differ in whether they raise or lower the level.
     """
-    found = [level_fct(state) for state in states]
-    for state, value in zip(states, found, strict=True):
+    levels = [level_fct(state) for state in states]
+    for state, value in zip(states, levels, strict=True):
         check_whole(f"level_fct({came(state)})", value, -(2**62), 2**62)
-    level = np.array(found, np.int64)
+    level = np.array(levels, np.int64)
     change = level[edges.target] - level[edges.source]
     wrong = change >= 0 if len(change) and change[0] < 0 else change <= 0
     if wrong.any():
@@ -141,3 +135,36 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
             f"{level[before]} in state {came(states[before])} and {level[after]} in its successor {came(states[after])}"
         )
     return level
+
+
+def write_in_order(arrays: Mapping[str, NDArray[Any]], expansion: Expansion, order: NDArray[np.int64]) -> None:
+    """Writes an expansion's rows and outcomes into a graph's arrays; `order`: the states' numbers, int64 [states]."""
+    rows_of, first_outcome = np.asarray(expansion.rows), expansion.first
+    first_row = np.cumsum(rows_of) - rows_of
+    outcomes_of = np.diff(first_outcome)
+    lengths, profile = np.asarray(expansion.outcomes), np.asarray(expansion.profile)
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order))
+    np.cumsum(rows_of[order], out=arrays["row_start"][1:])
+    ends = np.cumsum(outcomes_of[order])
+    row = outcome = low = 0
+    while low < len(order):
+        high = max(low + 1, int(np.searchsorted(ends, outcome + BLOCK, "right")))
+        states = order[low:high]
+        rows = _ranges(first_row[states], rows_of[states])
+        outcomes = _ranges(first_outcome[states], outcomes_of[states])
+        arrays["profile"][row : row + len(rows)] = profile[rows]
+        arrays["start"][row + 1 : row + len(rows) + 1] = outcome + np.cumsum(lengths[rows])
+        into = slice(outcome, outcome + len(outcomes))
+        arrays["successor"][into] = place[np.asarray(expansion.successor)[outcomes]]
+        if "probability" in arrays:
+            arrays["probability"][into] = np.asarray(expansion.probability)[outcomes]
+        row, outcome, low = row + len(rows), outcome + len(outcomes), high
+
+
+def _ranges(first: NDArray[np.int64], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """The numbers first[i] to first[i] + counts[i] - 1 for each i, one after the other."""
+    shift = first - (np.cumsum(counts) - counts)
+    numbers: NDArray[np.int64] = np.repeat(shift, counts)
+    numbers += np.arange(len(numbers))
+    return numbers

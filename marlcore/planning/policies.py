@@ -10,10 +10,10 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import pass_on_from_handler
-from ..kernels.backup import ACHIEVED, OFFERED
-from ..memory import LINE, Segment, Shared
+from ..memory import Segment, Shared
 from .goals import Goal, GoalTable
+from .kernels.expectations import ACHIEVED, OFFERED
+from .layout import Shapes, bind, nbytes_of, pickled
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class AgentPolicies:
         values: [states, goals], float64, float32 or float16: the discounted probability of achieving the goal.
         policy: [states, goals, actions], float64, or float32 with narrower values. Zero in terminal states, and where
             a goal is not on offer.
-        flags: uint8 [states, goals], bits of kernels.backup.
+        flags: uint8 [states, goals]; `offered` and `achieved` read them.
         weight: float64 [states, goals] or [1, goals].
     """
 
@@ -45,10 +45,19 @@ class AgentPolicies:
         """Whether a state achieves a goal: bool [states, goals]."""
         return (self.flags & ACHIEVED).astype(bool)
 
+    def offers(self, state: int, goal: int) -> bool:
+        """Whether a state offers a goal, both by their numbers."""
+        return bool(self.flags[state, goal] & OFFERED)
+
     def on_offer(self, state: int) -> list[int]:
         """The numbers of the goals on offer in a state, by its number."""
-        found: list[int] = np.flatnonzero(self.flags[state] & OFFERED).tolist()
-        return found
+        goals: list[int] = np.flatnonzero(self.flags[state] & OFFERED).tolist()
+        return goals
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The weights of all states: float64 [states, goals]."""
+        return np.broadcast_to(self.weight, self.flags.shape)
 
     @property
     def stored(self) -> NDArray[Any]:
@@ -69,17 +78,8 @@ class Policies(Shared):
     kind = "planned policies"
 
     def _understand(self, segment: Segment) -> None:
-        about = segment.description
-        self.agents: tuple[int, ...] = tuple(about["agents"])
-        self._of: dict[int, dict[str, NDArray[Any]]] = {}
-        at = 0
-        for agent, goals, rows in zip(self.agents, about["goals"], about["weight_rows"], strict=True):
-            self._of[agent] = {}
-            for name, dtype, *shape in _arrays(about["states"], goals, rows, about["actions"], about["dtype"]):
-                nbytes = _nbytes(dtype, shape)
-                self._of[agent][name] = segment.body[at : at + nbytes].view(dtype).reshape(shape)
-                at += _padded(nbytes)
-        self._pickled = segment.body[at : at + about["pickled"]]
+        self.agents: tuple[int, ...] = tuple(segment.description["agents"])
+        self._arrays = bind(_shapes(segment.description), segment.body)
         self._goals: dict[int, list[Goal]] | None = None
 
     @classmethod
@@ -89,30 +89,27 @@ class Policies(Shared):
         Raises: SharedMemoryFull: no room. TypeError: a goal cannot be pickled.
         """
         goals = {agent: table.goals for agent, table in tables.items()}
-        pickled = np.frombuffer(_pickle(goals), np.uint8)
-        counts = [len(one) for one in goals.values()]
-        rows = [len(table.weight) for table in tables.values()]
-        states = len(next(iter(tables.values())).flags)
+        content = pickled(goals, "goals: expected something that can be pickled, got {}")
         about = {
-            "kind": cls.kind, "agents": [*tables], "states": states, "actions": actions, "dtype": dtype,
-            "goals": counts, "weight_rows": rows, "pickled": len(pickled),
+            "kind": cls.kind, "agents": [*tables], "states": len(next(iter(tables.values())).flags),
+            "actions": actions, "dtype": dtype, "goals": [*map(len, goals.values())],
+            "weight_rows": [len(table.weight) for table in tables.values()], "pickled": len(content),
         }  # fmt: skip
-        arrays = [one for each in zip(counts, rows, strict=True) for one in _arrays(states, *each, actions, dtype)]
-        nbytes = sum(_padded(_nbytes(kind, shape)) for _, kind, *shape in arrays)
-        policies = cls(Segment.create("policies", about, nbytes + len(pickled)))
-        policies._pickled[:] = pickled
+        policies = cls(Segment.create("policies", about, nbytes_of(_shapes(about))))
+        policies._arrays["pickled"][:] = content
         policies._goals = goals
         for agent, table in tables.items():
-            policies._of[agent]["flags"][:] = table.flags
-            policies._of[agent]["weight"][:] = table.weight
+            policies[agent].flags[:] = table.flags
+            policies[agent].weight[:] = table.weight
         return policies
 
     def __getitem__(self, agent: int) -> AgentPolicies:
         """Raises ClosedError: the policies were closed. KeyError: they have no such agent."""
         self.check_open()
         if self._goals is None:
-            self._goals = cloudpickle.loads(self._pickled.tobytes())
-        return AgentPolicies(self._goals[agent], **self._of[agent])
+            self._goals = cloudpickle.loads(self._arrays["pickled"].tobytes())
+        names = ("values", "policy", "flags", "weight")
+        return AgentPolicies(self._goals[agent], *(self._arrays[agent, name] for name in names))
 
     def __repr__(self) -> str:
         about = self._segment.description
@@ -121,34 +118,17 @@ class Policies(Shared):
 
     def close(self) -> None:
         """Releases the memory; arrays that are still in use keep it."""
-        self._of, self._pickled = {}, np.zeros(0, np.uint8)
+        self._arrays = {}
         super().close()
 
 
-def _pickle(goals: dict[int, list[Goal]]) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps(goals)
-        return pickled
-    except Exception as error:  # a class's own pickling may raise anything
-        pass_on_from_handler(error)
-        raise TypeError(
-            f"goals: expected something that can be pickled, got {type(error).__name__}: {error}"
-        ) from error
-
-
-def _arrays(states: int, goals: int, weight_rows: int, actions: int, dtype: str) -> list[tuple[Any, ...]]:
-    """One agent's arrays in their order: name, dtype, and axes."""
-    return [
-        ("values", dtype, states, goals),
-        ("policy", "float64" if dtype == "float64" else "float32", states, goals, actions),
-        ("flags", "uint8", states, goals),
-        ("weight", "float64", weight_rows, goals),
-    ]
-
-
-def _nbytes(dtype: str, shape: list[int]) -> int:
-    return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // LINE) * LINE
+def _shapes(about: Mapping[str, Any]) -> Shapes:
+    """By agent and name, and the bytes of the goals."""
+    states, actions, dtype = about["states"], about["actions"], about["dtype"]
+    shapes: dict[Any, tuple[str, tuple[int, ...]]] = {}
+    for agent, goals, weight_rows in zip(about["agents"], about["goals"], about["weight_rows"], strict=True):
+        shapes[agent, "values"] = dtype, (states, goals)
+        shapes[agent, "policy"] = "float64" if dtype == "float64" else "float32", (states, goals, actions)
+        shapes[agent, "flags"] = "uint8", (states, goals)
+        shapes[agent, "weight"] = "float64", (weight_rows, goals)
+    return {**shapes, "pickled": ("uint8", (about["pickled"],))}

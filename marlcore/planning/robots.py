@@ -1,23 +1,21 @@
 """The robots' policy among people whose policies are known: the second phase of planning, by the same sweep."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import came, is_number
-from ..kernels.backup import OFFERED, Rows
-from ..kernels.robots import People, attain, choose, mix
-from .beliefs import Players
-from .discounts import Discount, Durations, tabulate_durations
+from .batches import count_workers
+from .discounts import Discount, Durations, discounted_rows
 from .graph import Graph
-from .induction import check_probabilities, count_workers, rows_of, work_of
+from .induction import check_beta
+from .kernels.expectations import OFFERED, Rows
+from .kernels.robot_policies import People, attain, choose, mix
 from .policies import AgentPolicies, Policies
-from .sweep import Numbers, Progress, sweep
+from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
 
 Floats = NDArray[np.float64]
@@ -83,40 +81,27 @@ def robot_induction(
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
-    if not (is_number(beta) and beta >= 0):
-        raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
+    check_beta(beta)
     if not (is_number(terminal) and math.isfinite(terminal)):
         raise ValueError(f"terminal: expected a finite number, got {terminal!r}")
-    if len(people[people.agents[0]].values) != len(graph):
+    policies = {person: people[person] for person in people.agents}
+    if len(policies[people.agents[0]].values) != len(graph):
         raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")
-    check_probabilities(graph)
     threads = count_workers(workers)
-    arrays = {person: people[person] for person in people.agents}
     discounts = Discount(gamma, rho), Discount(people_gamma, people_rho)
-    lasting = tabulate_durations(Tabulate(graph, threads), graph, durations, *discounts)
-    own, theirs = (rows_of(graph, discount, lasting) for discount in discounts)
-    found = _empty(graph, robots, arrays, terminal)
-    step = _RobotInduction(
-        graph, own, theirs, _people(graph, arrays, robots), arrays, found, aggregate, float(beta), power
-    )
-    width = sum(len(its.goals) for its in arrays.values()) + 1
-    sweep(graph.levels, work_of(graph, width), threads, step, step.add_rewards, progress)
-    return found
-
-
-def _empty(graph: Graph, robots: tuple[int, ...], people: Mapping[int, AgentPolicies], terminal: float) -> RobotPolicy:
-    return RobotPolicy(
+    rows, people_rows = discounted_rows(Tabulate(graph, threads), durations, *discounts)
+    result = RobotPolicy(
         robots,
         np.full(len(graph), float(terminal)),
         np.zeros((len(graph), graph.actions ** len(robots))),
-        {person: np.zeros(its.flags.shape) for person, its in people.items()},
+        {person: np.zeros(arrays.flags.shape) for person, arrays in policies.items()},
     )
-
-
-def _people(graph: Graph, agents: Iterable[int], robots: tuple[int, ...]) -> People:
-    players = Players(graph.agents, graph.actions)
-    places, others = (np.array([players.place(i) for i in some], np.int64) for some in (agents, robots))
-    return People(np.zeros((len(places), len(graph), players.actions)), places, others)
+    places, others = (np.array([graph.actions**i for i in some], np.int64) for some in (people.agents, robots))
+    mixed = People(np.zeros((len(policies), len(graph), graph.actions)), places, others)
+    step = _RobotInduction(graph, rows, people_rows, mixed, policies, result, aggregate, float(beta), power)
+    width = sum(len(arrays.goals) for arrays in policies.values()) + 1
+    sweep(graph.levels, work_of(graph, width), threads, step, step.add_rewards, progress)
+    return result
 
 
 @dataclass(frozen=True)
@@ -127,25 +112,23 @@ class _RobotInduction:
     rows: Rows
     people_rows: Rows  # with the people's discount
     people: People
-    arrays: Mapping[int, AgentPolicies]
-    found: RobotPolicy
+    policies: Mapping[int, AgentPolicies]  # the people's
+    result: RobotPolicy
     aggregate: Aggregate
     beta: float
     power: bool
 
     def __call__(self, numbers: Numbers) -> None:
-        for mixed, its in zip(self.people.policy, self.arrays.values(), strict=True):
-            mix(its.flags, np.broadcast_to(its.weight, its.flags.shape), its.policy, numbers, mixed)
-        found, scratch = self.found, (np.empty(self.found.policy.shape[1]) for _ in range(3))
-        stuck = choose(self.rows, self.people, self.beta, self.power, found.values, found.policy, numbers, *scratch)
+        for mixed, arrays in zip(self.people.policy, self.policies.values(), strict=True):
+            mix(arrays.flags, arrays.weights, arrays.policy, numbers, mixed)
+        result, scratch = self.result, (np.empty(self.result.policy.shape[1]) for _ in range(3))
+        stuck = choose(self.rows, self.people, self.beta, self.power, result.values, result.policy, numbers, *scratch)
         if stuck >= 0:
             raise ValueError(self._why(stuck))
-        for person, (agent, its) in enumerate(self.arrays.items()):
-            room = tuple(np.empty(len(its.goals)) for _ in range(3))
-            attain(
-                self.people_rows, self.people, person, found.policy, its.policy, its.flags, found.attainable[agent],
-                numbers, room,
-            )  # fmt: skip
+        for person, (agent, arrays) in enumerate(self.policies.items()):
+            room = tuple(np.empty(len(arrays.goals)) for _ in range(3))
+            of_person = arrays.policy, arrays.flags, result.attainable[agent]
+            attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
 
     def _why(self, stuck: int) -> str:
         state = came(self.graph.states[stuck])
@@ -158,10 +141,10 @@ class _RobotInduction:
         acting = numbers[self.graph.row_start[numbers + 1] > self.graph.row_start[numbers]]
         if not len(acting):
             return
-        attainable = {agent: values[acting] for agent, values in self.found.attainable.items()}
+        attainable = {agent: values[acting] for agent, values in self.result.attainable.items()}
         weights = {
-            agent: np.where(its.flags[acting] & OFFERED > 0, np.broadcast_to(its.weight, its.flags.shape)[acting], 0.0)
-            for agent, its in self.arrays.items()
+            agent: np.where(arrays.flags[acting] & OFFERED > 0, arrays.weights[acting], 0.0)
+            for agent, arrays in self.policies.items()
         }
         rewards = np.asarray(self.aggregate(attainable, weights), float)
         if rewards.shape != acting.shape:
@@ -170,4 +153,4 @@ class _RobotInduction:
         if wrong.any():
             state = self.graph.states[acting[wrong.argmax()]]
             raise ValueError(f"aggregate: expected finite numbers, got {rewards[wrong][0]} in state {came(state)}")
-        self.found.values[acting] += rewards
+        self.result.values[acting] += rewards

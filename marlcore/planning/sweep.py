@@ -4,14 +4,15 @@ A level's states do not depend on one another, so a large level is split over th
 to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
 from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .graph import Graph
 
 Numbers = NDArray[np.int64]  # of states
 Progress = Callable[[int, int], None]  # (states done, all states)
@@ -19,6 +20,11 @@ Step = Callable[[Numbers], None]
 
 SPLIT = 1 << 16  # work below which threads would cost more time than they save: about half a millisecond of one thread
 CHUNK = 1 << 20  # work of one call of a kernel: some ten milliseconds, so that an interrupt need not wait
+
+
+def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
+    """The cost of each state, in multiplications of a probability by a value, with `width` goals: float64 [states]."""
+    return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
 
 
 def sweep(
@@ -33,9 +39,7 @@ def sweep(
 
     Args:
         levels: states by level, the end first; no state depends on another one of its level or of a later level.
-        work: float64 [states]: what each state costs, in multiplications of a probability by a value.
-        threads: how many share a large level.
-        step: works on some states of a level; several threads call it at once.
+        threads: how many share a large level; several call the step at once.
         after: called in this thread with all states of a level, once the step was done in them.
         progress: called in this thread after each level, or several small ones.
 
@@ -58,20 +62,12 @@ def sweep(
 
 
 def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: bool) -> Iterator[tuple[Numbers, bool]]:
-    """The large levels one by one, and the small ones; neighbouring small ones as one, in order, if `together`."""
-    small: list[Numbers] = []
-    for level in levels:
-        if float(work[level].sum()) >= SPLIT:
-            if small:
-                yield np.concatenate(small), False
-                small = []
-            yield level, True
-        elif together:
-            small.append(level)
+    """The levels, and whether each is large; neighbouring small ones are one if `together`."""
+    for large, neighbours in groupby(levels, lambda level: float(work[level].sum()) >= SPLIT):
+        if together and not large:
+            yield np.concatenate([*neighbours]), large
         else:
-            yield level, False
-    if small:
-        yield np.concatenate(small), False
+            yield from ((level, large) for level in neighbours)
 
 
 def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:

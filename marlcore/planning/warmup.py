@@ -1,8 +1,5 @@
-"""Compiling the planner's kernels in advance, so that no first plan waits for the compiler."""
+"""Compiling the kernels of planning in advance, so that no first call waits for the compiler."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence, Sized
 from itertools import product
 from time import monotonic
 from types import SimpleNamespace
@@ -14,40 +11,25 @@ from .induction import DTYPES, backward_induction
 from .robots import robot_induction
 
 PROBABILITIES: tuple[Literal["float64", "float32"], ...] = ("float64", "float32")
-
-
-class _Step:
-    """One step of two agents."""
-
-    agents: Sized = (0, 1)
-    action_space: Any = SimpleNamespace(n=1)
-
-    def reset(self) -> None:
-        """The caller passes each state."""
-
-    def get_state(self) -> int:
-        return 0
-
-    def set_state(self, state: int) -> None:
-        """As `reset`."""
-
-    def transition_probabilities(self, state: int, profile: Sequence[int]) -> list[tuple[float, int]] | None:
-        return None if state else [(1.0, 1)]
+ONE_STEP: Any = SimpleNamespace(  # a world model: one step of two agents
+    agents=(0, 1),
+    action_space=SimpleNamespace(n=1),
+    reset=lambda: None,
+    get_state=lambda: 0,
+    set_state=lambda state: None,
+    transition_probabilities=lambda state, profile: None if state else [(1.0, 1)],
+)
 
 
 def warm_up() -> float:
     """Compiles or loads the kernels of planning; returns the seconds taken."""
     began = monotonic()
-    kinds: tuple[Goals, ...] = ({0: [bool]}, _offer)
+    # Weights of goals by state are another kind of array than those of a list of goals.
+    kinds: tuple[Goals, ...] = ({0: [bool]}, lambda state, agent: [(bool, 1.0)])
     for probabilities, goals, dtype in product(PROBABILITIES, kinds, DTYPES):
         with (
-            build_graph(_Step(), workers=1, probabilities=probabilities, progress=False) as graph,
+            build_graph(ONE_STEP, workers=1, probabilities=probabilities, progress=False) as graph,
             backward_induction(graph, goals, [0], dtype=dtype, workers=1) as people,
         ):
             robot_induction(graph, people, lambda attainable, weights: attainable[0][:, 0], workers=1)
     return monotonic() - began
-
-
-def _offer(state: int, agent: int) -> list[tuple[type[bool], float]]:
-    """Goals by state, whose weights are another kind of array than those of a list of goals."""
-    return [(bool, 1.0)]

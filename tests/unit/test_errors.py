@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from marlcore.errors import suppress_failed_calls
-from marlcore.planning.crew import expand
-from marlcore.planning.tabulate import naming, stays_equal
+from marlcore.planning.batches import stays_equal
+from marlcore.planning.exploration import expand
+from marlcore.planning.tabulate import answers
 from marlcore.processes import check_picklable
 
 
@@ -42,8 +43,7 @@ def expanded(thing: Limit) -> None:
 
 
 def called(thing: Limit) -> None:
-    with naming("callback", [0], []):
-        thing.__reduce__()
+    answers("callback", [0], (thing.__reduce__() for _ in range(1)))
 
 
 @pytest.mark.parametrize("call", [stays_equal, lambda thing: check_picklable(thing=thing), expanded, called])

@@ -4,8 +4,6 @@ A traced process makes each call once, instruction by instruction; those of the 
 counted, not those of Python, NumPy and the C library. What the compilers make for another kind of processor may differ.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

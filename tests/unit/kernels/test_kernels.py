@@ -1,7 +1,5 @@
 """The kernels against an oracle of plain Python: a replay is lists of episodes of rows."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -172,17 +170,14 @@ def test_powers_of_extremes_are_those_of_the_c_library_too(exponent, extreme):
     np.testing.assert_allclose(values, expected, rtol=1e-13)
 
 
-def test_the_power_of_1_is_exact(rng):
+def test_the_power_of_1_is_exact_and_only_so_many_are_raised(rng):
     numbers = rng.random(1000)
     values = numbers.copy()
     raise_all(values, 1.0, len(values))
     assert (values == numbers).all()
-
-
-def test_only_so_many_numbers_are_raised():
-    values = np.full(7, 4.0)
-    raise_all(values, 0.5, 5)
-    assert values.tolist() == [2.0] * 5 + [4.0] * 2
+    raise_all(values, 2.0, 5)
+    np.testing.assert_allclose(values[:5], numbers[:5] ** 2, rtol=1e-13)
+    assert (values[5:] == numbers[5:]).all()
 
 
 # ---- the compiled kernels ----
@@ -213,15 +208,33 @@ CHANGED = """
 """
 
 
+PLANNED = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    from marlcore.planning import backward_induction, build_graph
+    from marlcore.planning.warmup import ONE_STEP
+    graph = build_graph(ONE_STEP, workers=1)
+    with backward_induction(graph, {0: [lambda state: state == 1]}) as policies:
+        print(policies[0].values[0, 0])
+"""
+
+
 @pytest.mark.long
-def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "file", "line", "changed"),
+    [
+        (CHANGED, "kernels/returns.py", "total += discount * floats", "total += 3.0 * discount * floats"),
+        (PLANNED, "planning/kernels/expectations.py", "total[goal] += p * (", "total[goal] += 3.0 * p * ("),
+    ],
+)
+def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path, code, file, line, changed):
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
-    rewards = [float(program(CHANGED, args=[tmp_path]).finish())]
-    returns = tmp_path / "marlcore" / "kernels" / "returns.py"
-    returns.write_text(returns.read_text().replace("total += discount * floats", "total += 3.0 * discount * floats"))
-    rewards += [float(program(CHANGED, args=[tmp_path]).finish()) for _ in range(2)]
-    assert rewards == [1.0, 3.0, 3.0]
+    values = [float(program(code, args=[tmp_path]).finish())]
+    source = tmp_path / "marlcore" / file
+    source.write_text(source.read_text().replace(line, changed))
+    values += [float(program(code, args=[tmp_path]).finish()) for _ in range(2)]
+    assert values == [1.0, 3.0, 3.0]
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """Files with holes, and headers that promise more than there is: no signal from the kernel, no memory for nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator
@@ -34,7 +32,6 @@ def sparse(path: Path, nbytes: int = 1 << 20) -> Path:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
-    """A path in /dev/shm."""
     path = Path("/dev/shm") / f"holes{os.getpid()}"
     yield path
     path.unlink(missing_ok=True)
@@ -49,7 +46,7 @@ def test_attaching_fills_the_holes_of_a_file(tmp_path: Path, shared: Path):
 
 
 def test_a_file_with_holes_is_not_looked_at(shared: Path):
-    """Reading a hole in /dev/shm takes memory too."""
+    """Reading a hole in /dev/shm would take memory too."""
     with pytest.raises(SegmentCorrupt, match=r"expected a file without holes, got one of 1048576 bytes; .*=never"):
         Segment.attach(sparse(shared), writable=False)
     assert 512 * shared.stat().st_blocks == 4096
@@ -83,7 +80,7 @@ except SharedMemoryFull as full:
 @pytest.mark.long
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_known):
-    """Whoever wrote on found the disk full, and was ended by SIGBUS."""
+    """A later write to a hole found the disk full, and SIGBUS ended its process."""
     whole = small_tmpfs.parent / "save"
     ReplayBuffer.create(SPEC, 100_000, path=whole).close()
     subprocess.run(["cp", "--sparse=always", whole, small_tmpfs / "copy"], check=True)

@@ -1,19 +1,20 @@
 """Segments appear whole or not at all, are believed only after every check, and never outlive their users."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
 import stat
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from refused import check_refused
 from seams import patch
 
 from marlcore import (
@@ -60,12 +61,16 @@ def descriptors() -> int:
 # ---- create, attach, close, unlink ----
 
 
-def test_a_new_segment_is_zeroed_and_page_sized(segment):
-    """A new segment is zeroed, page-sized and named after its nonce."""
+def test_a_new_segment_is_zeroed_and_whole_pages(segment):
     assert segment.path.name == f"marlcore-test-{segment.nonce:016x}"
-    assert len(segment.body) == 12_288
-    assert not segment.body.any()
+    assert len(segment.body) == 12_288 and segment.body.dtype == np.uint8
+    assert segment.body.ctypes.data % 4096 == 0 and not segment.body.any()
     assert segment.nbytes == segment.path.stat().st_size == 12_288 + 4096
+
+
+def test_every_byte_of_a_segment_is_allocated_when_it_is_made(segment):
+    """So that a full file system is an error now, and never a SIGBUS later."""
+    assert segment.path.stat().st_blocks * 512 >= segment.nbytes
 
 
 @pytest.mark.parametrize("mask", [0, 0o022])
@@ -76,53 +81,41 @@ def test_a_segment_is_for_its_user_alone_whatever_the_umask_is(mask):
     finally:
         os.umask(before)
     status = made.path.stat()
-    assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_uid == os.geteuid()
     made.close()
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
 
 
-def test_every_byte_of_a_segment_is_allocated_when_it_is_made(segment):
-    """So that a full file system is an error now, and never a SIGBUS later."""
-    assert segment.path.stat().st_blocks * 512 >= segment.nbytes
+BY = {
+    "handle": lambda segment: segment.handle,
+    "pickled handle": lambda segment: pickle.loads(pickle.dumps(segment.handle)),
+    "text": lambda segment: str(segment.path),
+    "path": lambda segment: segment.path,
+}
 
 
-@pytest.mark.parametrize("by", [lambda s: s.handle, lambda s: str(s.path), lambda s: s.path])
+@pytest.mark.parametrize("by", BY)
 def test_what_one_mapping_writes_the_other_reads(segment, by):
-    other = Segment.attach(by(segment))
-    other.body[77] = 5
-    assert segment.body[77] == 5
-    assert other.description == DESCRIPTION
-    assert other.handle == segment.handle
-    other.close()
-
-
-def test_a_handle_survives_pickling(segment):
-    other = Segment.attach(pickle.loads(pickle.dumps(segment.handle)))
-    segment.body[77] = 5
-    assert other.body[77] == 5 and other.handle == segment.handle
-    other.close()
+    with closing(Segment.attach(BY[by](segment))) as other:
+        other.body[77] = 5
+        assert segment.body[77] == 5
+        assert (other.description, other.handle) == (DESCRIPTION, segment.handle)
 
 
 def test_two_segments_of_one_name_are_two(segment):
-    other = Segment.create("test", DESCRIPTION, 10_000)
-    assert other.path != segment.path
-    other.close()
+    with closing(Segment.create("test", DESCRIPTION, 10_000)) as other:
+        assert other.path != segment.path
 
 
 def test_a_closing_creator_removes_the_name_alone(segment):
-    other = Segment.attach(segment.handle)
-    segment.body[0] = 9
-    segment.close()
-    assert not segment.path.exists()
-    assert other.body[0] == 9
-    with pytest.raises(SegmentNotFound):
-        Segment.attach(segment.handle)
-    other.close()
-
-
-def test_one_attached_that_closes_leaves_the_name(segment):
     Segment.attach(segment.handle).close()
     assert segment.path.exists()
+    with closing(Segment.attach(segment.handle)) as other:
+        segment.body[0] = 9
+        segment.close()
+        assert not segment.path.exists()
+        assert other.body[0] == 9
+        with pytest.raises(SegmentNotFound):
+            Segment.attach(segment.handle)
 
 
 def test_a_forgotten_segment_cleans_up_after_itself():
@@ -132,21 +125,15 @@ def test_a_forgotten_segment_cleans_up_after_itself():
     assert not path.exists()
 
 
-def test_views_keep_the_memory_after_close(segment):
+def test_a_closed_segment_says_so_and_its_views_live(segment):
     view = segment.body[:4]
-    segment.close()
-    view[:] = 3
-    assert view.tolist() == [3, 3, 3, 3]
-
-
-def test_a_closed_segment_says_so(segment):
     segment.close()
     segment.close()
     assert segment.closed
-    with pytest.raises(ClosedError, match="it was closed"):
-        segment.check_open()
-    with pytest.raises(ClosedError):
-        segment.lock(1)
+    view[:] = 3
+    assert view.tolist() == [3, 3, 3, 3]
+    for call in (segment.check_open, lambda: segment.lock(1)):
+        check_refused(call, ClosedError, "it was closed")
 
 
 def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
@@ -160,29 +147,26 @@ def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None])
 def test_a_name_of_other_characters_is_refused(name):
-    with pytest.raises(ValueError, match=r"^name: expected letters, digits, '_' and '.', got "):
-        Segment.create(name, DESCRIPTION, 10)
+    says = f"name: expected letters, digits, '_' and '.', got {name!r}"
+    check_refused(lambda: Segment.create(name, DESCRIPTION, 10), ValueError, says)
 
 
 # ---- files ----
 
 
 def test_a_segment_in_a_file_stays_until_it_is_unlinked(tmp_path):
-    made = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
-    made.body[0] = 7
-    handle = made.handle
-    made.close()
-    again = Segment.attach(handle)
-    assert again.body[0] == 7
-    again.unlink()
+    with closing(Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")) as made:
+        made.body[0] = 7
+    with closing(Segment.attach(made.handle)) as again:
+        assert again.body[0] == 7
+        again.unlink()
     assert not (tmp_path / "file").exists()
-    again.close()
 
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path):
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(ValueError, match=r"^path: expected a file that does not exist yet"):
-        Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
+    says = "path: expected a file that does not exist yet"
+    check_refused(lambda: Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file"), ValueError, says)
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -190,8 +174,7 @@ def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
     first = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
     first.unlink()
     second = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
-    with pytest.raises(StaleHandle, match="another one took its name"):
-        Segment.attach(first.handle)
+    check_refused(lambda: Segment.attach(first.handle), StaleHandle, "another one took its name")
     first.unlink()
     first.close()
     first.unlink()
@@ -252,14 +235,12 @@ def test_a_nameless_segment_locked_by_another_is_given_up(tmp_path, replaces):
 
 
 def test_too_much_shared_memory_is_an_error_with_advice():
-    """More than shared memory holds is an error that says what to do."""
     before = names()
     file_system = os.statvfs("/dev/shm")
     too_much = file_system.f_blocks * file_system.f_frsize + 4096
-    with pytest.raises(SharedMemoryFull, match=rf"/dev/shm: {too_much + 4096} bytes asked for, .*--shm-size"):
+    with pytest.raises(SharedMemoryFull, match=rf"/dev/shm: {too_much + 4096} bytes asked for, .*--shm-size") as full:
         Segment.create("test", DESCRIPTION, too_much)
-    with pytest.raises(MemoryError):
-        Segment.create("test", DESCRIPTION, too_much)
+    assert isinstance(full.value, MemoryError)
     assert names() == before
 
 
@@ -274,7 +255,6 @@ def test_more_than_the_control_group_leaves_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_a_full_file_system_is_an_error(small_tmpfs, monkeypatch, free_is_known):
-    """A full file system is noticed beforehand or when allocating."""
     fds = descriptors()
     if not free_is_known:
         patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 40)
@@ -339,13 +319,6 @@ def test_a_descriptor_that_is_not_open_is_no_missing_proc():
 # ---- what is attached to is checked ----
 
 
-def corrupt(path: Path, what: str | None = None) -> None:
-    fds = descriptors()
-    with pytest.raises(SegmentCorrupt, match=what):
-        Segment.attach(path)
-    assert descriptors() == fds
-
-
 def rewrite(path: Path, at: int, data: bytes, checksum: bool = False) -> None:
     """Changes bytes of a header; with a checksum that is right again."""
     with path.open("r+b") as file:
@@ -356,6 +329,70 @@ def rewrite(path: Path, at: int, data: bytes, checksum: bool = False) -> None:
             raw[12:16] = struct.pack("<I", zlib.crc32(raw))
         file.seek(0)
         file.write(raw)
+
+
+def header(at: int, layout: str, value: int) -> Callable[[Path], object]:
+    return lambda path: rewrite(path, at, struct.pack(layout, value), checksum=True)
+
+
+def of_length(length: int) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[:length].ljust(length, b"\0"))
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Puts something else in the place of the file, which keeps its content under the name `moved`."""
+
+    def act(path: Path) -> None:
+        path.rename(path.with_name("moved"))
+        make(path)
+
+    return act
+
+
+ANOTHER = "expected a marlcore segment, got another file"
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "checksum": (lambda path: rewrite(path, 12, bytes(4)), "checksum does not match"),
+    "version": (header(8, "<I", 99), "expected layout version 3, got 99"),
+    **{
+        f"header of {n}": (header(16, "<Q", n), "header's length")
+        for n in (0, 1, 4095, 4097, 1 << 27, (1 << 64) - 4096)
+    },
+    "long header": (header(16, "<Q", 1 << 20), "ends inside its header"),
+    **{f"body of {n}": (header(24, "<Q", n), "expected a file of") for n in (0, 4096, 12_288, 20_480, (1 << 64) - 1)},
+    **{f"description of {n}": (header(40, "<Q", n), "") for n in (4096 - 47, 1 << 40, (1 << 64) - 1)},
+    **{f"{n} bytes": (of_length(n), "") for n in (0, 1, 47, 48, 4095, 4096, 8192, 16_383, 16_385, 20_480)},
+    "empty": (lambda path: path.write_bytes(b""), ANOTHER),
+    "text": (lambda path: path.write_bytes(b"x" * 8192), ANOTHER),
+    "magic alone": (lambda path: path.write_bytes(b"marlcore"), ANOTHER),
+    "other magic": (lambda path: path.write_bytes(b"marlcorf" + bytes(8192)), ANOTHER),
+    **{f"{mode:o}": (partial(Path.chmod, mode=mode), "mode 0600") for mode in (0o640, 0o604, 0o666, 0o610, 0o601)},
+    "link to a good one": (instead(lambda path: path.symlink_to(path.with_name("moved"))), ""),
+    "fifo": (instead(lambda path: os.mkfifo(path, 0o600)), "expected a regular file"),
+    "directory": (instead(lambda path: path.mkdir(0o700)), ""),
+}
+
+
+@pytest.fixture
+def unmapped(segment, tmp_path):
+    """A copy of a segment that no process has mapped, so that a sweeper can hold it alone."""
+    path = tmp_path / "copy"
+    path.touch(mode=0o600)
+    path.write_bytes(segment.path.read_bytes())
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_file_is_refused(wrong, unmapped):
+    make_wrong, says = WRONG[wrong]
+    make_wrong(unmapped)
+    fds = descriptors()
+    check_refused(lambda: Segment.attach(unmapped), SegmentCorrupt, says)
+    assert descriptors() == fds
+
+
+def test_a_file_of_another_user_is_refused(segment, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    check_refused(lambda: Segment.attach(segment.path), SegmentCorrupt, "of this user alone")
 
 
 def test_every_changed_byte_of_a_header_is_noticed(segment):
@@ -372,83 +409,10 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
     Segment.attach(segment.path).close()
 
 
-def test_a_wrong_checksum_is_refused(segment):
-    rewrite(segment.path, 12, b"\0\0\0\0")
-    corrupt(segment.path, "checksum does not match")
-
-
-@pytest.mark.parametrize(
-    ("at", "layout", "value", "message"),
-    [
-        (8, "<I", 99, "expected layout version 3, got 99"),
-        *((16, "<Q", n, "header's length") for n in (0, 1, 4095, 4097, 1 << 27, (1 << 64) - 4096)),
-        (16, "<Q", 1 << 20, "ends inside its header"),
-        *((24, "<Q", n, "expected a file of") for n in (0, 4096, 12_288, 20_480, (1 << 64) - 1)),
-        *((40, "<Q", n, None) for n in (4096 - 47, 1 << 40, (1 << 64) - 1)),  # longer than its header
-    ],
-)
-def test_a_header_that_cannot_be_is_refused(segment, at, layout, value, message):
-    """Of another version, or with a length out of range, of its own, of the segment or of the description."""
-    rewrite(segment.path, at, struct.pack(layout, value), checksum=True)
-    corrupt(segment.path, message)
-
-
-@pytest.mark.parametrize("length", [0, 1, 47, 48, 4095, 4096, 8192, 16_383, 16_385, 20_480])
-def test_a_file_of_another_length_is_refused(segment, length, tmp_path):
-    copy = tmp_path / "copy"
-    copy.touch(mode=0o600)
-    copy.write_bytes(segment.path.read_bytes()[:length].ljust(length, b"\0"))
-    corrupt(copy)
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 8192, b"marlcore", b"marlcorf" + bytes(8192)])
-def test_another_file_is_refused(content, tmp_path):
-    other = tmp_path / "other"
-    other.touch(mode=0o600)
-    other.write_bytes(content)
-    corrupt(other, "expected a marlcore segment, got another file")
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o610, 0o601])
-def test_a_file_that_others_may_open_is_refused(segment, mode):
-    segment.path.chmod(mode)
-    corrupt(segment.path, "mode 0600")
-
-
-def test_a_file_of_another_user_is_refused(segment, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    corrupt(segment.path, "of this user alone")
-
-
-def test_a_symlink_is_refused_even_to_a_good_segment(segment, tmp_path):
-    (tmp_path / "link").symlink_to(segment.path)
-    corrupt(tmp_path / "link")
-
-
-def test_a_fifo_is_refused_without_waiting_for_its_other_end(tmp_path):
-    os.mkfifo(tmp_path / "fifo", 0o600)
-    corrupt(tmp_path / "fifo", "expected a regular file")
-
-
-def test_a_directory_is_refused(tmp_path):
-    tmp_path.chmod(0o700)
-    corrupt(tmp_path)
-
-
 def test_a_name_that_nothing_has_is_not_found(tmp_path):
-    with pytest.raises(SegmentNotFound, match="no such segment"):
-        Segment.attach(tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError):
-        Segment.attach(SegmentHandle(str(tmp_path / "nothing"), 1, 1))
-
-
-@pytest.fixture
-def unmapped(segment, tmp_path):
-    """A copy of a segment that nobody has mapped, so that a sweeper can hold it alone."""
-    path = tmp_path / "copy"
-    path.touch(mode=0o600)
-    path.write_bytes(segment.path.read_bytes())
-    return path
+    check_refused(lambda: Segment.attach(tmp_path / "nothing"), SegmentNotFound, "no such segment")
+    handle = SegmentHandle(str(tmp_path / "nothing"), 1, 1)
+    check_refused(lambda: Segment.attach(handle), FileNotFoundError, "no such segment")
 
 
 @pytest.mark.parametrize("then", ["leaves it", "removes it"])
@@ -466,8 +430,7 @@ def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, t
 
     monkeypatch.setattr("time.sleep", nap)
     if then == "removes it":
-        with pytest.raises(SegmentNotFound, match="no such segment"):
-            Segment.attach(unmapped)
+        check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, "no such segment")
         os.close(sweeper)
     else:
         Segment.attach(unmapped).close()
@@ -478,12 +441,10 @@ def test_a_stopped_sweeper_holds_nobody_up_for_ever(unmapped, monkeypatch):
     fds = descriptors()
     patch(monkeypatch, "memory", SWEEP_S=0.01)
     sweeper = os.open(unmapped, os.O_RDWR)
-    try:
-        assert try_lock(sweeper, 0, exclusive=True)
-        with pytest.raises(SegmentNotFound, match="another process has locked the segment to remove it"):
-            Segment.attach(unmapped)
-    finally:
-        os.close(sweeper)
+    assert try_lock(sweeper, 0, exclusive=True)
+    says = "another process has locked the segment to remove it"
+    check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, says)
+    os.close(sweeper)
     assert descriptors() == fds
 
 
@@ -535,15 +496,12 @@ def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):
     assert path.name in sweep()
 
 
-def test_sweep_leaves_what_is_locked_shared(tmp_path):
+def test_sweep_leaves_what_is_locked_shared():
     path = Path("/dev/shm/marlcore-locked")
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        assert try_lock(fd, 0, exclusive=False)
-        assert path.name not in sweep()
-        assert path.exists()
-    finally:
-        os.close(fd)
+    assert try_lock(fd, 0, exclusive=False)
+    assert path.name not in sweep() and path.exists()
+    os.close(fd)
     assert path.name in sweep()
 
 
@@ -554,23 +512,18 @@ def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
     link.symlink_to(target)
     os.mkfifo(fifo, 0o600)
     other.touch()
-    try:
-        swept = sweep()
-        assert not {link.name, fifo.name, other.name} & set(swept)
-        assert target.read_text() == "precious"
-        assert link.is_symlink()
-        assert fifo.exists()
-        assert other.exists()
-    finally:
-        for path in (link, fifo, other):
-            path.unlink()
+    swept = sweep()
+    kept = [link.is_symlink(), fifo.exists(), other.exists()]
+    for path in (link, fifo, other):
+        path.unlink()
+    assert not {link.name, fifo.name, other.name} & set(swept) and all(kept)
+    assert target.read_text() == "precious"
 
 
 # ---- fork ----
 
 
 def test_a_forked_childs_segment_is_stale(program):
-    """A forked child's segment is stale and attaches again by its handle."""
     out = program("""
         import os, sys
         from marlcore import StaleHandle
@@ -628,16 +581,9 @@ def test_a_fork_that_lingers_holds_no_segment(program):
 
 
 def test_locks_are_of_one_byte_and_of_one_holder(segment):
-    held = segment.lock(1)
-    assert held is not None
-    assert segment.lock(1) is None
-    other = segment.lock(2)
-    assert other is not None
-    held.close()
-    again = segment.lock(1)
-    assert again is not None
-    again.close()
-    other.close()
+    with closing(segment.lock(2)), closing(segment.lock(1)):
+        assert segment.lock(1) is None
+    segment.lock(1).close()
 
 
 def test_the_lock_of_a_killed_process_is_free(segment, program):
@@ -649,11 +595,4 @@ def test_the_lock_of_a_killed_process_is_free(segment, program):
     assert holder.line() == "True"
     assert segment.lock(1) is None
     holder.kill()
-    held = segment.lock(1)
-    assert held is not None
-    held.close()
-
-
-def test_a_body_is_aligned_to_pages(segment):
-    assert segment.body.ctypes.data % 4096 == 0
-    assert segment.body.dtype == np.uint8
+    segment.lock(1).close()

@@ -1,7 +1,5 @@
 """A second thread is refused what a first one is inside of, and nobody else's rows are mixed into its own."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import signal
@@ -171,7 +169,7 @@ def test_closing_waits_until_no_other_thread_is_inside_an_add(replay: ReplayBuff
 
 
 class Interrupt(BaseException):
-    """What the handler raises."""
+    """A signal handler raises it."""
 
 
 def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuffer):
@@ -197,14 +195,12 @@ def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuff
 
 
 def memories() -> int:
-    """How many batches' memories there are."""
     gc.collect()
     return sum(type(one) is BatchMemory for one in gc.get_objects())
 
 
 @pytest.mark.long
 def test_batches_that_are_held_and_dropped_are_given_back(replay: ReplayBuffer):
-    """All of them were kept for good, and looked through at each sample."""
     with replay.writer() as writer:
         writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
     before, sampler = memories(), replay.sampler(4, seed=0)

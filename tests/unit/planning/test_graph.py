@@ -1,7 +1,5 @@
 """Graphs of world models are what plain Python lists give, state by state and bit by bit."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Iterator
@@ -84,6 +82,16 @@ def test_a_graph_and_policies_show_their_counts() -> None:
         assert re.fullmatch(r"<Graph /dev/shm/\S+ states=3 rows=2 outcomes=3>", repr(graph))
         with backward_induction(graph, {0: [bool, bool]}, dtype="float32") as found:
             assert re.fullmatch(r"<Policies /dev/shm/\S+ states=3 goals=\{0: 2\} dtype=float32>", repr(found))
+
+
+def test_a_picture_shows_each_state_and_an_arrow_to_each_successor(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    with build_graph(Doors()) as graph:
+        axes = graph.plot(tmp_path / "graph.png", label=lambda state: f"step {state[0]}").axes[0]
+        texts = [text.get_text() for text in axes.texts]
+        assert [text for text in texts if text] == [f"step {state[0]}" for state in graph.states]
+        assert texts.count("") == sum(len(graph.successors_of(i)) for i in range(len(graph)))
+    assert (tmp_path / "graph.png").stat().st_size > 0
 
 
 def test_a_closed_graph_says_so() -> None:

@@ -1,12 +1,11 @@
 """What backward induction refuses: one line that names the argument, what was expected and what came."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from refused import check_refused
 from world_models import Slippery, Table
 
 from marlcore import CallbackFailed
@@ -116,75 +115,63 @@ def test_a_graph_without_probabilities_is_refused() -> None:
         backward_induction(graph, {0: [goal]})
 
 
+class Odd:
+    """A goal that cannot be pickled."""
+
+    def __call__(self, state: Any) -> bool:
+        return False
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("it holds a lock")
+
+
 def test_goals_that_cannot_be_pickled_are_refused(graph: Graph) -> None:
-    class Odd:
-        def __call__(self, state: Any) -> bool:
-            return False
-
-        def __reduce__(self) -> Any:
-            raise RuntimeError("it holds a lock")
-
-    with pytest.raises(
-        TypeError, match="goals: expected something that can be pickled, got RuntimeError: it holds a lock"
-    ):
-        backward_induction(graph, {0: [Odd()]}, workers=1)
+    says = "goals: expected something that can be pickled, got RuntimeError: it holds a lock"
+    check_refused(lambda: backward_induction(graph, {0: [Odd()]}, workers=1), TypeError, says)
 
 
-def fails_late(state: Any, *others: Any) -> Any:
-    if state[0] == 3:
-        raise RuntimeError("no idea")
-    return False
+def late(value: Any) -> Any:
+    """A function that fails in a late state."""
+
+    def fails_late(state: Any, *others: Any) -> Any:
+        if state[0] == 3:
+            raise RuntimeError("no idea")
+        return value
+
+    return fails_late
 
 
-def offers_late(state: Any, agent: int) -> list[Any]:
-    fails_late(state)
-    return [(goal, 1.0)]
+# What raises, or returns something else than it should; in which state, and why
+FAILING: dict[str, tuple[dict[str, Any], str, int, str]] = {
+    "goal": ({"goals": {0: [late(False)]}}, "goal <function .*fails_late at .*>", 3, "RuntimeError: no idea"),
+    "goals": (
+        {"goals": late([(goal, 1.0)]), "agents": [0]}, "the goal generator of agent 0", 3, "RuntimeError: no idea",
+    ),
+    "belief": ({"believed": late([(1.0, (0, 0))])}, "what agent 0 believes", 3, "RuntimeError: no idea"),
+    "durations": (
+        {"durations": late([1.0] * 4), "rho": 0.1}, "the function of durations", 3, "RuntimeError: no idea",
+    ),
+    "weight a text": ({"goals": lambda s, i: [(goal, "much")], "agents": [0]}, "the goal gen", 0, "could not convert"),
+    "weight None": ({"goals": lambda s, i: [(goal, None)], "agents": [0]}, "the goal generator", 0, "NoneType"),
+    "goal a list": ({"goals": lambda s, i: [([], 1.0)], "agents": [0]}, "the goal generator", 0, "unhashable"),
+    "no weight": ({"goals": lambda s, i: [goal], "agents": [0]}, "the goal generator", 0, "unpack"),
+    "belief a text": (
+        {"believed": lambda s, i, a: [("much", (0, 0))]}, "what agent 0 believes", 0, "could not convert",
+    ),
+    "duration a text": (
+        {"durations": lambda s, p, o: ["long"], "rho": 0.1}, "the function of durations", 0, "could not convert",
+    ),
+}  # fmt: skip
 
 
-def believes_late(state: Any, agent: int, action: int) -> list[Any]:
-    fails_late(state)
-    return [(1.0, (0, 0))]
-
-
-def lasts_late(state: Any, profile: Any, outcomes: list[Any]) -> list[float]:
-    fails_late(state)
-    return [1.0] * len(outcomes)
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"goals": {0: [fails_late]}}, "goal <function fails_late at .*>"),
-        ({"goals": offers_late, "agents": [0]}, "the goal generator of agent 0"),
-        ({"believed": believes_late}, "what agent 0 believes"),
-        ({"durations": lasts_late, "rho": 0.1}, "the function of durations"),
-    ],
-)
-def test_a_function_that_raises_is_named_with_the_state(graph: Graph, options: dict[str, Any], what: str) -> None:
-    with pytest.raises(CallbackFailed, match=rf"{what} failed in state \(3, \(.*\)\), in this process") as caught:
+@pytest.mark.parametrize("name", FAILING)
+def test_a_function_that_fails_is_named_with_the_state(graph: Graph, name: str) -> None:
+    options, what, step, why = FAILING[name]
+    with pytest.raises(CallbackFailed, match=rf"{what}.* failed in state \({step}, .*\), in this process") as caught:
         backward_induction(graph, **{"goals": {0: [goal]}, "workers": 1, **options})
-    assert caught.value.state[0] == 3
-    assert "in fails_late" in caught.value.traceback and "RuntimeError: no idea" in str(caught.value)
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    ("options", "what", "why"),
-    [
-        ({"goals": lambda s, i: [(goal, "much")], "agents": [0]}, "the goal generator", "could not convert"),
-        ({"goals": lambda s, i: [(goal, None)], "agents": [0]}, "the goal generator", "NoneType"),
-        ({"goals": lambda s, i: [([], 1.0)], "agents": [0]}, "the goal generator", "unhashable"),
-        ({"goals": lambda s, i: [goal], "agents": [0]}, "the goal generator", "unpack"),
-        ({"believed": lambda s, i, a: [("much", (0, 0))]}, "what agent 0 believes", "could not convert"),
-        ({"durations": lambda s, p, o: ["long"], "rho": 0.1}, "the function of durations", "could not convert"),
-    ],
-)
-def test_a_function_that_returns_something_else_is_named_with_the_state(
-    graph: Graph, options: dict[str, Any], what: str, why: str
-) -> None:
-    with pytest.raises(CallbackFailed, match=rf"{what}.* failed in state \(0, .*") as caught:
-        backward_induction(graph, **{"goals": {0: [goal]}, "workers": 1, **options})
-    assert why in str(caught.value)
+    assert caught.value.state[0] == step
+    assert why in str(caught.value) and "Traceback" in caught.value.traceback
+    assert isinstance(caught.value.__cause__, Exception)
 
 
 ROBOT_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -209,11 +196,13 @@ def test_a_bad_argument_for_robots_is_refused_by_name(graph: Graph, name: str) -
 
 
 def test_people_of_another_graph_or_without_robots_are_refused(graph: Graph) -> None:
-    with build_graph(Slippery(horizon=2)) as other, backward_induction(graph, {0: [goal], 1: [goal]}) as people:
-        with pytest.raises(ValueError, match="people: expected at least one agent to be a robot"):
-            robot_induction(graph, people, lambda values, weights: values[0][:, 0])
-        with (
-            backward_induction(other, {0: [goal]}) as few,
-            pytest.raises(ValueError, match=r"people: expected policies in .* states, got them in another graph's"),
-        ):
-            robot_induction(graph, few, lambda values, weights: values[0][:, 0])
+    def assist(people: Any) -> None:
+        robot_induction(graph, people, lambda values, weights: values[0][:, 0])
+
+    with (
+        build_graph(Slippery(horizon=2)) as other,
+        backward_induction(graph, {0: [goal], 1: [goal]}) as people,
+        backward_induction(other, {0: [goal]}) as few,
+    ):
+        check_refused(lambda: assist(people), ValueError, "people: expected at least one agent to be a robot")
+        check_refused(lambda: assist(few), ValueError, " states, got them in another graph's")

@@ -1,7 +1,5 @@
 """The robots' values and policies, and what people can attain, are what plain Python computes, to the last bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

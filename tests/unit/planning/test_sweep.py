@@ -1,6 +1,4 @@
-"""The sweep comes to every state once, after all states that it depends on, and ends when it is interrupted."""
-
-from __future__ import annotations
+"""The sweep shares large levels, takes small ones together, and ends when it fails or is interrupted."""
 
 import signal
 import threading
@@ -26,30 +24,6 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
 def levels_of(sizes: list[int]) -> list[Any]:
     ends = np.cumsum([0, *sizes])
     return [np.arange(low, high)[::-1] for low, high in pairwise(ends)]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("with_after", [False, True])
-def test_each_state_comes_once_and_after_earlier_levels(threads: int, with_after: bool, fine: None) -> None:
-    """Levels of one state, small ones, and large ones that are split."""
-    sizes = [1, 1, 200, 3, 4, 90, 1, 49, 51, 2]
-    level_of = np.repeat(np.arange(len(sizes)), sizes)
-    lock, done, after = threading.Lock(), [], []
-
-    def step(numbers: Any) -> None:
-        with lock:
-            for number in numbers.tolist():
-                done.append(number)
-                assert all(level_of[one] <= level_of[number] for one in done)
-
-    def note(numbers: Any) -> None:
-        after.append(len(numbers))
-
-    sweep(levels_of(sizes), np.ones(sum(sizes)), threads, step, note if with_after else None)
-    assert sorted(done) == [*range(sum(sizes))]
-    assert after == (sizes if with_after else [])
-    if threads == 1:
-        assert done == np.concatenate(levels_of(sizes)).tolist()
 
 
 def test_small_levels_are_swept_in_few_calls(fine: None) -> None:

@@ -1,7 +1,5 @@
 """Slow functions of the caller are evaluated by workers, with the same results and the same errors."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -16,7 +14,7 @@ from world_models import Slippery
 
 from marlcore import CallbackFailed, WorkerFailed
 from marlcore.planning import Graph, Policies, backward_induction, build_graph
-from marlcore.planning.tabulate import Tabulate, stays_equal
+from marlcore.planning.batches import stays_equal
 
 
 @pytest.fixture(scope="module")
@@ -204,15 +202,3 @@ def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kin
         assert found[0].weight.tobytes() == alone[0].weight.tobytes()
     others = {*generate.log.pids} - {os.getpid()}
     assert bool(others) == (kind is At) == stays_equal(goals[0])
-
-
-@pytest.mark.long
-def test_results_come_in_the_order_of_the_states(graph: Graph) -> None:
-    def job(graph: Graph, numbers: Any) -> list[int]:
-        sleep(0.02 * (os.getpid() == owner))
-        return [*numbers]
-
-    owner = os.getpid()
-    found = Tabulate(graph, 3)(job, range(len(graph)))
-    assert [i for batch in found for i in batch] == [*range(len(graph))]
-    assert Tabulate(graph, 3)(job, []) == []

@@ -35,8 +35,10 @@ def test_warmup_compiles_every_kernel_that_python_calls() -> None:
         from marlcore.training import warmup
         warmup.warm_up()
         planning.warm_up()
-        for module in iter_modules(kernels.__path__):
-            for name, found in vars(import_module(f"marlcore.kernels.{module.name}")).items():
+        modules = [*iter_modules(kernels.__path__, "marlcore.kernels.")]
+        modules += iter_modules(planning.kernels.__path__, "marlcore.planning.kernels.")
+        for module in modules:
+            for name, found in vars(import_module(module.name)).items():
                 if isinstance(found, Dispatcher) and not found.targetoptions.get("forceinline"):
                     if not name.startswith("_") and not found.signatures:
                         print(f"{module.name}.{name}")
@@ -49,15 +51,15 @@ def test_after_a_warm_up_no_plan_compiles() -> None:
     """Whatever the probabilities' dtype, and whether goals are a list or a function."""
     code = """if True:
         from marlcore import planning
-        from marlcore.kernels import induction, robots
-        from marlcore.planning.warmup import _Step
-        kernels = [induction.induce, robots.mix, robots.choose, robots.attain]
+        from marlcore.planning.kernels import robot_policies, soft_policies
+        from marlcore.planning.warmup import ONE_STEP
+        kernels = [soft_policies.induce, robot_policies.mix, robot_policies.choose, robot_policies.attain]
         planning.warm_up()
         before = [len(kernel.signatures) for kernel in kernels]
         for probabilities in ("float64", "float32"):
             for goals in ({0: [bool]}, lambda state, agent: [(bool, 1.0)]):
                 for dtype in ("float64", "float32", "float16"):
-                    graph = planning.build_graph(_Step(), workers=1, probabilities=probabilities)
+                    graph = planning.build_graph(ONE_STEP, workers=1, probabilities=probabilities)
                     people = planning.backward_induction(graph, goals, [0], dtype=dtype, gamma=0.5)
                     planning.robot_induction(graph, people, lambda attainable, weights: attainable[0][:, 0])
         assert before == [len(kernel.signatures) for kernel in kernels], before

@@ -1,4 +1,4 @@
-"""Backward induction of robots among people whose policies are known: the second phase of planning.
+"""Backward induction of robots among people whose policies are known.
 
     Q(r) = E of d * V over the people's profiles and the outcomes; pi = softmax(beta * Q), or the power law (-Q)^-beta
     attainable(h, g) = E of 1 where the goal is achieved, else d * attainable, if person h pursues the goal g
@@ -7,37 +7,27 @@ V is the expectation of Q under pi plus the caller's aggregate of what is attain
 left out, and the probabilities of the others are divided by their sum.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
-from .backup import OFFERED, add_expectation, divide, is_complete, soften
+from ...kernels.jit import inlined, jit
+from .expectations import OFFERED, divide, expect, is_complete, soften
 from .half import wide
-from .jit import inlined, jit
 
 
 class People(NamedTuple):
-    """The people's policies whatever their goals are, and how a profile is taken apart.
+    """The people's policies whatever their goals are, and how a profile is taken apart."""
 
-    Attributes:
-        policy: float64 [people, states, actions].
-        places: int64 [people], n to the power of each one's index.
-        robots: int64 [robots], the same; their profile is the sum of action_i * n^i over them, from i = 0 on.
-    """
-
-    policy: Any
-    places: Any
-    robots: Any
+    policy: Any  # float64 [people, states, actions]
+    places: Any  # int64 [people], n to the power of each one's index
+    robots: Any  # int64 [robots], the same; their profile is the sum of action_i * n^i over them, from i = 0 on
 
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
     """Writes the mean of the policies for goals on offer, by their weights, to mixed[state] in the states `numbers`.
 
-    Args:
-        flags: uint8 [states, goals]. weight: float64 [states, goals]. policy: [states, goals, actions].
-        mixed: float64 [states, actions]; zero where the offered goals have no weight.
+    It is zero where the offered goals have no weight.
     """
     for i in range(len(numbers)):
         state = numbers[i]
@@ -60,11 +50,11 @@ def _action_of(profile, place, actions):
 
 @inlined
 def _robots_profile(people, profile):
-    actions, found, power = people.policy.shape[2], 0, 1
+    actions, number, power = people.policy.shape[2], 0, 1
     for i in range(len(people.robots)):
-        found += _action_of(profile, people.robots[i], actions) * power
+        number += _action_of(profile, people.robots[i], actions) * power
         power *= actions
-    return found
+    return number
 
 
 @inlined
@@ -107,11 +97,7 @@ def _evaluate(rows, state, people, values, q, mass):
 def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     """Computes the robots' policy in the states `numbers`; writes its expected Q to `values`.
 
-    Args:
-        power: whether the policy is the power law.
-        values: float64 [states]. policy: float64 [states, robots' profiles].
-        numbers: int64 [n]; their successors' values are known.
-        q, score, mass: float64 [robots' profiles], scratch.
+    policy: float64 [states, robots' profiles]. q, score, mass: float64 [robots' profiles], scratch.
 
     Returns: -1, or a state in which no profile is possible under the people's policies, or, for the power law, one with
         a Q that is not negative.
@@ -138,43 +124,30 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     return -1
 
 
-@inlined
-def _attain_goals(rows, state, people, person, chosen, policy, flags, values, scratch):
-    """Sums over a state's rows, each as likely as the policies of robots and people make it."""
-    attained, mass, total = scratch
-    actions = people.policy.shape[2]
-    for goal in range(len(attained)):
-        attained[goal] = mass[goal] = 0.0
-    for row in range(rows.first[state], rows.first[state + 1]):
-        profile = rows.profile[row]
-        p = chosen[state, _robots_profile(people, profile)] * _probability(people, state, profile, person)
-        if p > 0.0:
-            action = _action_of(profile, people.places[person], actions)
-            for goal in range(len(total)):
-                total[goal] = 0.0
-            add_expectation(rows, row, flags, values, total)
-            for goal in range(len(total)):
-                own = p * wide(policy[state, goal, action])
-                mass[goal] += own
-                attained[goal] += own * total[goal]
-
-
 @jit
 def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch):
     """Computes what one person can attain in the states `numbers`, for each goal on offer.
 
-    Args:
-        person: the number of the person among the people.
-        chosen: float64 [states, robots' profiles]. policy: the person's, [states, goals, actions].
-        flags: uint8 [states, goals]. values: float64 [states, goals]; those of the successors are known.
-        scratch: three arrays float64 [goals].
+    A state's rows are as likely as `chosen`, the robots' policy, and the others' policies make them; `policy` is the
+    person's. `scratch` has three arrays float64 [goals].
     """
-    attained, mass = scratch[0], scratch[1]
+    attained, mass, total = scratch
     for i in range(len(numbers)):
         state = numbers[i]
         if rows.first[state] == rows.first[state + 1]:
             continue
-        _attain_goals(rows, state, people, person, chosen, policy, flags, values, scratch)
+        for goal in range(len(attained)):
+            attained[goal] = mass[goal] = 0.0
+        for row in range(rows.first[state], rows.first[state + 1]):
+            profile = rows.profile[row]
+            p = chosen[state, _robots_profile(people, profile)] * _probability(people, state, profile, person)
+            if p > 0.0:
+                action = _action_of(profile, people.places[person], people.policy.shape[2])
+                expect(rows, row, flags, values, total)
+                for goal in range(len(total)):
+                    own = p * wide(policy[state, goal, action])
+                    mass[goal] += own
+                    attained[goal] += own * total[goal]
         for goal in range(len(attained)):
             if flags[state, goal] & OFFERED:
                 partial = not is_complete(rows, state) and mass[goal] > 0.0

@@ -1,4 +1,4 @@
-"""Backward induction of one agent: values and policies of states whose successors' values are known.
+"""Backward induction of one agent's values and soft policies, for all of its goals.
 
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
@@ -6,62 +6,50 @@
 Where believed profiles are not possible, p is conditioned on the possible ones. An action without any is never taken.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
-from .backup import ACHIEVED, OFFERED, add_expectation, divide, row_of, soften
+from ...kernels.jit import inlined, jit
+from .expectations import ACHIEVED, OFFERED, divide, expect, row_of, soften
 from .half import narrow
-from .jit import inlined, jit
 
 
 class Belief(NamedTuple):
-    """What an agent believes of the others' actions.
+    """What an agent believes of the others' actions. A choice is an action, or an action in a state."""
 
-    Attributes:
-        start: int64 [choices + 1], where the entries of each choice begin; a choice is an action, or an action in a
-            state if `stride` is the number of actions, and 0 otherwise.
-        probability: float64 [entries]. base: int64 [entries], the profile without the agent's and the robots' actions.
-        robots: int64 [robots' profiles], each to be added to a base.
-        best: whether the agent hopes for the robots' best profile instead of fearing the worst.
-    """
-
-    start: Any
-    stride: int
-    probability: Any
-    base: Any
-    robots: Any
-    best: bool
+    start: Any  # int64 [choices + 1], where the entries of each choice begin
+    stride: int  # the number of actions if beliefs depend on the state, else 0
+    probability: Any  # float64 [entries]
+    base: Any  # int64 [entries], the profile without the agent's and the robots' actions
+    robots: Any  # int64 [robots' profiles], each to be added to a base
+    best: bool  # whether the agent expects the robots' best profile instead of the worst
 
 
 class Scratch(NamedTuple):
-    """Memory for one thread: float64 [actions, goals], [goals], [goals], [actions] and [actions]."""
+    """Memory for one thread, float64."""
 
-    q: Any
-    total: Any
-    extreme: Any
-    mass: Any
-    chosen: Any
+    q: Any  # [actions, goals]
+    total: Any  # [goals]
+    extreme: Any  # [goals]
+    mass: Any  # [actions]
+    chosen: Any  # [actions]
 
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst, or best, expectation over robots' profiles to scratch.extreme; False if none is possible."""
-    found = False
+    """Writes the worst or best expectation over robots' profiles to scratch.extreme; False if none is possible."""
+    possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
         row = row_of(rows, state, profile + belief.robots[i])
         if row < 0:
             continue
-        for goal in range(len(total)):
-            total[goal] = 0.0
-        add_expectation(rows, row, flags, values, total)
+        expect(rows, row, flags, values, total)
         for goal in range(len(total)):
             better = total[goal] > extreme[goal] if belief.best else total[goal] < extreme[goal]
-            if better or not found:
+            if better or not possible:
                 extreme[goal] = total[goal]
-        found = True
-    return found
+        possible = True
+    return possible
 
 
 @inlined
@@ -104,10 +92,9 @@ def _choose(flag, goal, beta, scratch):
 
 @jit
 def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
-    """Computes one agent's values and policies in the states `numbers`, in this order, for all goals.
+    """Computes one agent's values and policies in the states `numbers`, in this order.
 
     Args:
-        rows, belief, scratch: see above.
         place: n to the power of the agent's index.
         beta: the inverse temperature of the softmax, at least 0; infinity takes the best action.
         flags: uint8 [states, goals], OFFERED and ACHIEVED. A goal that is not offered has the value 0 and no policy.

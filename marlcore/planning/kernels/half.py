@@ -4,12 +4,10 @@
 unchanged, so that one kernel serves float64, float32 and float16 storage.
 """
 
-from __future__ import annotations
-
 from numba.core import types
 from numba.extending import overload
 
-from .jit import bits_of, float_of
+from ...kernels.jit import bits_of, float_of
 
 DROPPED = 42  # bits of float64's mantissa that float16 lacks
 HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # what rounds to the nearest, ties to even

@@ -1,41 +1,30 @@
-"""What the kernels of planning share: the rows of a state-space graph, and the expectation over a row's outcomes.
+"""The rows of a state-space graph, and expectations over their outcomes.
 
 A row is one possible profile of a state; a profile is one action of each agent, as the number sum of action_i * n^i.
-Every sum runs in the order of the rows, outcomes and actions, so that a result never depends on how many threads share
-the work. The inner loops run over goals: they are independent of one another, so the compiler may vectorise them.
+Every sum runs in the order of the rows, outcomes and actions, so a result does not depend on how many threads share the
+work. The inner loops run over goals, which are independent of one another, so the compiler may vectorise them.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any, NamedTuple
 
+from ...kernels.jit import inlined
 from .half import wide
-from .jit import inlined
 
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
 
 class Rows(NamedTuple):
-    """A graph in arrays.
+    """A graph in arrays."""
 
-    Attributes:
-        first: int64 [states + 1], the first row of each state; a terminal state has no rows.
-        profile: integers [rows], ascending in a state.
-        start: int64 [rows + 1], the first outcome of each row.
-        successor: integers [outcomes]. probability: floats [outcomes].
-        discount: float64 [outcomes], or [1] if all are equal. stride: 1, or 0 if all are equal.
-        profiles: the number of profiles.
-    """
-
-    first: Any
-    profile: Any
-    start: Any
-    successor: Any
-    probability: Any
-    discount: Any
-    stride: int
-    profiles: int
+    first: Any  # int64 [states + 1], the first row of each state; a terminal state has no rows
+    profile: Any  # integers [rows], ascending in a state
+    start: Any  # int64 [rows + 1], the first outcome of each row
+    successor: Any  # integers [outcomes]
+    probability: Any  # floats [outcomes]
+    discount: Any  # float64 [outcomes], or [1] if all are equal
+    stride: int  # of discounts: 1, or 0 if all are equal
+    profiles: int  # how many there are
 
 
 @inlined
@@ -61,8 +50,10 @@ def row_of(rows, state, profile):
 
 
 @inlined
-def add_expectation(rows, row, flags, values, total):
-    """Adds to total[goal] the expectation of 1 where the successor achieves the goal, else of its discounted value."""
+def expect(rows, row, flags, values, total):
+    """Sets total[goal] to the expectation of 1 where the successor achieves the goal, else of its discounted value."""
+    for goal in range(len(total)):
+        total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
         p, discount = rows.probability[outcome], rows.discount[outcome * rows.stride]
         successor = rows.successor[outcome]
@@ -81,8 +72,7 @@ def divide(total, mass):
 def soften(score, mass, beta, chosen):
     """Writes softmax(beta * score) to `chosen`; with an infinite beta the best choices are equally likely.
 
-    Args:
-        score, chosen: float64 [choices]. mass: float64 [choices]; choices without mass get 0.
+    All arrays are float64 [choices]; choices without mass get 0.
     """
     best, total = -math.inf, 0.0
     for i in range(len(score)):

@@ -1,14 +1,12 @@
 """float16 in kernels is NumPy's float16, and their exponentials and logarithms are those of `math`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 
-from marlcore.kernels.half import narrow, wide
 from marlcore.kernels.jit import jit
+from marlcore.planning.kernels.half import narrow, wide
 
 FINITE = np.arange(0x7C00, dtype=np.uint16)  # the bits of all numbers of at least 0
 

@@ -1,0 +1,167 @@
+"""Batches of states that this process and worker processes evaluate; the results come in the order of the states.
+
+This process evaluates too, so little work needs no worker, and workers get no states that take longer to send than to
+evaluate.
+"""
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from .. import cgroup
+from ..checks import check_whole
+from ..errors import CallbackFailed, WorldModelFailed, pass_on_from_handler
+from ..processes import Pool
+
+BATCH_S = 0.05  # of work in a worker's batch
+OWN_S = 0.005  # of work in a batch of this process
+LEAST_S = 0.001  # a batch with less work than this is not worth its way
+MOST = 4096  # states of a batch
+WAIT_S = 0.1  # for workers, between two looks for signals
+TRIED = 4  # batches before the cost of sending is judged
+
+
+def count_workers(workers: int | None) -> int:
+    """By default one for each processor. Raises ValueError: fewer than one."""
+    if workers is None:
+        return cgroup.processors()
+    check_whole("workers", workers)
+    return workers
+
+
+class Part(NamedTuple):
+    """The result for a batch of states, and the error that ended it early."""
+
+    result: Any
+    failure: Exception | None
+
+
+def packed(part: Part) -> bytes:
+    """A worker's reply, whose failure names this process."""
+    if isinstance(part.failure, (CallbackFailed, WorldModelFailed)):
+        part = part._replace(failure=part.failure.of(multiprocessing.current_process().name))
+    reply: bytes = cloudpickle.dumps(part)
+    return reply
+
+
+def stays_equal(thing: Any) -> bool:
+    """Whether a pickled copy of something hashable is equal to it, and hashes alike."""
+    try:
+        copy = pickle.loads(cloudpickle.dumps(thing))
+        return bool(copy == thing) and hash(copy) == hash(thing)
+    except Exception as error:  # a class's own pickling may raise anything
+        pass_on_from_handler(error)
+        return False
+
+
+class Batches:
+    """The batches of a list of states, which may grow meanwhile.
+
+    Attributes:
+        handed: the states before this one are evaluated, or are being evaluated.
+        merged: the results of the states before this one were returned.
+        cost: seconds that a state takes here.
+        sending: seconds that this process took to send states, and to read and merge what came back.
+        pool: of the workers, which answer a pickled batch by a `packed` part, and an empty one by anything; None to
+            evaluate all in this process. started: whether the workers were.
+
+    Args:
+        evaluate: what this process does with a batch.
+        workers: processes that evaluate, this one included.
+        size: states that a worker gets at a time; then all workers start at once. None: as many as take 50 ms.
+    """
+
+    def __init__(
+        self, states: Sequence[Any], evaluate: Callable[[Sequence[Any]], Part], workers: int, size: int | None = None
+    ) -> None:
+        self.pool: Pool | None = None
+        self.handed = self.merged = 0
+        self.cost = self.sending = 0.0
+        self._states, self._evaluate, self._workers, self._size = states, evaluate, workers, size
+        self.started = False
+        self._ends: dict[int, int] = {}  # by a batch's first state: the state after it
+        self._parts: dict[int, Part] = {}  # by a batch's first state; each waits for earlier ones
+        self._given, self._sent = 0, 0  # batches given to workers, and the states in them
+
+    @property
+    def pending(self) -> int:
+        return len(self._states) - self.handed
+
+    def attend(self, seconds: float = 0.0) -> None:
+        """Takes what workers have finished, waiting at most so long, and gives states to idle ones.
+
+        Raises: WorkerFailed: a worker could not begin, or several died of the same states.
+        """
+        if self.pool is None:
+            return
+        if self._size is not None:
+            self._start(self.pool)
+        self._take(self.pool, seconds)
+        while size := self._next_size():
+            self._start(self.pool)
+            if not (self.started and self.pool.free):
+                return
+            began = perf_counter()
+            first, end = self.handed, self.handed + size
+            self._ends[first] = self.handed = end
+            self.pool.ask(first, cloudpickle.dumps(self._states[first:end]))
+            self._given += 1
+            self._sent += size
+            self.sending += perf_counter() - began
+
+    def evaluate_here(self) -> None:
+        """Evaluates some of the pending states in this process."""
+        first, began, sending = self.handed, perf_counter(), self.sending
+        size = min(self.pending, max(1, int(OWN_S / self.cost)) if self.cost else 1, MOST)
+        self._ends[first] = self.handed = first + size
+        self._parts[first] = self._evaluate(self._states[first : first + size])
+        self.took(size, perf_counter() - began - (self.sending - sending))
+
+    def took(self, states: int, seconds: float) -> None:
+        """Notes how long this process took for some states."""
+        cost = seconds / states
+        self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
+
+    def results(self) -> Iterator[Any]:
+        """The results whose turn has come. Raises: the failure of such a batch."""
+        while (part := self._parts.pop(self.merged, None)) is not None:
+            if part.failure is not None:
+                raise part.failure
+            self.merged, began = self._ends.pop(self.merged), perf_counter()
+            yield part.result
+            self.sending += perf_counter() - began  # until the caller has merged it
+
+    def _take(self, pool: Pool, seconds: float) -> None:
+        if not self.started:
+            return
+        for first, reply in pool.replies(seconds):
+            began = perf_counter()
+            if first >= 0:
+                self._parts[first] = pickle.loads(reply)
+            self.sending += perf_counter() - began
+
+    def _next_size(self) -> int:
+        """How many of the pending states a worker should get now; 0 for none."""
+        share = -(-(self.pending - 1) // self._workers)  # the last one is for this process
+        if self._size is not None:
+            return min(self._size, share)
+        is_costly = self._given >= TRIED and self.sending > self._sent * self.cost
+        if is_costly or min(share * self.cost, BATCH_S) < LEAST_S:
+            return 0
+        return min(max(1, int(BATCH_S / self.cost)), share, MOST)
+
+    def _start(self, pool: Pool) -> None:
+        """Starts the workers, each step as soon as it needs no waiting; with a given size, waits until all can work."""
+        if self.started:
+            return
+        pool.begin()
+        if pool.ready or self._size is not None:
+            for number in range(1, self._workers):
+                pool.ask(-number, pickle.dumps([]))  # the reply says that the worker has started
+            self.started = True
+        while self._size is not None and pool.free < self._workers - 1:
+            self._take(pool, WAIT_S)
