@@ -117,7 +117,11 @@ class Spaces:
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
         """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
-        return action + self.first_action if self.first_action.any() else action
+        return action + self.first_action if self._is_shifted else action
+
+    @cached_property
+    def _is_shifted(self) -> bool:
+        return bool(self.first_action.any())
 
     def values(self, observation: Any, mask: Any = None) -> Values:
         """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
-from .agent_buffers import child_seeds
-from .splitmix import fresh_key, key_of, unit
-
-AGENT = "agent_0"
+from .gymnasium import AGENT
+from .splitmix import fresh_key, key_of, keys_of, unit
 
 
 class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
@@ -88,7 +86,7 @@ class Recalls:
         """Begins an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
-        self._keys = np.array([key_of(child) for child in child_seeds(seed, self.copies)], np.uint64)
+        self._keys = keys_of(seed, self.copies)
         self._drawn = np.zeros(self.copies, np.uint64)
         self._right: NDArray[np.bool_] | None = None
         self._begin()

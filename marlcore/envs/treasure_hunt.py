@@ -102,15 +102,15 @@ class TreasureHunt:
     def _move(self, way: int) -> float:
         """Move the agent if possible; returns its reward."""
         origin = self._positions[self._index]
-        found = int(self._cells[origin + way])
-        if found in (WALL, AGENT):
+        code = int(self._cells[origin + way])
+        if code in (WALL, AGENT):
             return 0.0
         self._cells[origin] = EMPTY
         self._cells[origin + way] = AGENT
         self._positions[self._index] = origin + way
-        if found >= ENTITY:
-            self._collected[found - ENTITY] = True
-        return float(self._hunt.rewards[found])
+        if code >= ENTITY:
+            self._collected[code - ENTITY] = True
+        return float(self._hunt.rewards[code])
 
     def _pass_turn(self) -> None:
         self._index += 1

@@ -44,11 +44,6 @@ class Hunt:
         return self.gems + self.food + self.bones
 
     @property
-    def width(self) -> int:
-        """Cells along a side of an observation."""
-        return 2 * self.view + 1
-
-    @property
     def side(self) -> int:
         """Cells along a side of the ground; the walls are as thick as the view, so that every window fits."""
         return self.size + 2 * self.view
@@ -59,7 +54,8 @@ class Hunt:
 
     @cached_property
     def observation_space(self) -> Box:
-        return Box(0.0, 1.0, (len(KINDS), self.width, self.width), np.float32)
+        width = 2 * self.view + 1
+        return Box(0.0, 1.0, (len(KINDS), width, width), np.float32)
 
     @cached_property
     def action_space(self) -> Discrete:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
-from .agent_buffers import child_seeds
-from .splitmix import key_of, unit
+from .splitmix import keys_of, unit
 from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, Hunt
 
 
@@ -26,9 +25,7 @@ class TreasureHunts:
         self._hunt = hunt
         self.copies = copies
         self.agents: tuple[str, ...] = hunt.names
-        self.spaces: Mapping[str, Spaces] = dict.fromkeys(
-            self.agents, Spaces(hunt.observation_space, hunt.action_space)
-        )
+        self.spaces: Mapping[str, Spaces] = dict.fromkeys(hunt.names, Spaces(hunt.observation_space, hunt.action_space))
         self.episodes = 0
         self.ended = np.zeros(copies, np.int64)
         self._all = np.arange(copies)
@@ -36,14 +33,13 @@ class TreasureHunts:
         shape = (copies, *hunt.observation_space.shape)
         self._seen = {agent: np.zeros(shape, np.float32) for agent in self.agents}
         self._kinds = np.array(KINDS, np.int8).reshape(1, -1, 1)
-        self._running, self._beginning = np.zeros(copies, bool), np.ones(copies, bool)
-        self._never = np.zeros(copies, bool)
+        self._never, self._always = np.zeros(copies, bool), np.ones(copies, bool)
 
     def reset(self, seed: int) -> None:
         """Begin an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
-        self._keys = np.array([key_of(child) for child in child_seeds(seed, self.copies)], np.uint64)
+        self._keys = keys_of(seed, self.copies)
         self._drawn = np.zeros(self.copies, np.uint64)
         self._begin()
 
@@ -59,7 +55,7 @@ class TreasureHunts:
             outcomes = [self._outcome(self._index, over=False)]
         agent = self.agents[self._index]
         obs = self._look(self._index, self._seen[agent])
-        return outcomes, [Turn(agent, self._all, obs, self._running if self._turn else self._beginning)]
+        return outcomes, [Turn(agent, self._all, obs, self._never if self._turn else self._always)]
 
     def act(self, turn: Turn, action: NDArray[np.int64]) -> None:
         """Move an agent in every copy."""
@@ -70,14 +66,14 @@ class TreasureHunts:
         hunt, index = self._hunt, self._index
         origin = self._positions[index]
         target = origin + hunt.moves[actions]
-        found = self._cells[target]
-        target = np.where(found >= EMPTY, target, origin)
+        codes = self._cells[target]
+        target = np.where(codes >= EMPTY, target, origin)
         self._cells[origin] = EMPTY
         self._cells[target] = AGENT
         self._positions[index] = target
-        self._earned[index] = hunt.rewards[found]
-        hits = np.flatnonzero(found >= ENTITY)
-        self._collected[hits, found[hits] - ENTITY] = True
+        self._earned[index] = hunt.rewards[codes]
+        hits = np.flatnonzero(codes >= ENTITY)
+        self._collected[hits, codes[hits] - ENTITY] = True
         self._pass_turn()
 
     def close(self) -> None:
@@ -95,7 +91,7 @@ class TreasureHunts:
         self._index = 0
 
     def _outcome(self, index: int, *, over: bool) -> Outcome:
-        truncated = ~self._never if over else self._never
+        truncated = self._always if over else self._never
         final_obs = self._look(index, np.empty_like(self._seen[self.agents[index]])) if over else None
         return Outcome(self.agents[index], self._all, self._earned[index].copy(), self._never, truncated, final_obs)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..checks import came
 from ..envs import adapt, factory, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, label_of, may_mask, wrong_values
-from ..envs.copy_by_copy import EMPTY_EPISODES
+from ..envs.copies import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, VectorEnvironment
 from ..observations import by_name

@@ -279,8 +279,7 @@ def test_an_environment_that_is_refused_is_closed() -> None:
 
 def test_each_kind_has_its_vector_form() -> None:
     kinds = {
-        "Copies": lambda: parallel_to_aec(Relay()),
-        "ParallelCopies": Relay,
+        "Copies": Relay,
         "TreasureHunts": TreasureHunt,
         "GymnasiumVector": lambda: gymnasium.make_vec("CartPole-v1", num_envs=2),
     }
