@@ -17,7 +17,7 @@ from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
 from .agent_view import AgentView
 from .copies import Copies
-from .gymnasium import GymnasiumEnvironment, is_registered, make_gymnasium, make_gymnasium_vector
+from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
@@ -40,7 +40,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
             recall, a test of memory;
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
-            atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see atari.py).
+            atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see `make_atari`).
             Without it: gymnasium:ale_py:ALE/Pong-v5;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
             pettingzoo-parallel:<module>, made by the module's `parallel_env`;
@@ -82,8 +82,6 @@ class NamedEnvironment:
         if name in OWN:
             return OWN[name](**options)
         if game := self._atari_game():
-            from .atari import make_atari
-
             return make_atari(game, **options)
         if kind == "gymnasium" and rest:
             return make_gymnasium(rest, **options)

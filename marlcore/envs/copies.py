@@ -54,7 +54,6 @@ class Copies:
         self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
 
     def reset(self, seed: int) -> None:
-        """Begin an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
         for buffer in self._buffers.values():
@@ -64,7 +63,6 @@ class Copies:
                 env.reset(child)
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of earlier actions, and the turns of the agents that act now."""
         for copy, env in enumerate(self._envs):
             with in_copy(copy):
                 self._advance(copy, env)
@@ -96,7 +94,6 @@ class Copies:
         raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Perform the actions of a turn."""
         buffer = self._buffers[turn.agent]
         view, copies = buffer.view, turn.copies.tolist()
         actions = view.convert(action, len(copies))

@@ -59,7 +59,6 @@ class GymnasiumVector:
         return self._env.single_observation_space, self._env.single_action_space
 
     def reset(self, seed: int) -> None:
-        """Begin an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
         self._first = self._call(self._reset, int(np.random.SeedSequence(seed).generate_state(1)[0]))
@@ -70,7 +69,6 @@ class GymnasiumVector:
         return result_of("reset", self._env.reset(seed=seed))
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of the latest actions, and the turn of the copies that act now."""
         if self._first is not None:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
@@ -109,7 +107,6 @@ class GymnasiumVector:
         return [outcome], [self._turn(values)]
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Perform the actions of the turn."""
         if len(turn.copies) < self.copies:
             self._actions[:] = self._idle
         self._actions[turn.copies] = self._view.convert(action, len(turn.copies))
@@ -122,7 +119,6 @@ class GymnasiumVector:
         return result_of("step", self._env.step(self._actions))
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
     def _turn(self, values: Values) -> Turn:

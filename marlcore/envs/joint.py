@@ -60,7 +60,6 @@ class JointEnvironment:
         self._field = Field((size,), "float32")
 
     def observation_space(self, agent: str) -> gym.Space:
-        """An agent's observation space, with the joint observation if it gets one."""
         space = self._spaces[agent]
         if agent not in self._for:
             return space
@@ -71,12 +70,10 @@ class JointEnvironment:
         return gym.Dict({ALONE: gym.Dict({ALONE: plain, JOINT: self._joint}), MASK: space[MASK]})
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], Any]:
-        """Begin an episode."""
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
         return self._joined(observations), infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Take the actions of all agents."""
         observations, *rest = self._env.step(actions)
         return self._joined(observations), *rest
 

@@ -55,29 +55,24 @@ class AECEnvironment:
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """The latest info of every agent that takes part."""
         infos: Mapping[str, Mapping[str, Any]] = self._env.infos
         return infos
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode."""
         self._env.reset(seed=seed)
         self._select()
 
     def last(self) -> Result:
-        """(observation, reward since its previous action, terminated, truncated, info) of `agent`."""
         result: Result = self._env.last()
         return result
 
     def step(self, action: Any) -> None:
-        """Perform an action of `agent`; None for an agent whose episode has ended."""
         ends = self._env.terminations, self._env.truncations
         check_action(self.agent, action, self.agent is not None and any(end[self.agent] for end in ends))
         self._env.step(action)
         self._select()
 
     def close(self) -> None:
-        """Close the wrapped environment."""
         self._env.close()
 
     def _select(self) -> None:
@@ -102,7 +97,6 @@ class ParallelRounds:
         self._copy = copy
 
     def reset(self, seed: int | None = None) -> None:
-        """Begins an episode."""
         observations, self.infos = result_of("reset", self._env.reset(seed=seed))
         self._actions: dict[str, Any] = {}
         self._results = self._results_of(self._env.agents, observations, {}, {}, {})
@@ -116,12 +110,10 @@ class ParallelRounds:
         return results
 
     def act(self, agent: str, action: Any) -> None:
-        """Takes an agent's action; None, which changes nothing, if its episode has ended."""
         if action is not None:
             self._actions[agent] = action
 
     def close(self) -> None:
-        """Closes the environment."""
         self._env.close()
 
     def _step(self) -> None:
@@ -172,21 +164,17 @@ class ParallelEnvironment:
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """The latest infos by agent."""
         return self._rounds.infos
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode."""
         self._rounds.reset(seed)
         self._begin_round()
 
     def last(self) -> Result:
-        """(observation, reward of the previous round, terminated, truncated, info) of `agent`."""
         assert self.agent is not None
         return self._turns[self.agent]
 
     def step(self, action: Any) -> None:
-        """Perform an action of `agent`; None for an agent whose episode has ended."""
         agent = check_action(self.agent, action, self.agent is not None and any(self.last()[2:4]))
         self._rounds.act(agent, action)
         del self._turns[agent]
@@ -195,7 +183,6 @@ class ParallelEnvironment:
             self._begin_round()
 
     def close(self) -> None:
-        """Close the wrapped environment."""
         self._rounds.close()
 
     def _begin_round(self) -> None:

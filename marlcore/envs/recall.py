@@ -83,7 +83,6 @@ class Recalls:
         self._never, self._always = np.zeros(copies, bool), np.ones(copies, bool)
 
     def reset(self, seed: int) -> None:
-        """Begins an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
         self._keys = keys_of(seed, self.copies)
@@ -92,7 +91,6 @@ class Recalls:
         self._begin()
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of the previous actions, and the next turn."""
         outcomes = []
         if self._right is not None:
             over = self._step > self._delay
@@ -109,7 +107,6 @@ class Recalls:
         return outcomes, [Turn(AGENT, self._all, self._seen, self._always if self._step == 0 else self._never)]
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Performs an action in every copy."""
         self._right = np.asarray(action) == self._cue
         self._step += 1
 

@@ -10,8 +10,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from .splitmix import fresh_key, key_of, unit
-from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt
-from .treasure_hunt_vector import TreasureHunts
+from .treasure_hunts import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt, TreasureHunts
 
 
 class TreasureHunt:
@@ -77,7 +76,6 @@ class TreasureHunt:
         self.agent = self.agents[0]
 
     def last(self) -> tuple[NDArray[np.float32], float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward of the agent's previous action, False, whether the time is over, no info)."""
         hunt = self._hunt
         seen = hunt.planes[self._cells[self._positions[self._index] + hunt.window]]
         obs = (seen == np.array(KINDS)[:, None]).astype(np.float32).reshape(hunt.observation_space.shape)

@@ -16,7 +16,7 @@ from turns import assert_same, play, record
 from marlcore.envs import TreasureHunt, make, vectorize
 from marlcore.envs.copies import Copies
 from marlcore.envs.splitmix import key_of, unit
-from marlcore.envs.treasure_hunt_vector import TreasureHunts
+from marlcore.envs.treasure_hunts import TreasureHunts
 
 
 def board(env: TreasureHunt, size: int) -> tuple[NDArray[Any], tuple[int, int]]:
