@@ -15,6 +15,22 @@ import torch
 from ..kernels.advantages import trace
 
 
+class Steps(NamedTuple):
+    """Rows of a batch, one after another, each [B].
+
+    Attributes:
+        reward, discount: float32, of one step each.
+        value, following: float32, detached, of each observation and the next one.
+        continues: bool, whether the next row is the episode's next transition.
+    """
+
+    reward: torch.Tensor
+    discount: torch.Tensor
+    value: torch.Tensor
+    following: torch.Tensor
+    continues: torch.Tensor
+
+
 class Advantages(NamedTuple):
     """Both float32 [B], on the device of the values."""
 
@@ -22,36 +38,12 @@ class Advantages(NamedTuple):
     target: torch.Tensor
 
 
-def gae(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    value: torch.Tensor,
-    following: torch.Tensor,
-    continues: torch.Tensor,
-    decay: float,
-) -> Advantages:
-    """The advantages of GAE; the targets are the values plus these.
-
-    Args:
-        reward, discount: float32 [B], of one step each.
-        value, following: float32 [B], detached, of each observation and the next one.
-        continues: bool [B], whether the next row is the episode's next transition.
-        decay: lambda, from 0 to 1.
-    """
-    return vtrace(reward, discount, value, following, continues, torch.ones_like(reward), decay, 1.0, 1.0)
+def gae(steps: Steps, decay: float) -> Advantages:
+    """The advantages of GAE with lambda `decay`, from 0 to 1; the targets are the values plus these."""
+    return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
 
 
-def vtrace(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    value: torch.Tensor,
-    following: torch.Tensor,
-    continues: torch.Tensor,
-    ratio: torch.Tensor,
-    decay: float,
-    most_own: float,
-    most_passed: float,
-) -> Advantages:
+def vtrace(steps: Steps, ratio: torch.Tensor, decay: float, most_own: float, most_passed: float) -> Advantages:
     """V-trace's targets, and the advantages of its policy gradient.
 
     With decay 1 the advantage is the paper's rho (r + gamma v' - V), v' the next row's target; with ratios of 1 it is
@@ -61,10 +53,9 @@ def vtrace(
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.
         decay: lambda; the paper's is 1 (its remark 2 has others).
         most_own, most_passed: where ratios are clipped, the paper's rho-bar and c-bar.
-        reward, discount, value, following, continues: see `gae`.
     """
-    device = value.device
-    arrays = [one.cpu().numpy() for one in (reward, discount, value, following, continues, ratio)]
+    arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
     trace(*arrays, np.array([most_own, most_passed]), decay, advantage, target)
+    device = steps.value.device
     return Advantages(torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device))

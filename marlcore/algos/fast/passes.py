@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..networks.head import Head
-from ..networks.qnetwork import QNetwork
+from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Dense, Torso
 from .stand_in import faster, is_plain, linear, plan_of
 
@@ -23,11 +22,7 @@ class Pass(Protocol):
         """The network's outputs [B, outputs]."""
 
     def backward(self, gradient: torch.Tensor) -> None:
-        """Puts the gradients of the parameters into their `grad`, which the caller zeroed.
-
-        Args:
-            gradient: of the loss, with respect to the last outputs [B, outputs].
-        """
+        """Puts gradients into the parameters' `grad`, which the caller zeroed, by that of the last outputs."""
 
 
 def passes(network: nn.Module) -> Pass:
@@ -59,8 +54,6 @@ def _written_out(network: Any) -> LayersPass | bool:
 
 
 class AutogradPass:
-    """The passes of any network."""
-
     def __init__(self, network: nn.Module) -> None:
         self._network = network
 
@@ -75,14 +68,10 @@ class AutogradPass:
 
 
 class LayersPass:
-    """The passes of a torso and of a head, whose layers have ReLU between them.
+    """The passes of a torso and of a head, whose layers have ReLU between them, with autograd's gradients.
 
-    The gradients are those of autograd. For two layers of 64 units, the products take a quarter of the time that
-    autograd takes with them.
-
-    Args:
-        encoder: a torso without layers.
-        parameters: of each layer, as `layer._parameters` has them.
+    For two layers of 64 units, the products take a quarter of the time that autograd takes with them. `encoder` is the
+    torso without layers, `parameters` are each layer's `_parameters`.
     """
 
     def __init__(self, encoder: Torso, head: Head, parameters: list[dict[str, Any]]) -> None:
@@ -96,11 +85,11 @@ class LayersPass:
 
     def trains_all(self) -> bool:
         """Whether autograd would do no less and no more: all parameters are trained, and none has a hook."""
-        for layer in self._parameters:
-            for tensor in layer.values():
-                if not tensor.requires_grad or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
-                    return False
-        return True
+        return all(
+            tensor.requires_grad and not (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+            for layer in self._parameters
+            for tensor in layer.values()
+        )
 
     def forward(self, obs: Any) -> torch.Tensor:
         x = self._encoder(obs)

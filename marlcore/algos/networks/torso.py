@@ -15,11 +15,7 @@ Activation = Literal["tanh", "relu"]
 
 
 class Dense(nn.Module):
-    """Fully connected layers, each followed by an activation: [..., inputs] to [..., size].
-
-    Attributes:
-        size: the units of the last layer, `inputs` without layers.
-    """
+    """Fully connected layers, each followed by an activation: [..., inputs] to [..., size]."""
 
     def __init__(self, inputs: int, sizes: tuple[int, ...], activation: Activation = "relu") -> None:
         super().__init__()
@@ -42,11 +38,7 @@ class Torso(nn.Module):
     """
 
     def __init__(
-        self,
-        spaces: Spaces,
-        hidden: tuple[int, ...],
-        activation: Activation = "relu",
-        without: tuple[str, ...] = (),
+        self, spaces: Spaces, hidden: tuple[int, ...], activation: Activation = "relu", without: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
         parts = [part for part in spaces.parts if part.name not in without]
@@ -64,3 +56,7 @@ class Torso(nn.Module):
             encoded = torch.cat([encoder(obs[name]) for encoder, name in encoders], 1)
         features: torch.Tensor = self.dense(encoded)
         return features
+
+
+def rows_in(obs: Any) -> int:
+    return len(obs if isinstance(obs, torch.Tensor) else next(iter(obs.values())))

@@ -10,10 +10,11 @@ from marlcore.algos.networks.recurrent import (
     PREVIOUS_ACTION,
     Recurrent,
     RecurrentTorso,
+    rescaled,
+    restored,
     state_fields,
     unroll_burnt_in,
 )
-from marlcore.algos.networks.rescaling import rescaled, restored
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.spaces import Spaces
 
