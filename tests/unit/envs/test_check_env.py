@@ -12,6 +12,7 @@ from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
 from refused import check_refused
 from relay import Relay
+from rooms import WRONG, Room
 
 from marlcore.envs import NamedEnvironment, TreasureHunt, vectorize
 from marlcore.errors import EnvironmentFailed
@@ -45,105 +46,20 @@ def test_a_right_environment_passes(name):
     assert check_env(FINE[name](), steps=300) is None
 
 
-class Room:
-    """An environment of two agents, of which a test may change what `observe` or an info holds in a turn."""
-
-    numbers = count()
-
-    def __init__(self, wrong=""):
-        self.wrong = wrong
-        self.agents: Any = ("a", "a") if wrong == "agents" else ("a", "b")
-        space = gym.Dict({"place": gym.Box(-1, 1, (2,), np.float32), "room": gym.Discrete(3)})
-        self.observation_spaces: Any = dict.fromkeys("a" if wrong == "spaces" else "ab", space)
-        self.action_spaces: Any = {"a": gym.Discrete(3), "b": gym.Box(-1, 1, (2,), np.float32)}
-        self.agent: str | None = None
-        self.rng, self.turn = np.random.default_rng(0), 0
-
-    def reset(self, seed=None):
-        if seed is not None and self.wrong != "seed":
-            self.rng = np.random.default_rng(seed)
-        if self.wrong != "reset":
-            self.turn = 0
-        self.agent = "a"
-        self.look()
-
-    def look(self):
-        self.obs: Any = {"place": self.rng.uniform(-1, 1, 2).astype(np.float32), "room": 2}
-        if self.turn == 3:
-            self.obs |= OBSERVATIONS.get(self.wrong, {})
-            if self.wrong == "missing":
-                del self.obs["room"]
-
-    def last(self):
-        over = self.turn >= 6
-        reward = np.nan if self.turn == 3 and self.wrong == "reward" else float(self.turn)
-        info: Any = {"action_mask": np.ones(3, np.int8)} if self.agent == "a" else {}
-        if self.turn == 4:
-            info = MASKS.get(self.wrong, info)
-        if self.wrong == "short":
-            return self.obs, reward, over, False
-        return self.obs, reward, int(over) if self.wrong == "terminated" else over, False, info
-
-    def step(self, action):
-        if self.wrong != "after the end" and ((action is None) != (self.turn >= 6) or self.agent is None):
-            raise ValueError("step: expected another action")
-        if self.agent is None and self.wrong != "after the episode":
-            raise ValueError("step: expected a reset")
-        self.turn += 1
-        self.agent = None if self.turn == 8 else "ab"[self.turn % 2]
-        if self.turn == 3 and self.wrong == "stranger":
-            self.agent = "z"
-        if self.agent is not None:
-            self.look()
-
-    def close(self):
-        """Nothing to release."""
-
-
-OBSERVATIONS: dict[str, dict[str, Any]] = {
-    "shape": {"place": np.zeros(3, np.float32)},
-    "dtype": {"place": np.zeros(2)},
-    "inf": {"place": np.array([0, np.inf], np.float32)},
-    "bounds": {"place": np.full(2, 5, np.float32)},
-    "range": {"room": 3},
-}
-MASKS: dict[str, Any] = {
-    "mask length": {"action_mask": np.ones(4, np.int8)},
-    "mask of nothing": {"action_mask": np.zeros(3, np.int8)},
-    "mask missing": {},
-}
-LINES = {
-    "agents": "agents: expected different names, got ('a', 'a')",
-    "spaces": "observation_spaces: expected those of ('a', 'b'), got those of ['a']",
-    "shape": "b: obs['place']: expected float32 (2,), got float32 (3,)",
-    "dtype": "b: obs['place']: expected float32 (2,), got float64 (2,)",
-    "inf": "b: obs['place']: expected finite numbers, got inf in [0.0, inf]",
-    "bounds": "b: obs['place']: expected a member of Box(-1.0, 1.0, (2,), float32), got [5.0, 5.0]",
-    "range": "b: obs['room']: expected a member of Discrete(3), got 3",
-    "missing": "b: obs: expected Dict(",
-    "mask length": "a: action_mask: expected bool (3,), got array([1, 1, 1, 1]",
-    "mask of nothing": "a: action_mask: expected an allowed action, got array([0, 0, 0]",
-    "mask missing": "a: action_mask: expected one in every info or in none, got {}",
-    "reward": "b: reward: expected a finite number of float32, got nan",
-    "terminated": "a: terminated: expected a bool, got 0",
-    "short": "last of a: expected (observation, reward, terminated, truncated, info), got ({",
-    "after the end": "step: expected an error for an action of a, whose episode has ended, got none",
-    "stranger": "agent: expected one of ('a', 'b'), got 'z'",
-    "reset": "reset: expected an episode that begins, got the end of a's",
-}
-
-
 def test_the_room_is_right_when_nothing_is_wrong():
     check_env(Room, steps=100)
 
 
-@pytest.mark.parametrize("wrong", LINES)
-def test_a_violation_is_named_in_one_line(wrong):
-    check_refused(lambda: check_env(lambda: Room(wrong), steps=100), EnvironmentFailed, LINES[wrong])
+@pytest.mark.parametrize("case", [case for case, wrong in WRONG.items() if wrong[3]])
+def test_a_violation_is_named_in_one_line(case):
+    field, value, _, says = WRONG[case]
+    check_refused(lambda: check_env(lambda: Room(field, value), steps=100), EnvironmentFailed, says)
 
 
 class Rigid(Room):
     """Its seed is that of its making, as some environments' are."""
+
+    numbers = count()
 
     def __init__(self):
         super().__init__()
@@ -177,7 +93,7 @@ def test_what_a_check_made_is_closed_whatever_it_finds():
             closed.append(self)
 
     with pytest.raises(EnvironmentFailed):
-        check_env(lambda: Closing("inf"), steps=100)
+        check_env(lambda: Closing("room", 3), steps=100)
     assert len(closed) == 1
     check_env(Closing, steps=100)
     assert len(closed) == 3

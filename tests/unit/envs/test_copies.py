@@ -14,6 +14,7 @@ from pettingzoo.utils import parallel_to_aec
 from random_play import aec, assert_same, child_seeds, parallel, play, single
 from refused import check_refused
 from relay import Relay
+from rooms import WRONG, Room
 
 from marlcore.envs import vectorize
 from marlcore.envs.agent_view import AgentView
@@ -203,87 +204,34 @@ def test_numbers_at_an_episodes_end_are_told():
         assert numbers["steps"] == numbers["episode_l"] == numbers["episode_r"] / 3
 
 
-class Wrong(gymnasium.Env[Any, Any]):
-    """One field of what it returns is another from the second step on; MISSING leaves it out."""
-
-    observation_space = gym.Dict({"place": gym.Box(-1, 1, (2,), np.float32), "room": gym.Discrete(3)})
-    action_space = gym.Discrete(2)
-
-    def __init__(self, field="", value=None, masked=False):
-        self.field, self.value, self.masked = field, value, masked
-
-    def result(self):
-        fields = {"place": np.zeros(2, np.float32), "room": 1, "reward": 1.0, "terminated": False}
-        if self.masked:
-            fields["action_mask"] = np.ones(2, np.int8)
-        if self.steps == 2:
-            fields[self.field] = self.value
-        fields = {name: value for name, value in fields.items() if value is not MISSING}
-        obs = {name: fields[name] for name in ("place", "room") if name in fields}
-        info = {name: fields[name] for name in ("action_mask",) if name in fields}
-        return obs, fields["reward"], fields["terminated"], False, info
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        if self.field == "reset":
-            raise self.value
-        obs, *_, info = self.result()
-        return obs, info
-
-    def step(self, action):
-        self.steps += 1
-        if self.field == "step":
-            raise self.value
-        return self.result()
-
-
-MISSING = object()
-WRONG = {
-    "nan": ("place", np.array([0, np.nan]), "obs['place']: expected finite numbers, got nan in [0.0, nan]"),
-    "inf": ("place", np.array([0, -np.inf]), "obs['place']: expected finite numbers, got -inf in [0.0, -inf]"),
-    "beyond": ("place", np.array([0, 1e39]), "obs['place']: expected values in float32's range, got 1e+39"),
-    "shape": ("place", np.zeros(3, np.float32), "obs['place']: expected float32 (2,), got shape (3,)"),
-    "none": ("place", None, "obs['place']: expected float32 (2,), got shape ()"),
-    "dtype": ("room", 1.0, "obs['room']: expected int64 (), got dtype float64"),
-    "range": ("room", 3, "obs['room']: expected Discrete(3), got 3"),
-    "missing": ("room", MISSING, "obs: expected obs['place'], obs['room'], got {'place': "),
-    "unexpected mask": ("action_mask", np.ones(2, np.int8), "action_mask: expected one in every info or in none, got "),
-    "infinite reward": ("reward", float("inf"), "reward: expected a finite number of float32, got inf"),
-    "reward beyond": ("reward", 1e39, "reward: expected a finite number of float32, got 1e+39"),
-    "reward beyond float": ("reward", 10**400, "reward: expected a number, got 1000"),
-    "no reward": ("reward", None, "reward: expected a number, got None"),
-    "reward of text": ("reward", "1", "reward: expected a number, got '1'"),
-    "reward of texts": ("reward", np.array("1"), "reward: expected a number, got array('1', dtype='<U1')"),
-    "complex reward": ("reward", np.complex64(1), "reward: expected a number, got "),
-    "two rewards": ("reward", np.zeros(2), "reward: expected a number, got array([0., 0.])"),
-    "text for an end": ("terminated", "False", "terminated: expected a bool, got 'False'"),
-    "no end": ("terminated", None, "terminated: expected a bool, got None"),
-    "number for an end": ("terminated", 0.0, "terminated: expected a bool, got 0.0"),
-    "step": ("step", RuntimeError("no step"), "RuntimeError: no step"),
-}
-MASKED = {
-    "length": ("action_mask", np.ones(3, np.int8), "action_mask: expected bool (2,), got array([1, 1, 1]"),
-    "missing": ("action_mask", MISSING, "action_mask: expected bool (2,), got None"),
-    "nothing": ("action_mask", np.zeros(2, np.int8), "action_mask: expected an allowed action, got [False, False]"),
-}
-
-
-def plays_wrong(field, value, masked=False):
+def plays_wrong(field, value):
+    """Four copies, of which the third is wrong."""
     made = iter(range(5))
-    list(rounds(vectorize(lambda: Wrong(*((field, value) if next(made) == 2 else ()), masked=masked), 4)))
+    play(vectorize(lambda: Room(*((field, value) if next(made) == 2 else ())), 4), 8)
 
 
-@pytest.mark.parametrize("case", [*WRONG, *(f"mask: {name}" for name in MASKED)])
+@pytest.mark.parametrize("case", [case for case, wrong in WRONG.items() if wrong[2]])
 def test_a_wrong_value_is_named_with_copy_and_agent(case):
-    masked = case.startswith("mask: ")
-    field, value, says = MASKED[case.removeprefix("mask: ")] if masked else WRONG[case]
-    says = f"environment copy 2, agent_0: {says}"
-    check_refused(lambda: plays_wrong(field, value, masked), EnvironmentFailed, says)
+    field, value, says, _ = WRONG[case]
+    check_refused(lambda: plays_wrong(field, value), EnvironmentFailed, f"environment copy 2, {says}")
 
 
 def test_a_reset_that_raises_is_named_with_its_copy():
     says = "environment copy 2: RuntimeError: no reset"
     check_refused(lambda: plays_wrong("reset", RuntimeError("no reset")), EnvironmentFailed, says)
+
+
+class Unexpected(Counting):
+    """An info after the first one holds a mask."""
+
+    def look(self):
+        obs, info = super().look()
+        return obs, info | {"action_mask": np.ones(5, np.int8)} if self.steps else info
+
+
+def test_an_unexpected_mask_is_named():
+    says = "environment copy 0, agent_0: action_mask: expected one in every info or in none, got array"
+    check_refused(lambda: play(vectorize(Unexpected, 2), 4), EnvironmentFailed, says)
 
 
 def test_an_integer_beyond_floats_is_an_infinite_number_of_an_info():

@@ -1,7 +1,5 @@
 """The test of memory: what it shows and rewards, and its vector form beside plain copies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from random_play import assert_same, play
@@ -13,7 +11,7 @@ from marlcore.testing import check_env
 
 
 @pytest.mark.parametrize(("cues", "delay"), [(2, 1), (4, 20)])
-def test_only_the_last_action_counts_and_must_name_the_cue(cues: int, delay: int) -> None:
+def test_only_the_last_action_counts_and_must_name_the_cue(cues, delay):
     env, rng, shown = Recall(cues, delay), np.random.default_rng(0), set()
     for episode in range(60):
         obs, _ = env.reset(seed=7 if episode == 0 else None)
@@ -30,7 +28,7 @@ def test_only_the_last_action_counts_and_must_name_the_cue(cues: int, delay: int
     assert shown == set(range(cues))
 
 
-def test_copies_computed_together_are_the_plain_copies() -> None:
+def test_copies_computed_together_are_the_plain_copies():
     make_env = lambda: Recall(cues=3, delay=4)  # noqa: E731
     together = vectorize(make_env, 5)
     assert isinstance(together, Recalls)
@@ -44,6 +42,6 @@ def test_copies_computed_together_are_the_plain_copies() -> None:
 
 
 @pytest.mark.parametrize(("options", "line"), [({"cues": 1}, "cues"), ({"delay": 0}, "delay")])
-def test_a_bad_option_is_named(options: dict[str, int], line: str) -> None:
+def test_a_bad_option_is_named(options, line):
     with pytest.raises(ValueError, match=rf"^Recall {line}: expected an integer of at least \d, got \d$"):
         make("recall", **options)
