@@ -1,4 +1,4 @@
-"""Advantages and value targets of a batch from a queue: GAE, and V-trace for transitions of older policies.
+"""Advantages and value targets of a batch from a queue, by GAE or V-trace, and the units of a critic.
 
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation" (arXiv:1506.02438);
 Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weighted actor-learner architectures"
@@ -13,6 +13,9 @@ import numpy as np
 import torch
 
 from ..kernels.advantages import trace
+
+DECAY = 0.99  # of what earlier batches count for in a ValueNormalizer
+LEAST = 1e-2  # standard deviation, so that equal targets stay finite
 
 
 class Steps(NamedTuple):
@@ -59,3 +62,44 @@ def vtrace(steps: Steps, ratio: torch.Tensor, decay: float, most_own: float, mos
     trace(*arrays, np.array([most_own, most_passed]), decay, advantage, target)
     device = steps.value.device
     return Advantages(torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device))
+
+
+class ValueNormalizer:
+    """The running mean and standard deviation of value targets, in whose units a critic predicts.
+
+    They are those of exponential averages, debiased as Adam's (Kingma & Ba 2015, arXiv:1412.6980); before the first
+    batch 0 and 1. Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games"
+    (arXiv:2103.01955, section 3).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._averages = torch.zeros(3, dtype=torch.float64, device=device)  # of 1, the targets and their squares
+        self._mean, self._deviation = 0.0, 1.0
+
+    def update(self, target: torch.Tensor) -> None:
+        """Takes a batch's targets, float [B], into the statistics."""
+        target = target.double()
+        moments = torch.stack([torch.ones_like(target[0]), target.mean(), target.square().mean()])
+        self._averages.lerp_(moments, 1 - DECAY)
+        self._derive()
+
+    def _derive(self) -> None:
+        weight, first, second = self._averages.tolist()
+        if weight:
+            self._mean = first / weight
+            self._deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
+
+    def normalized(self, value: torch.Tensor) -> torch.Tensor:
+        """Values in units of the rewards, in those of the critic."""
+        return (value - self._mean) / self._deviation
+
+    def denormalized(self, value: torch.Tensor) -> torch.Tensor:
+        """The critic's predictions, in units of the rewards."""
+        return self._mean + self._deviation * value
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"averages": self._averages}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._averages.copy_(state["averages"])
+        self._derive()

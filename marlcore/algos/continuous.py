@@ -18,8 +18,7 @@ from ..spec import TransitionSpec
 from .acting import Acting, Layers, Positive, Request
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
-from .networks.critics import TwinCritics
-from .networks.torso import Torso, rows_in
+from .networks.torso import Torso, TwinCritics, rows_in
 from .trainers import FollowedTrainer, own_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"

@@ -21,13 +21,12 @@ from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
 from .acting import Acting, AtLeast1, Layers, Positive, Request
-from .advantages import Steps, gae, vtrace
+from .advantages import Steps, ValueNormalizer, gae, vtrace
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
 from .networks.policy_value import PolicyNetwork, PolicyValue
 from .networks.torso import Activation
 from .trainers import Resumable, own_generator
-from .value_normalizer import ValueNormalizer
 
 LOG_PROB = "log_prob"
 RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
@@ -161,7 +160,7 @@ class PPOTrainer(Resumable):
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
-        rows = self._prepare(batch, Evaluated(*(one.detach() for one in now)))
+        rows = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
         bonus = batch.numbers[BONUS]
         steps = [self._step(now, rows, bonus)] if single else list(self._steps(rows, bonus))
         means = torch.stack(steps).mean(0)

@@ -128,7 +128,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
         for i in range(int(number[-1]) + 1):
             part = number == i
-            yield Rows(*(rows_at(one, index[part][held[part]]) for one in rows))
+            yield Rows(*(rows_at(values, index[part][held[part]]) for values in rows))
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:

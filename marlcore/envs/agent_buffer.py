@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,6 @@ from ..spec import as_field
 from .agent_view import AgentView, Result, as_reward, failed, label_of, numbers
 
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
-
-
-@dataclass
-class _Results:
-    """The results of a round: one item for each copy, but for `ended` and `infos`, which are of ended episodes."""
-
-    copies: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    infos: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
 
 
 class AgentBuffer:
@@ -50,7 +37,8 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results = _Results()
+        self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
+        self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
@@ -71,16 +59,11 @@ class AgentBuffer:
         terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
         ended = terminated or truncated
         if self._pending[copy]:
-            results = self._results
-            results.copies.append(copy)
-            results.rewards.append(self._number(copy, reward))
-            results.terminated.append(terminated)
-            results.truncated.append(truncated)
+            self._results.append((copy, self._number(copy, reward), terminated, truncated))
             if ended:
-                results.ended.append(copy)
                 self._put(self._final, copy, observation, info, final=True)
                 if of_info := numbers(info):
-                    results.infos.append((copy, of_info))
+                    self._infos.append((copy, of_info))
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
@@ -95,18 +78,18 @@ class AgentBuffer:
 
     def outcome(self) -> Outcome | None:
         """The results of this round, checked; None without any. Raises EnvironmentFailed."""
-        results, self._results = self._results, _Results()
-        if not results.copies:
+        results, self._results = self._results, []
+        infos, self._infos = self._infos, []
+        if not results:
             return None
-        copies, reward = self._numbers_of(results.copies), np.array(results.rewards)
+        acted, *columns = zip(*results, strict=True)
+        copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
         self.view.check_rewards(copies, reward)
         final_obs = None
-        if results.ended:
-            final_obs = self._rows(self._final, copies)
-            ended = self._numbers_of(results.ended)
-            self.view.check(ended, self._rows(self._final, ended), acting=False)
-        ends = np.array(results.terminated), np.array(results.truncated)
-        return Outcome(self.view.agent, copies, reward, *ends, final_obs, results.infos)
+        if True in columns[1] or True in columns[2]:
+            final_obs, ended = self._rows(self._final, copies), terminated | truncated
+            self.view.check(copies[ended], rows_at(final_obs, ended), acting=False)
+        return Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos)
 
     def turn(self) -> Turn | None:
         """The turn of this round, checked; None without one. Raises EnvironmentFailed."""
@@ -133,7 +116,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, f"{name}: expected a bool, got {came(value)}")
         return bool(array)
 
-    def _numbers_of(self, copies: list[int]) -> NDArray[np.int64]:
+    def _numbers_of(self, copies: Sequence[int]) -> NDArray[np.int64]:
         return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)
 
     def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:

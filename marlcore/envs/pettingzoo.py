@@ -121,9 +121,9 @@ class ParallelRounds:
         observations, rewards, terminated, truncated, self.infos = result_of("step", self._env.step(actions))
         ended = {agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)}
         staying = [agent for agent in self._env.agents if agent not in ended]
-        told = [agent for agent in actions if agent in ended] + staying
-        self._results = self._results_of(told, observations, rewards, terminated, truncated)
-        self._results.update(dict.fromkeys(actions.keys() - set(told)))
+        named = [agent for agent in actions if agent in ended] + staying
+        self._results = self._results_of(named, observations, rewards, terminated, truncated)
+        self._results.update(dict.fromkeys(actions.keys() - set(named)))
 
     def _results_of(
         self,

@@ -45,7 +45,7 @@ def _written_out(network: Any) -> LayersPass | bool:
         return False
     layers = (*torso.dense.layers, head.hidden, head.output)
     plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, torso.dense.activation, *layers)))
-    if not plain or type(torso.dense.activation) is not nn.ReLU or any(type(one) is not nn.Linear for one in layers):
+    if not plain or type(torso.dense.activation) is not nn.ReLU or {*map(type, layers)} != {nn.Linear}:
         return False
     encoder = copy.copy(faster(network).torso)
     vars(encoder)["dense"] = lambda x: x

@@ -17,10 +17,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as of_torch
 
-from ..networks.critics import PairedLinear, TwinCritics
 from ..networks.qnetwork import Head
 from ..networks.recurrent import Recurrent, State, Stepped
-from ..networks.torso import Dense
+from ..networks.torso import Dense, PairedLinear, TwinCritics
 
 PACKAGE = __package__.removesuffix("fast")  # with its dot
 FORWARDS: dict[type, Any] = {
