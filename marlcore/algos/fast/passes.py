@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,18 +15,13 @@ from .stand_in import faster, is_plain, linear, plan_of
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 
-class Pass(Protocol):
-    """A forward pass, then its backward pass; call both without recording by autograd."""
+def passes(network: nn.Module) -> LayersPass | AutogradPass:
+    """A forward pass, then its backward pass, for the network as it is; call both without recording by autograd.
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        """The network's outputs [B, outputs]."""
-
-    def backward(self, gradient: torch.Tensor) -> None:
-        """Puts gradients into the parameters' `grad`, which the caller zeroed, by that of the last outputs."""
-
-
-def passes(network: nn.Module) -> Pass:
-    """The passes for the network as it is; hooked, replaced, compiled and frozen parts take those of autograd."""
+    `forward` returns the outputs [B, outputs]; `backward` takes the loss's gradient with respect to them, and puts
+    those of the parameters into their `grad`, which the caller zeroed. Hooked, replaced, compiled and frozen parts take
+    the passes of autograd.
+    """
     plan = plan_of(network)
     if plan is not None:
         if plan.kept is None:

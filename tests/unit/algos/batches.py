@@ -1,4 +1,4 @@
-"""Batches of every kind of algorithm, for tests of trainers: from a replay, from windows, from a queue."""
+"""Every algorithm with small networks, batches for it from a replay, windows or a queue, and plain functions."""
 
 import numpy as np
 import torch
@@ -69,3 +69,15 @@ def batch_of(hyper, spaces, seed=0):
     if isinstance(hyper, mc.R2D2):
         return made_windows(hyper, spaces, 6, seed).torch()
     return queue_batch(hyper, spaces, seed=seed)[0] if isinstance(hyper, mc.PPO) else made_batch(spaces, seed=seed)
+
+
+def huber(error, delta=1.0):
+    return np.where(np.abs(error) <= delta, 0.5 * error**2, delta * (np.abs(error) - 0.5 * delta))
+
+
+def plain_rescaled(x):
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def plain_restored(x):
+    return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)

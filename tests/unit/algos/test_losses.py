@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from batches import huber
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,11 +66,6 @@ def plain_best(values, allowed):
 def taken_index(spaces, batch):
     joint, _ = choices(spaces)
     return np.array([joint.index(tuple(np.ravel(action).tolist())) for action in batch.action.numpy()])
-
-
-def huber(error, delta=1.0):
-    small = np.abs(error) <= delta
-    return np.where(small, 0.5 * error**2, delta * (np.abs(error) - 0.5 * delta))
 
 
 def plain_quantile_loss(predicted, target, taus, kappa):

@@ -96,8 +96,9 @@ def learnt(case, trainer):
 
 
 @EACH
-def test_a_replaced_part_is_called_and_learns(case):
-    """Each part at every level is replaced, alone, in a model that was called before."""
+@pytest.mark.parametrize("late", [False, True], ids=["before the trainer is made", "after"])
+def test_a_replaced_part_is_called_and_learns(case, late):
+    """Each part at every level is replaced, alone, in a model that acted before, or acted and learnt."""
     hyper, spaces = CASES[case]
     original = hyper.make_model(spaces)
     acted(case, original)
@@ -107,32 +108,20 @@ def test_a_replaced_part_is_called_and_learns(case):
         model = copy.deepcopy(original)
         acted(case, model)
         part = Counted(model.get_submodule(name))
+        if late:
+            trainer = hyper.make_trainer(model)
+            learnt(case, trainer)
+            if any(held is part.replaced for held in vars(trainer).values()):
+                continue  # a policy or critics, which the trainer has by itself
         model.set_submodule(name, part)
         acted(case, model)
         assert (part.calls > 0) == acts, name
         part.calls = 0
-        trainer = hyper.make_trainer(model)
+        if not late:
+            trainer = hyper.make_trainer(model)
         learnt(case, trainer)
         assert part.calls > 0, name
-        assert part.gain.item() != 1.0 or name == ENCODED_BY_ACTORS, name
-
-
-@EACH
-def test_a_part_replaced_after_the_trainer_was_made_is_called(case):
-    """Each part, alone, in a model that acted and learnt before."""
-    hyper, spaces = CASES[case]
-    original = hyper.make_model(spaces)
-    for name in parts_of(original):
-        model = copy.deepcopy(original)
-        trainer = hyper.make_trainer(model)
-        acted(case, model)
-        learnt(case, trainer)
-        part = Counted(model.get_submodule(name))
-        if any(held is part.replaced for held in vars(trainer).values()):
-            continue  # a policy or critics, which the trainer has by itself
-        model.set_submodule(name, part)
-        learnt(case, trainer)
-        assert part.calls > 0, name
+        assert late or part.gain.item() != 1.0 or name == ENCODED_BY_ACTORS, name
 
 
 @EACH
