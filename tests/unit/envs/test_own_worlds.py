@@ -1,4 +1,4 @@
-"""The treasure hunt: its rules beside a plain oracle, and its vector form beside plain copies."""
+"""The treasure hunt and the test of memory: their rules, and their vector forms beside plain copies."""
 
 import pickle
 
@@ -9,10 +9,12 @@ from random_play import play as play_vector
 from refused import Refused, check_refused
 from turns import assert_same, play, record
 
-from marlcore.envs import TreasureHunt, make, vectorize
+from marlcore.envs import Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.copies import Copies
+from marlcore.envs.recall import Recalls
 from marlcore.envs.splitmix import key_of, unit
 from marlcore.envs.treasure_hunts import TreasureHunts
+from marlcore.testing import check_env
 
 
 def board(env, size):
@@ -168,6 +170,9 @@ REFUSED: dict[str, Refused] = {
         ("respawn", 1.5, "TreasureHunt respawn: expected a number from 0 to 1, got 1.5"),
         ("size", 3, "TreasureHunt size: expected more than 19 cells, got 3x3"),
     ]
+} | {
+    "cues": (lambda: make("recall", cues=1), ValueError, f"Recall cues: {COUNT} 2, got 1"),
+    "delay": (lambda: make("recall", delay=0), ValueError, f"Recall delay: {COUNT} 1, got 0"),
 }
 
 
@@ -185,16 +190,15 @@ OPTIONS = [
 ]
 
 
-QUICK = [(OPTIONS[0], 5), *((options, 1) for options in OPTIONS)]
+QUICK = [(TreasureHunt, OPTIONS[0], 5), *((TreasureHunt, options, 1) for options in OPTIONS)]
+LONG = [pytest.param(TreasureHunt, options, 5, marks=pytest.mark.long) for options in OPTIONS[1:]]
 
 
-@pytest.mark.parametrize(
-    ("options", "copies"), [*QUICK, *(pytest.param(options, 5, marks=pytest.mark.long) for options in OPTIONS[1:])]
-)
-def test_the_vector_form_is_what_plain_copies_give(options, copies):
-    ours = vectorize(lambda: TreasureHunt(**options), copies)
-    theirs = Copies([TreasureHunt(**options) for _ in range(copies)])
-    assert isinstance(ours, TreasureHunts)
+@pytest.mark.parametrize(("kind", "options", "copies"), [*QUICK, (Recall, {"cues": 3, "delay": 4}, 5), *LONG])
+def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
+    ours = vectorize(lambda: kind(**options), copies)
+    theirs = Copies([adapt(kind(**options)) for _ in range(copies)])
+    assert isinstance(ours, (TreasureHunts, Recalls))
     assert ours.agents == theirs.agents
     assert ours.spaces == theirs.spaces
     for seed in (1, 2):
@@ -203,6 +207,29 @@ def test_the_vector_form_is_what_plain_copies_give(options, copies):
         for key in its:
             assert_same_events(mine[key], its[key])
         assert ours.episodes == theirs.episodes > 0
+
+
+@pytest.mark.parametrize("kind", [Recall, lambda: Recall(3, 4).vectorized(2)])
+def test_recall_keeps_the_interface(kind):
+    check_env(kind)
+
+
+@pytest.mark.parametrize(("cues", "delay"), [(2, 1), (4, 20)])
+def test_only_the_last_action_counts_and_must_name_the_cue(cues, delay):
+    env, rng, shown = Recall(cues, delay), np.random.default_rng(0), set()
+    for episode in range(60):
+        obs, _ = env.reset(seed=7 if episode == 0 else None)
+        cue = int(obs.argmax())
+        shown.add(cue)
+        assert obs.tolist() == np.eye(cues + 1)[cue].tolist() and cue < cues
+        for step in range(1, delay + 1):
+            obs, reward, terminated, truncated, _ = env.step(np.int64(rng.integers(cues)))
+            assert (reward, terminated, truncated) == (0.0, False, False)
+            assert obs.tolist() == [0.0] * cues + [float(step == delay)]
+        answer = int(rng.integers(cues))
+        _, reward, terminated, _, _ = env.step(np.int64(answer))
+        assert terminated and reward == float(answer == cue)
+    assert shown == set(range(cues))
 
 
 def test_what_was_observed_stays_until_the_next():
