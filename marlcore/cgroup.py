@@ -22,26 +22,21 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A memory limit; beyond it the kernel kills the process. Shared memory counts towards it.
+    """A memory limit; beyond it the kernel kills the process. Shared memory counts towards it."""
 
-    Attributes:
-        limit: bytes. left: bytes of it that may still be used.
-    """
-
-    limit: int
-    left: int
+    limit: int  # bytes
+    left: int  # bytes of it that may still be used
 
 
 def memory_limit(root: Path = ROOT, own: Path = OWN) -> MemoryLimit | None:
     """The tightest limit of this process's group and its ancestors; None when none has a limit."""
-    found = [limit for group in _groups("memory", root, own) for limit in _memory_limits(group)]
-    return min(found, key=lambda limit: limit.left, default=None)
+    limits = [limit for group in _groups("memory", root, own) for limit in _memory_limits(group)]
+    return min(limits, key=lambda limit: limit.left, default=None)
 
 
 def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
     """The number of processors whose time this process's group may use; None without a limit."""
-    found = [quota for group in _groups("cpu", root, own) for quota in _cpu_quotas(group)]
-    return min(found, default=None)
+    return min((quota for group in _groups("cpu", root, own) for quota in _cpu_quotas(group)), default=None)
 
 
 def processors() -> int:

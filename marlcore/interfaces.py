@@ -63,7 +63,6 @@ class Outcome(NamedTuple):
     """The results of an agent's last actions in some copies of the environment.
 
     Attributes:
-        agent: its name.
         copies: int64 [k], ascending: the numbers of the copies.
         reward: float [k], what it earned since that action.
         terminated, truncated: bool [k]: whether and how its episode ended.
@@ -83,19 +82,16 @@ class Outcome(NamedTuple):
 
     def part(self, which: NDArray[np.bool_]) -> Outcome:
         """The results in some of the copies, bool [k]."""
-        copies = self.copies[which]
+        copies, ends = self.copies[which], (self.terminated[which], self.truncated[which])
         final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
         infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
-        return Outcome(
-            self.agent, copies, self.reward[which], self.terminated[which], self.truncated[which], final_obs, infos
-        )
+        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos)
 
 
 class Turn(NamedTuple):
     """An agent's observations in the copies in which it acts now.
 
     Attributes:
-        agent: its name.
         copies: int64 [k], ascending: the numbers of the copies.
         obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the next `observe`.
         begins: bool [k], whether this is the agent's first turn of an episode.
@@ -327,9 +323,3 @@ class BatchSource(Protocol):
     def update_priorities(self, index: Any, priority: Any) -> None: ...
 
     def clear(self) -> None: ...
-
-
-class Publisher(Protocol):
-    """A destination of a learner's weights, made by `ParameterStore.publisher`."""
-
-    def publish(self, **extras: Any) -> int: ...

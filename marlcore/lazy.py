@@ -47,8 +47,8 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     module.__doc__ = "\n".join([module.__doc__ or "", *map(_listed, groups.items())])
 
     def shown() -> list[str]:
-        here = [names for heading, names in groups.items() if is_installed(heading.partition("[")[2].partition("]")[0])]
-        return [name for names in here for name in names]
+        extras = {heading: heading.partition("[")[2].partition("]")[0] for heading in groups}
+        return [name for heading, names in groups.items() if is_installed(extras[heading]) for name in names]
 
     def get(name: str) -> Any:
         if name == "__all__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -84,14 +85,15 @@ class Spaces:
     @cached_property
     def texts(self) -> tuple[str, ...]:
         """The names of the texts beside an observation's other parts, which are left out: no network takes them."""
-        return tuple(_texts(self.observation, ()))
+        return tuple(_name(keys) for _, keys, leaf in _leaves("", self.observation) if is_text(leaf))
 
     @cached_property
     def obs(self) -> Field | dict[str, Field]:
         """An observation's field in a row; several by name if the space has several parts, or there is a mask."""
-        if not self.masked:
-            return fields_of("observation space", self.observation)
-        return {part.name: part.field for part in self.parts} | {MASK: Field((self.choices,), "bool")}
+        fields = {part.name: part.field for part in self.parts}
+        if self.masked:
+            return fields | {MASK: Field((self.choices,), "bool")}
+        return fields if isinstance(self.observation, (gym.Dict, gym.Tuple)) else fields[ALONE]
 
     @cached_property
     def action_field(self) -> Field:
@@ -117,7 +119,11 @@ class Spaces:
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
         """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
-        return action + self.first_action if self.first_action.any() else action
+        return action + self.first_action if self._is_shifted else action
+
+    @cached_property
+    def _is_shifted(self) -> bool:
+        return bool(self.first_action.any())
 
     def values(self, observation: Any, mask: Any = None) -> Values:
         """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.
@@ -127,24 +133,13 @@ class Spaces:
         if self.masked and mask is None:
             raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")
         try:
-            found = {part.name: np.asarray(part.of(observation)) for part in self.parts}
+            arrays = {part.name: np.asarray(part.of(observation)) for part in self.parts}
         except (KeyError, IndexError, TypeError):
             expected = ", ".join(repr(part.keys[0] if len(part.keys) == 1 else part.keys) for part in self.parts)
             raise ValueError(f"obs: expected a value with the keys {expected}, got {came(observation)}") from None
         if self.masked:
-            found[MASK] = np.asarray(mask)
-        return in_form(found, self.obs)
-
-
-def fields_of(label: str, space: gym.Space) -> Field | dict[str, Field]:
-    """A space's field, or a field by name for each part of a Dict or Tuple.
-
-    Raises: ValueError, naming `label`: a space is of another kind.
-    """
-    parts = parts_of(label, space)
-    if isinstance(space, (gym.Dict, gym.Tuple)):
-        return {part.name: part.field for part in parts}
-    return parts[0].field
+            arrays[MASK] = np.asarray(mask)
+        return in_form(arrays, self.obs)
 
 
 def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
@@ -152,7 +147,7 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
 
     Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
     """
-    parts = tuple(_parts(label, space, ()))
+    parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and is_text(leaf[2])))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"{label}: expected keys whose names differ, got {sorted(names)}")
@@ -161,40 +156,32 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
     return parts
 
 
-def _texts(space: Any, keys: tuple[Any, ...]) -> list[str]:
-    if is_text(space):
-        return [_name(keys)]
-    return [name for key, one in _inside(space) for name in _texts(one, (*keys, key))]
-
-
 def is_text(space: Any) -> bool:
     """Whether it is a Text, or another space of strings, such as MiniGrid's missions."""
     return isinstance(space, gym.Space) and getattr(space.dtype, "kind", "") == "U"
 
 
-def _inside(space: Any) -> list[tuple[Any, Any]]:
-    """The spaces in a Dict or Tuple, with their keys."""
-    if isinstance(space, gym.Dict):
-        return [*space.spaces.items()]
-    return [*enumerate(space.spaces)] if isinstance(space, gym.Tuple) else []
+def _leaves(label: str, space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """The spaces inside of Dicts and Tuples, each with its label and the keys that lead to it."""
+    if not isinstance(space, (gym.Dict, gym.Tuple)):
+        yield label, keys, space
+        return
+    for key, inside in space.spaces.items() if isinstance(space, gym.Dict) else enumerate(space.spaces):
+        yield from _leaves(f"{label}[{key!r}]", inside, (*keys, key))
 
 
-def _parts(label: str, space: Any, keys: tuple[Any, ...]) -> list[Part]:
-    if isinstance(space, (gym.Dict, gym.Tuple)):
-        return [part for key, one in _inside(space) for part in _parts(f"{label}[{key!r}]", one, (*keys, key))]
-    if is_text(space) and keys:
-        return []
+def _part(label: str, keys: tuple[Any, ...], space: Any) -> Part:
     if not isinstance(space, (gym.Box, gym.Discrete, gym.MultiBinary, gym.MultiDiscrete)):
         expected = "a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple of these"
         raise ValueError(f"{label}: expected {expected}, got {space!r}")
     if isinstance(space, gym.MultiDiscrete) and space.nvec.ndim != 1:
         raise ValueError(f"{label}: expected a MultiDiscrete with one axis, got {space!r}")
+    part = Part(_name(keys), keys, space)
     try:
-        part = Part(_name(keys), keys, space)
         part.field  # noqa: B018 it checks the shape
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
-    return [part]
+    return part
 
 
 def _name(keys: tuple[Any, ...]) -> str:

@@ -32,10 +32,10 @@ def find(name: str) -> type[Algorithm]:
         hint = did_you_mean(name.lower(), ALGORITHMS)
         known = ", ".join(sorted(ALGORITHMS))
         raise ValueError(f"algorithm: expected one of {known} or module:Class, got {name!r}{hint}")
-    found = resolve("algorithm", name)
-    if not isinstance(found, type):
+    kind = resolve("algorithm", name)
+    if not isinstance(kind, type):
         raise ValueError(f"algorithm: expected module:Class, got {name!r}, which is no class")
-    return found
+    return kind
 
 
 def make(name: str, /, **hyperparameters: Any) -> Algorithm:

@@ -1,4 +1,4 @@
-"""Advantages and value targets of a batch from a queue: GAE, and V-trace for transitions of older policies.
+"""Advantages and value targets of a batch from a queue, by GAE or V-trace, and the units of a critic.
 
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation" (arXiv:1506.02438);
 Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weighted actor-learner architectures"
@@ -14,6 +14,25 @@ import torch
 
 from ..kernels.advantages import trace
 
+DECAY = 0.99  # of what earlier batches count for in a ValueNormalizer
+LEAST = 1e-2  # standard deviation, so that equal targets stay finite
+
+
+class Steps(NamedTuple):
+    """Rows of a batch, one after another, each [B].
+
+    Attributes:
+        reward, discount: float32, of one step each.
+        value, following: float32, detached, of each observation and the next one.
+        continues: bool, whether the next row is the episode's next transition.
+    """
+
+    reward: torch.Tensor
+    discount: torch.Tensor
+    value: torch.Tensor
+    following: torch.Tensor
+    continues: torch.Tensor
+
 
 class Advantages(NamedTuple):
     """Both float32 [B], on the device of the values."""
@@ -22,36 +41,12 @@ class Advantages(NamedTuple):
     target: torch.Tensor
 
 
-def gae(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    value: torch.Tensor,
-    following: torch.Tensor,
-    continues: torch.Tensor,
-    decay: float,
-) -> Advantages:
-    """The advantages of GAE; the targets are the values plus these.
-
-    Args:
-        reward, discount: float32 [B], of one step each.
-        value, following: float32 [B], detached, of each observation and the next one.
-        continues: bool [B], whether the next row is the episode's next transition.
-        decay: lambda, from 0 to 1.
-    """
-    return vtrace(reward, discount, value, following, continues, torch.ones_like(reward), decay, 1.0, 1.0)
+def gae(steps: Steps, decay: float) -> Advantages:
+    """The advantages of GAE with lambda `decay`, from 0 to 1; the targets are the values plus these."""
+    return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
 
 
-def vtrace(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    value: torch.Tensor,
-    following: torch.Tensor,
-    continues: torch.Tensor,
-    ratio: torch.Tensor,
-    decay: float,
-    most_own: float,
-    most_passed: float,
-) -> Advantages:
+def vtrace(steps: Steps, ratio: torch.Tensor, decay: float, most_own: float, most_passed: float) -> Advantages:
     """V-trace's targets, and the advantages of its policy gradient.
 
     With decay 1 the advantage is the paper's rho (r + gamma v' - V), v' the next row's target; with ratios of 1 it is
@@ -61,10 +56,50 @@ def vtrace(
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.
         decay: lambda; the paper's is 1 (its remark 2 has others).
         most_own, most_passed: where ratios are clipped, the paper's rho-bar and c-bar.
-        reward, discount, value, following, continues: see `gae`.
     """
-    device = value.device
-    arrays = [one.cpu().numpy() for one in (reward, discount, value, following, continues, ratio)]
+    arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
     trace(*arrays, np.array([most_own, most_passed]), decay, advantage, target)
+    device = steps.value.device
     return Advantages(torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device))
+
+
+class ValueNormalizer:
+    """The running mean and standard deviation of value targets, in whose units a critic predicts.
+
+    They are those of exponential averages, debiased as Adam's (Kingma & Ba 2015, arXiv:1412.6980); before the first
+    batch 0 and 1. Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games"
+    (arXiv:2103.01955, section 3).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._averages = torch.zeros(3, dtype=torch.float64, device=device)  # of 1, the targets and their squares
+        self._mean, self._deviation = 0.0, 1.0
+
+    def update(self, target: torch.Tensor) -> None:
+        """Takes a batch's targets, float [B], into the statistics."""
+        target = target.double()
+        moments = torch.stack([torch.ones_like(target[0]), target.mean(), target.square().mean()])
+        self._averages.lerp_(moments, 1 - DECAY)
+        self._derive()
+
+    def _derive(self) -> None:
+        weight, first, second = self._averages.tolist()
+        if weight:
+            self._mean = first / weight
+            self._deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
+
+    def normalized(self, value: torch.Tensor) -> torch.Tensor:
+        """Values in units of the rewards, in those of the critic."""
+        return (value - self._mean) / self._deviation
+
+    def denormalized(self, value: torch.Tensor) -> torch.Tensor:
+        """The critic's predictions, in units of the rewards."""
+        return self._mean + self._deviation * value
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"averages": self._averages}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._averages.copy_(state["averages"])
+        self._derive()

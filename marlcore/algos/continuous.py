@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from ..spec import TransitionSpec
 from .acting import Acting, Layers, Positive, Request
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
-from .networks.critics import TwinCritics
-from .networks.observations import rows_in
-from .networks.torso import Torso
+from .networks.torso import Torso, TwinCritics, rows_in
 from .trainers import FollowedTrainer, own_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
@@ -57,13 +55,10 @@ class ContinuousPolicy(nn.Module):
         """Actions [B, size], given standard normal noise [B, size]; beyond [-1, 1] they count as its ends."""
 
 
-P = TypeVar("P", bound=ContinuousPolicy)
-
-
-class ActorCritic(nn.Module, Generic[P]):
+class ActorCritic(nn.Module):
     """A policy, which is all that actors need, and its critics."""
 
-    def __init__(self, policy: P, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+    def __init__(self, policy: ContinuousPolicy, spaces: Spaces, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.acting = policy
         self.critics = TwinCritics(spaces, policy.actions.size, hidden)
@@ -111,21 +106,14 @@ class Continuous(Acting):
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
 
-class ActorCriticTrainer(FollowedTrainer, Generic[P]):
-    """The optimizers of a policy and its critics, and the target networks that follow.
-
-    Args:
-        model: whose `acting` part and critics it trains.
-        hyper: its hyperparameters.
-        followed: the part of the model of which `target` is a copy that follows.
-    """
+class ActorCriticTrainer(FollowedTrainer):
+    """The optimizers of a model's policy and critics, and the copy of its part `followed` that follows."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
-    def __init__(self, model: ActorCritic[P], hyper: Continuous, followed: nn.Module) -> None:
-        super().__init__(followed)
+    def __init__(self, hyper: Continuous, model: Any, followed: nn.Module) -> None:
+        super().__init__(hyper, followed)
         self.policy, self.critics = model.acting, model.critics
-        self.hyper = hyper
         self.policy_optimizer = ClippedAdam(list(self.policy.parameters()), lr=hyper.learning_rate)
         self.critics_optimizer = ClippedAdam(list(self.critics.parameters()), lr=hyper.learning_rate)
         self.generator = own_generator(self.device)

@@ -8,15 +8,14 @@ Wang et al. 2016, "Dueling network architectures for deep reinforcement learning
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ..interfaces import Update
 from ..spaces import Spaces
 from .fast import faster, passes
-from .networks.head import Head
-from .networks.qnetwork import QNetwork, best
+from .networks.qnetwork import Head, QNetwork, best
 from .networks.torso import Torso
 from .value_based import TargetTrainer, ValueBased
 
@@ -26,12 +25,10 @@ class DQN(ValueBased):
     """Hyperparameters of DQN."""
 
     def make_model(self, spaces: Spaces) -> DQNNetwork:
-        """An untrained network. Raises ValueError: see JointActions."""
         return DQNNetwork(self, spaces)
 
-    def make_trainer(self, model: torch.nn.Module) -> DQNTrainer:
-        """A trainer that updates `model` in place, on its device. Compile the model before."""
-        return DQNTrainer(self, cast(QNetwork, model))
+    def make_trainer(self, model: Any) -> DQNTrainer:
+        return DQNTrainer(self, model)
 
 
 class DQNNetwork(QNetwork):
@@ -43,7 +40,7 @@ class DQNNetwork(QNetwork):
         self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
 
 
-class DQNTrainer(TargetTrainer[QNetwork]):
+class DQNTrainer(TargetTrainer):
     """Q-learning towards a target network, with the Huber loss."""
 
     @torch.no_grad()

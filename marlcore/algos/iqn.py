@@ -8,9 +8,8 @@ The network learns the whole distribution of the return: its input is an observa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .acting import AtLeast1, Layers, Positive
 from .fast import faster
-from .networks.head import Head
-from .networks.qnetwork import QNetwork, best
+from .networks.qnetwork import Head, QNetwork, best
 from .networks.torso import Dense, Torso
 from .trainers import own_generator
 from .value_based import TargetTrainer, ValueBased
@@ -47,30 +45,21 @@ class IQN(ValueBased):
     reward_scale: Positive = 0.1
     """Factor on rewards, above 0; keep returns at a few times kappa."""
 
-    def first_priority(
-        self,
-        before: Mapping[str, NDArray[Any]],
-        reward: NDArray[Any],
-        discount: float,
-        after: Mapping[str, NDArray[Any]],
-    ) -> NDArray[np.float32]:
-        """The loss of one step's error in the unit of the trainer's priorities, as if all quantiles were their mean.
+    def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
+        """The errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
 
         Of that loss, fractions drawn from [0, 1] weigh the error by one half on average. The spread of the quantiles is
         left out, since actors do not compute it.
         """
-        error = super().first_priority(before, reward, discount, after)
         quadratic = np.minimum(error, self.kappa)
-        first = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
-        return first.astype(np.float32)
+        loss: NDArray[Any] = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
+        return loss
 
     def make_model(self, spaces: Spaces) -> IQNNetwork:
-        """An untrained network. Raises ValueError: see JointActions."""
         return IQNNetwork(self, spaces)
 
-    def make_trainer(self, model: torch.nn.Module) -> IQNTrainer:
-        """A trainer that updates `model` in place, on its device."""
-        return IQNTrainer(self, cast(IQNNetwork, model))
+    def make_trainer(self, model: Any) -> IQNTrainer:
+        return IQNTrainer(self, model)
 
 
 class IQNNetwork(QNetwork):
@@ -106,14 +95,13 @@ class IQNNetwork(QNetwork):
         return quantiles.mean(1) if taus is None else quantiles
 
 
-class IQNTrainer(TargetTrainer[IQNNetwork]):
+class IQNTrainer(TargetTrainer):
     """Quantile regression towards a target network."""
 
     kept = (*TargetTrainer.kept, "generator")
 
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
         super().__init__(hyper, network)
-        self.iqn = hyper
         self.generator = own_generator(self.device)
 
     def update(self, batch: Any) -> Update:
@@ -123,13 +111,13 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
             clipping. A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al.
             2018, "Rainbow" (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
         """
-        taus = self._fractions(len(batch.action), self.iqn.n_tau)
+        taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)
-        errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.iqn.kappa)
+        errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.hyper.kappa)
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
-        q_mean = predicted.detach().mean() / self.iqn.reward_scale
+        q_mean = predicted.detach().mean() / self.hyper.reward_scale
         return Update({"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, priority=errors.detach())
 
     @torch.no_grad()
@@ -140,11 +128,11 @@ class IQNTrainer(TargetTrainer[IQNNetwork]):
         allowed actions only.
         """
         target = faster(self.target)
-        chooser = faster(self.network) if self.iqn.double else target
+        chooser = faster(self.network) if self.hyper.double else target
         action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
-        taus = self._fractions(len(action), self.iqn.n_tau_prime)
+        taus = self._fractions(len(action), self.hyper.n_tau_prime)
         future = _of_action(target(batch.next_obs, taus), action)
-        targets: torch.Tensor = self.iqn.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
+        targets: torch.Tensor = self.hyper.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
         return targets
 
     def _fractions(self, rows: int, count: int) -> torch.Tensor:

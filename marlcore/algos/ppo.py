@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 
 from ..checks import check_whole
 from ..declared import Number
 from ..interfaces import Action, QueueSource, ReplaySource, Update
+from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
 from .acting import Acting, AtLeast1, Layers, Positive, Request
-from .advantages import gae, vtrace
+from .advantages import Steps, ValueNormalizer, gae, vtrace
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
-from .networks.observations import each
 from .networks.policy_value import PolicyNetwork, PolicyValue
 from .networks.torso import Activation
 from .trainers import Resumable, own_generator
-from .value_normalizer import ValueNormalizer
 
 LOG_PROB = "log_prob"
 RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
+METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class PPO(Acting):
         return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
-        """An untrained model."""
         return PolicyValue(self.owner, spaces, self.hidden, self.activation)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
@@ -112,9 +111,8 @@ class PPO(Acting):
         draw = policy.distribution.sample(output, request.mask, request.generator)
         return Action(draw.action, {LOG_PROB: draw.log_prob, **draw.extras})
 
-    def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
-        """A trainer that updates `model` in place, on its device."""
-        return PPOTrainer(self, cast(PolicyValue, model))
+    def make_trainer(self, model: Any) -> PPOTrainer:
+        return PPOTrainer(self, model)
 
 
 class Evaluated(NamedTuple):
@@ -142,8 +140,8 @@ class PPOTrainer(Resumable):
 
     kept = ("optimizer", "generator", "normalizer")
 
-    def __init__(self, hyper: PPO, model: PolicyValue) -> None:
-        self.hyper = hyper
+    def __init__(self, hyper: PPO, model: Any) -> None:
+        self.hyper: Any = hyper
         self.model = model
         parameters: list[torch.Tensor] = list(model.parameters())
         self.optimizer = ClippedAdam(parameters, lr=1.0, eps=ADAM_EPS)
@@ -162,7 +160,7 @@ class PPOTrainer(Resumable):
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
-        rows = self._prepare(batch, Evaluated(*(one.detach() for one in now)))
+        rows = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
         bonus = batch.numbers[BONUS]
         steps = [self._step(now, rows, bonus)] if single else list(self._steps(rows, bonus))
         means = torch.stack(steps).mean(0)
@@ -177,27 +175,26 @@ class PPOTrainer(Resumable):
         log_prob, entropy = policy.distribution(output, policy.mask(rows.obs), rows)
         return Evaluated(log_prob, entropy, value)
 
-    def outputs(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs(self, rows: Any) -> Any:
         """The policy's outputs and the values."""
-        output, value = faster(self.model)(rows.obs)
-        return output, value
+        return faster(self.model)(rows.obs)
 
-    def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
+    def values_after(self, batch: Any, which: torch.Tensor) -> Any:
         """The values of the next observations of these rows, in the critic's units."""
-        values: torch.Tensor = faster(self.model.critic)(rows_of(batch.next_obs, which))
-        return values
+        return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     def _prepare(self, batch: Any, now: Evaluated) -> Rows:
         """The batch with its advantages, and with the log-probabilities to which those after the steps are compared."""
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
-        steps = hyper.reward_scale * batch.reward, batch.discount, value, self._following(batch, value), batch.continues
+        following = self._following(batch, value)
+        steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
         if corrected:
             ratio = torch.exp(now.log_prob - acted)
-            estimated = vtrace(*steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
+            estimated = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
-            estimated = gae(*steps, hyper.gae_lambda)
+            estimated = gae(steps, hyper.gae_lambda)
         before = now.log_prob if corrected else acted
         if hyper.normalize_values:
             self.normalizer.update(estimated.target)
@@ -231,10 +228,10 @@ class PPOTrainer(Resumable):
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """The rows in a new order, in minibatches."""
         order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
-        shuffled = Rows(*(rows_of(values, order) for values in rows))
+        shuffled = Rows(*(rows_at(values, order) for values in rows))
         for first in range(0, len(order), self.hyper.minibatch_size):
             part = slice(first, first + self.hyper.minibatch_size)
-            yield Rows(*(rows_of(values, part) for values in shuffled))
+            yield Rows(*(rows_at(values, part) for values in shuffled))
 
     def _step(self, now: Evaluated, rows: Rows, bonus: float) -> torch.Tensor:
         """One gradient step; returns METRICS."""
@@ -260,11 +257,3 @@ class PPOTrainer(Resumable):
             clipped = rows.value + (value - rows.value).clamp(-most, most)
             errors = torch.maximum(errors, (clipped - rows.target).square())
         return 0.5 * errors.mean()
-
-
-METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-
-
-def rows_of(values: Any, which: Any) -> Any:
-    """Rows of a tensor, or of each tensor in a dict."""
-    return each(lambda tensor: tensor[which], values)

@@ -10,22 +10,29 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from ..declared import Number, Whole
 from ..interfaces import Action, ReplaySource, Update
+from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
 from .acting import AtLeast1, Positive, Request
 from .fast import faster
-from .networks.head import Head
-from .networks.observations import each
-from .networks.qnetwork import QNetwork, best
-from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, state_fields, unroll_burnt_in
-from .networks.rescaling import rescaled, restored
+from .networks.qnetwork import Head, QNetwork, best
+from .networks.recurrent import (
+    Cell,
+    RecurrentTorso,
+    State,
+    Stepped,
+    rescaled,
+    restored,
+    state_fields,
+    unroll_burnt_in,
+)
 from .value_based import QLearning, TargetTrainer, explored
 
 OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
@@ -57,7 +64,7 @@ class R2D2(QLearning):
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
     rescale: bool = True
-    """Learn values on the scale of rescaling.py, on which large returns differ less."""
+    """Learn values on the scale of `rescaled`, on which large returns differ less."""
     eta: Annotated[float, Number(0, 1)] = 0.9
     """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
     reward_scale: Positive = 1.0
@@ -79,7 +86,6 @@ class R2D2(QLearning):
         return dataclasses.replace(chosen, n_step=1, sequence=window)
 
     def make_model(self, spaces: Spaces) -> R2D2Network:
-        """An untrained network. Raises ValueError: see JointActions."""
         return R2D2Network(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
@@ -89,9 +95,8 @@ class R2D2(QLearning):
         action = model.actions.decode(explored(values, allowed, request))
         return Action(action, state=model.torso.acted(after, action))
 
-    def make_trainer(self, model: torch.nn.Module) -> R2D2Trainer:
-        """A trainer that updates `model` in place, on its device."""
-        return R2D2Trainer(self, cast(R2D2Network, model))
+    def make_trainer(self, model: Any) -> R2D2Trainer:
+        return R2D2Trainer(self, model)
 
 
 class Windows(NamedTuple):
@@ -140,12 +145,8 @@ class R2D2Network(QNetwork):
         return self.head(features), after
 
 
-class R2D2Trainer(TargetTrainer[R2D2Network]):
+class R2D2Trainer(TargetTrainer):
     """Q-learning on windows towards a target network, with the Huber loss."""
-
-    def __init__(self, hyper: R2D2, network: R2D2Network) -> None:
-        super().__init__(hyper, network)
-        self.r2d2 = hyper
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True.
@@ -161,18 +162,19 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
         counts = batch.mask.float()
         window = self._window(batch)
         values, _ = faster(self.network)(*window)
-        taken = values[:, :-1].gather(2, self._action(batch)[..., None]).squeeze(2)
+        action = self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
+        taken = values[:, :-1].gather(2, action[..., None]).squeeze(2)
         targets = self.targets(batch, window, values.detach())
         errors = functional.huber_loss(taken, targets, reduction="none") * counts
         number = counts.sum().clamp(min=1.0)
         loss = (batch.weight[:, None] * errors).sum() / number
         grad_norm = self.step(loss)
         taken = taken.detach()
-        values_taken = restored(taken) if self.r2d2.rescale else taken
-        q_mean = (values_taken * counts).sum() / (number * self.r2d2.reward_scale)
+        values_taken = restored(taken) if self.hyper.rescale else taken
+        q_mean = (values_taken * counts).sum() / (number * self.hyper.reward_scale)
         off = (targets - taken).abs() * counts
         mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
-        priority = self.r2d2.eta * off.amax(1) + (1.0 - self.r2d2.eta) * mean
+        priority = self.hyper.eta * off.amax(1) + (1.0 - self.hyper.eta) * mean
         return Update({"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, priority=priority)
 
     @torch.no_grad()
@@ -185,24 +187,20 @@ class R2D2Trainer(TargetTrainer[R2D2Network]):
         """
         slow, _ = faster(self.target)(*window)
         allowed = self.network.allowed(each(lambda part: part.flatten(0, 1), window[0]))
-        chooser = (values if self.r2d2.double else slow).flatten(0, 1)
+        chooser = (values if self.hyper.double else slow).flatten(0, 1)
         action = best(chooser, allowed).view(slow.shape[:2])
         value = slow.gather(2, action[..., None]).squeeze(2)
-        if self.r2d2.rescale:
+        if self.hyper.rescale:
             value = restored(value)
         returns = window_returns(
-            self.r2d2.reward_scale * batch.reward, batch.discount, value, batch.valid[..., -1], self.r2d2.n_step
+            self.hyper.reward_scale * batch.reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step
         )
-        return rescaled(returns) if self.r2d2.rescale else returns
-
-    def _action(self, batch: Any) -> torch.Tensor:
-        """The numbers int64 [B, T] of the joint actions."""
-        return self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
+        return rescaled(returns) if self.hyper.rescale else returns
 
     def _window(self, batch: Any) -> tuple[Any, ...]:
         """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
         obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
-        return obs, batch.extras, Windows(batch.action, batch.reward, self.r2d2.burn_in, batch.mask[:, 0])
+        return obs, batch.extras, Windows(batch.action, batch.reward, self.hyper.burn_in, batch.mask[:, 0])
 
 
 def window_returns(

@@ -8,19 +8,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..interfaces import PREVIOUS_REWARD, Action, Update
+from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .acting import AtLeast1, Request
 from .fast import faster
 from .networks.policy_value import PolicyNetwork, initialize
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
-from .ppo import PPO, PPOTrainer, Rows, rows_of
+from .ppo import PPO, PPOTrainer, Rows
 
 FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows begin
 
@@ -45,18 +46,16 @@ class RecurrentPPO(PPO):
         return dataclasses.replace(spec, extras={**spec.extras, **state_fields(spaces, self.cell, self.units, 1)})
 
     def make_model(self, spaces: Spaces) -> Any:
-        """An untrained model."""
         return RecurrentPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from the policy; if greedy, the most probable ones."""
+        """As PPO's, with the state after them."""
         output, _, after = model(obs, request.state)
         drawn = self.drawn(model, output, request)
         return drawn._replace(state=model.torso.acted(after, drawn.action))
 
-    def make_trainer(self, model: torch.nn.Module) -> PPOTrainer:
-        """A trainer that updates `model` in place, on its device."""
-        return RecurrentPPOTrainer(self, cast(RecurrentPolicyValue, model))
+    def make_trainer(self, model: Any) -> RecurrentPPOTrainer:
+        return RecurrentPPOTrainer(self, model)
 
 
 class RecurrentPolicy(PolicyNetwork):
@@ -103,30 +102,22 @@ class RecurrentPolicyValue(nn.Module):
 class RecurrentPPOTrainer(PPOTrainer):
     """PPO's passes over each batch, in minibatches of windows."""
 
-    model: Any  # a RecurrentPolicyValue
-
-    def __init__(self, hyper: RecurrentPPO, model: RecurrentPolicyValue) -> None:
-        super().__init__(hyper, cast(Any, model))
-        self._unroll = hyper.unroll
-
     def update(self, batch: Any) -> Update:
         """See PPOTrainer; the batch's extras hold the state too."""
-        batch.extras = {**batch.extras, FIRST: first_rows(batch.continues, self._unroll)}
+        batch.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
         return super().update(batch)
 
-    def outputs(self, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs(self, rows: Any) -> Any:
         """The policy's outputs and the values of windows."""
-        output, value = faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
-        return output, value
+        return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
-    def values_after(self, batch: Any, which: torch.Tensor) -> torch.Tensor:
+    def values_after(self, batch: Any, which: torch.Tensor) -> Any:
         """The values of the next observations of these rows, in the state after their actions."""
         torso = faster(self.model.acting.torso)
-        _, after = torso(rows_of(batch.obs, which), rows_of(batch.extras, which))
+        _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
         state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
-        features, _ = torso(rows_of(batch.next_obs, which), state)
-        values: torch.Tensor = self.model.critic(features).squeeze(1)
-        return values
+        features, _ = torso(rows_at(batch.next_obs, which), state)
+        return self.model.critic(features).squeeze(1)
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Windows in a new order, in minibatches of about minibatch_size rows."""
@@ -137,7 +128,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
         for i in range(int(number[-1]) + 1):
             part = number == i
-            yield Rows(*(rows_of(one, index[part][held[part]]) for one in rows))
+            yield Rows(*(rows_at(values, index[part][held[part]]) for values in rows))
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:

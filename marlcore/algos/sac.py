@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from torch.nn import functional
@@ -37,13 +37,11 @@ class SAC(Continuous):
     target_entropy: Annotated[float | None, Number()] = None
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
 
-    def make_model(self, spaces: Spaces) -> ActorCritic[GaussianPolicy]:
-        """An untrained model. Raises ValueError: see BoxActions."""
+    def make_model(self, spaces: Spaces) -> ActorCritic:
         return ActorCritic(GaussianPolicy(self.owner, spaces, self.hidden, 2), spaces, self.hidden)
 
-    def make_trainer(self, model: torch.nn.Module) -> SACTrainer:
-        """A trainer that updates `model` in place, on its device."""
-        return SACTrainer(self, cast("ActorCritic[GaussianPolicy]", model))
+    def make_trainer(self, model: Any) -> SACTrainer:
+        return SACTrainer(self, model)
 
 
 class GaussianPolicy(ContinuousPolicy):
@@ -76,13 +74,13 @@ class GaussianPolicy(ContinuousPolicy):
         return before.tanh(), (density - slope).sum(1)
 
 
-class SACTrainer(ActorCriticTrainer[GaussianPolicy]):
+class SACTrainer(ActorCriticTrainer):
     """Critics, policy and temperature that learn at each update; targets of the critics."""
 
     kept = (*ActorCriticTrainer.kept, "log_temperature", "temperature_optimizer")
 
-    def __init__(self, hyper: SAC, model: ActorCritic[GaussianPolicy]) -> None:
-        super().__init__(model, hyper, followed=model.critics)
+    def __init__(self, hyper: SAC, model: ActorCritic) -> None:
+        super().__init__(hyper, model, followed=model.critics)
         size = self.policy.actions.size
         self.target_entropy = -float(size) if hyper.target_entropy is None else hyper.target_entropy
         start = math.log(hyper.temperature)

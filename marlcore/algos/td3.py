@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
@@ -42,13 +42,11 @@ class TD3(Continuous):
         """The noise of exploration, and uniform actions until the first update."""
         return {**super().schedules(), "noise": self.noise}
 
-    def make_model(self, spaces: Spaces) -> ActorCritic[DeterministicPolicy]:
-        """An untrained model. Raises ValueError: see BoxActions."""
+    def make_model(self, spaces: Spaces) -> ActorCritic:
         return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
 
-    def make_trainer(self, model: torch.nn.Module) -> TD3Trainer:
-        """A trainer that updates `model` in place, on its device."""
-        return TD3Trainer(self, cast("ActorCritic[DeterministicPolicy]", model))
+    def make_trainer(self, model: Any) -> TD3Trainer:
+        return TD3Trainer(self, model, followed=model)
 
 
 class DeterministicPolicy(ContinuousPolicy):
@@ -65,18 +63,14 @@ class DeterministicPolicy(ContinuousPolicy):
         return action
 
 
-class TD3Trainer(ActorCriticTrainer[DeterministicPolicy]):
+class TD3Trainer(ActorCriticTrainer):
     """Critics that learn at each update, and a policy that learns at some; targets of all."""
-
-    def __init__(self, hyper: TD3, model: ActorCritic[DeterministicPolicy]) -> None:
-        super().__init__(model, hyper, followed=model)
-        self.td3 = hyper
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1). Returns: see `improve_critics`."""
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
-        if self.updates % self.td3.policy_delay == 0:
+        if self.updates % self.hyper.policy_delay == 0:
             value = faster(self.critics)(batch.obs, faster(self.policy)(batch.obs), count=1)
             self.descend(self.policy_optimizer, -value.mean())
             self.follow(self.hyper.tau)
@@ -86,7 +80,7 @@ class TD3Trainer(ActorCriticTrainer[DeterministicPolicy]):
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted smaller value of the smoothed action, float32 [B] (Algorithm 1)."""
         action: torch.Tensor = faster(self.target.acting)(batch.next_obs)
-        clip = self.td3.target_noise_clip
-        noise = (self.td3.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
+        clip = self.hyper.target_noise_clip
+        noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
         future = faster(self.target.critics)(batch.next_obs, (action + noise).clamp_(-1.0, 1.0)).amin(0)
         return self.completed(batch, future)

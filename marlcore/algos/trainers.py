@@ -22,11 +22,10 @@ class Resumable:
     kept: ClassVar[tuple[str, ...]]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state besides the model that resuming needs; live tensors, so save before the next update."""
+        """Live tensors, so save before the next update."""
         return {name: _state_of(getattr(self, name)) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state returned by `state_dict`; the caller restores the model's weights."""
         for name in self.kept:
             part, saved = getattr(self, name), state[name]
             if hasattr(part, "load_state_dict"):
@@ -48,14 +47,15 @@ def _state_of(part: Any) -> Any:
 
 
 class FollowedTrainer(Resumable):
-    """The trainer of a model of which a target network follows a part.
+    """The trainer of a model, of which a target network follows the part `followed`.
 
     Attributes:
-        target: a copy of the part `followed`.
+        target: a copy of that part.
         updates: made so far.
     """
 
-    def __init__(self, followed: nn.Module) -> None:
+    def __init__(self, hyper: Any, followed: nn.Module) -> None:
+        self.hyper = hyper
         self.target: Any = independent_copy(followed)
         self._followed: list[torch.Tensor] = list(followed.parameters())
         self._followers: list[torch.Tensor] = list(self.target.parameters())

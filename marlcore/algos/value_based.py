@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from ..spec import Field, TransitionSpec
 from .acting import Acting, Layers, Positive, Request
 from .fast import ClippedAdam
 from .networks.actions import JointActions
-from .networks.observations import rows_in
-from .networks.qnetwork import QNetwork, best
+from .networks.qnetwork import best
+from .networks.torso import rows_in
 from .trainers import FollowedTrainer
-
-N = TypeVar("N", bound=QNetwork)
 
 
 @dataclass(frozen=True)
@@ -105,9 +103,13 @@ class ValueBased(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """The absolute error of one step, in units of reward_scale times the reward; NaN where a value is unknown."""
+        """See `priority_of`, of the error of one step; NaN where a value is unknown."""
         error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
-        return error.astype(np.float32)
+        return self.priority_of(error).astype(np.float32)
+
+    def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
+        """The priorities of transitions with these absolute errors, in units of reward_scale times the reward."""
+        return error
 
 
 def explored(values: torch.Tensor, allowed: torch.Tensor | None, request: Request) -> NDArray[np.int64]:
@@ -136,15 +138,14 @@ def _random(
     return explores, (passed > rank[:, None]).argmax(1)
 
 
-class TargetTrainer(FollowedTrainer, Generic[N]):
+class TargetTrainer(FollowedTrainer):
     """A network's optimizer and its target network."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
-    def __init__(self, hyper: QLearning, network: N) -> None:
-        super().__init__(network)
+    def __init__(self, hyper: QLearning, network: Any) -> None:
+        super().__init__(hyper, network)
         self.network = network
-        self.hyper = hyper
         self.optimizer = ClippedAdam(list(network.parameters()), lr=hyper.learning_rate)
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,10 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
 from .agent_view import AgentView
+from .copies import Copies
+from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
+from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
+from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
@@ -36,7 +40,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
             recall, a test of memory;
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
-            atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see atari.py).
+            atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see `make_atari`).
             Without it: gymnasium:ale_py:ALE/Pong-v5;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
             pettingzoo-parallel:<module>, made by the module's `parallel_env`;
@@ -49,58 +53,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
         ImportError: the environment's package is not installed.
     """
-    return adapt(_made(name, options, wrappers))
-
-
-def _made(name: str, options: Mapping[str, Any], wrappers: Sequence[str]) -> Any:
-    """The environment as its package makes it, in the wrappers."""
-    applied = [resolve("wrappers", wrapper) for wrapper in wrappers]
-    env = _bare(name, dict(options))
-    for wrapper in applied:
-        env = wrapper(env)
-    return env
-
-
-def _bare(name: str, options: dict[str, Any]) -> Any:
-    kind, _, rest = name.partition(":")
-    if name in OWN:
-        return OWN[name](**options)
-    if game := _atari_game(name):
-        from .atari import make_atari
-
-        return make_atari(game, **options)
-    if kind == "gymnasium" and rest:
-        from .gymnasium import make_gymnasium
-
-        return make_gymnasium(rest, **options)
-    if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
-        from .pettingzoo import make_pettingzoo
-
-        return make_pettingzoo(kind, rest, **options)
-    if is_importable(name) and rest:
-        return _call(name, options)
-    hint = f"; did you mean gymnasium:{name}?" if _in_gymnasium(name) else did_you_mean(name, OWN)
-    raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
-
-
-def _atari_game(name: str) -> str | None:
-    if name.startswith("gymnasium:ALE/") and name.endswith("-v5"):
-        return name.removeprefix("gymnasium:ALE/").removesuffix("-v5")
-    return name.removeprefix("atari:") if name.startswith("atari:") else None
-
-
-def _call(name: str, options: dict[str, Any]) -> Any:
-    function = resolve("environment", name)
-    try:
-        return function(**options)
-    except TypeError as error:
-        raise TypeError(f"environment: {name!r}: {error}") from error
-
-
-def _in_gymnasium(name: str) -> bool:
-    from .gymnasium import is_registered
-
-    return is_registered(name)
+    return adapt(NamedEnvironment(name, options, wrappers)())
 
 
 @dataclass(frozen=True)
@@ -116,26 +69,53 @@ class NamedEnvironment:
     wrappers: Sequence[str] = ()
 
     def __call__(self) -> Any:
-        """The environment as its package makes it; `adapt` makes it an Environment."""
-        return _made(self.name, self.options, self.wrappers)
+        """The environment as its package makes it, in the wrappers; `adapt` makes it an Environment."""
+        wrappers = [resolve("wrappers", wrapper) for wrapper in self.wrappers]
+        env = self._bare()
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    def _bare(self) -> Any:
+        name, options = self.name, dict(self.options)
+        kind, _, rest = name.partition(":")
+        if name in OWN:
+            return OWN[name](**options)
+        if game := self._atari_game():
+            return make_atari(game, **options)
+        if kind == "gymnasium" and rest:
+            return make_gymnasium(rest, **options)
+        if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
+            return make_pettingzoo(kind, rest, **options)
+        if is_importable(name) and rest:
+            function = resolve("environment", name)
+            try:
+                return function(**options)
+            except TypeError as error:
+                raise TypeError(f"environment: {name!r}: {error}") from error
+        hint = f"; did you mean gymnasium:{name}?" if is_registered(name) else did_you_mean(name, OWN)
+        raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
+
+    def _atari_game(self) -> str:
+        if self.name.startswith("gymnasium:ALE/") and self.name.endswith("-v5"):
+            return self.name.removeprefix("gymnasium:ALE/").removesuffix("-v5")
+        return self.name.removeprefix("atari:") if self.name.startswith("atari:") else ""
 
     @property
     def stack(self) -> int:
         """Observations in a network's input, unless the settings say otherwise: 4 for Atari (Mnih et al. 2015)."""
-        return 4 if _atari_game(self.name) else 1
+        return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
         """The vector environment that a Gymnasium id brings along; None if it brings none."""
         kind, _, id = self.name.partition(":")
-        if kind != "gymnasium" or not id or self.wrappers or _atari_game(self.name):
+        if kind != "gymnasium" or not id or self.wrappers or self._atari_game():
             return None
-        from .gymnasium import make_gymnasium_vector
-
         return make_gymnasium_vector(id, copies, **self.options)
 
 
 def factory(env_fn: Any) -> Callable[[], Any]:
-    """A function that makes environments: `env_fn` itself, or a call of `make` if `env_fn` is a name.
+    """A function that makes environments: `env_fn` itself, or a NamedEnvironment if `env_fn` is a name.
 
     Raises: TypeError: it is neither. An environment is refused too, since each actor needs several of its own.
     """
@@ -159,15 +139,11 @@ def adapt(env: Any) -> Environment:
         TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
     if hasattr(env, "possible_agents"):
-        from .pettingzoo import AECEnvironment, ParallelEnvironment
-
-        return AECEnvironment(env) if hasattr(env, "last") else ParallelEnvironment(env)
+        return ParallelEnvironment(env) if is_parallel(env) else AECEnvironment(env)
     if hasattr(env, "observation_spaces") and hasattr(env, "last"):
         adapted: Environment = env
         return adapted
     if hasattr(env, "observation_space") and hasattr(env, "reset") and not hasattr(env, "num_envs"):
-        from .gymnasium import GymnasiumEnvironment
-
         return GymnasiumEnvironment(env)
     raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}")
 
@@ -196,7 +172,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
             for _ in range(copies - 1):
                 envs.append(_attempt(env_fn))
                 unless_built.callback(envs[-1].close)
-            vector = _of_copies(envs)
+            vector = Copies([env if is_parallel(env) else adapt(env) for env in envs])
         unless_built.pop_all()
     return vector
 
@@ -230,23 +206,11 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
     if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
         env = env.vectorized(copies)
     if hasattr(env, "observe") and hasattr(env, "act"):
-        found: VectorEnvironment = env
-        return found
-    from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
-
+        vector: VectorEnvironment = env
+        return vector
     if is_envpool(env):
         return EnvPool(env)
     return GymnasiumVector(env) if is_gymnasium_vector(env) else None
-
-
-def _of_copies(envs: list[Any]) -> VectorEnvironment:
-    if hasattr(envs[0], "possible_agents") and not hasattr(envs[0], "last"):
-        from .parallel_copies import ParallelCopies
-
-        return ParallelCopies(envs)
-    from .copies import Copies
-
-    return Copies([adapt(env) for env in envs])
 
 
 def _attempt(function: Callable[..., Any], *args: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +14,17 @@ from numpy.typing import NDArray
 from ..checks import came
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
-from ..observations import ALONE, Values
+from ..observations import ALONE, Values, by_name, rows_at
 from ..spaces import MASK, Spaces
 from ..spec import Field, rows_of
 
-STEPS = ("observation", "reward", "terminated", "truncated", "info")  # what `step` and `last` return
-RESETS = ("observation", "info")
+Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward, terminated, truncated, info
+
+RETURNED = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -43,23 +47,17 @@ class AgentView:
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
-        """The view that an agent has of its environment.
-
-        Args:
-            agent: its name.
-            observation, action: its spaces, as the environment has them.
-            masked: its infos hold masks.
+        """The view of an agent with these spaces, as the environment has them; `masked`: its infos hold masks.
 
         Raises: ValueError, naming the agent and the part: marlcore does not support a space.
         """
-        inside = _has_choice(action) and _has_mask(observation)
+        inside = _has_choice(action) and has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
+        plain = observation
         if wrapped:
             plain = observation[ALONE]
         elif inside:
             plain = gym.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
-        else:
-            plain = observation
         try:
             spaces = Spaces(plain, action, masked=inside or masked)
             _ = spaces.obs  # checks the observation space
@@ -82,10 +80,7 @@ class AgentView:
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
-        """A mask as an array [*rows, actions].
-
-        A single mask of a MultiDiscrete may also be what Gymnasium's `sample` takes: a tuple of one mask for each
-        component.
+        """A mask as an array [*rows, actions]; of a MultiDiscrete also from a tuple of a mask for each component.
 
         Raises ValueError: it has another shape or dtype, or is missing.
         """
@@ -111,7 +106,7 @@ class AgentView:
             raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
         if not fits.all():
-            row = int(np.flatnonzero(~fits)[0])
+            row = int(fits.argmin())
             raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
 
     def check_outcome(self, outcome: Outcome) -> None:
@@ -119,31 +114,22 @@ class AgentView:
         self.check_rewards(outcome.copies, outcome.reward)
         ended = outcome.terminated | outcome.truncated
         if outcome.final_obs is not None and ended.any():
-            final = outcome.final_obs
-            rows = {name: array[ended] for name, array in final.items()} if isinstance(final, dict) else final[ended]
-            self.check(outcome.copies[ended], rows, acting=False)
+            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
-        if not self._shifted:
-            return array.copy()
-        return (array + self.spaces.first_action).astype(array.dtype, copy=False)
-
-    @cached_property
-    def _shifted(self) -> bool:
-        """Whether actions of the space do not all count from 0."""
-        return bool(self.spaces.first_action.any())
+        return self.spaces.shifted(array).astype(array.dtype)
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
     """(row, the part with what is expected and what came) of the first fault in values [k, ...]; see `check`."""
-    arrays = values if isinstance(values, dict) else {ALONE: values}
+    arrays = by_name(values)
     for part in spaces.parts:
         array = arrays[part.name]
         wrong = wrong_values(part.space, array)
         if wrong is not None and wrong.any():
-            row = int(np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))[0])
+            row = int(wrong.reshape(len(array), -1).any(axis=1).argmax())
             value = array[row]
             expected, got = came(part.space), came(value.tolist())
             if value.dtype.kind in "fc":
@@ -151,31 +137,13 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
             return row, f"{label_of(part.keys)}: expected {expected}, got {got}"
     if acting and spaces.masked:
         mask = arrays[MASK]
+        can = mask.any(axis=1)
         if isinstance(spaces.action, gym.MultiDiscrete):
             can = np.logical_or.reduceat(mask, spaces.first_choices, axis=1).all(axis=1)
-        else:
-            can = mask.any(axis=1)
         if not can.all():
-            row = int(np.flatnonzero(~can)[0])
+            row = int(can.argmin())
             return row, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}"
     return None
-
-
-def label_of(keys: tuple[Any, ...]) -> str:
-    return "obs" + "".join(f"[{key!r}]" for key in keys)
-
-
-def may_mask(observation: gym.Space, action: gym.Space) -> bool:
-    """Whether an agent's infos may hold masks: its action is a choice, and its observation holds no mask."""
-    return _has_choice(action) and not _has_mask(observation)
-
-
-def _has_choice(action: gym.Space) -> bool:
-    return isinstance(action, (gym.Discrete, gym.MultiDiscrete))
-
-
-def _has_mask(space: gym.Space) -> bool:
-    return isinstance(space, gym.Dict) and MASK in space.spaces
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -190,9 +158,26 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
     return None
 
 
+def label_of(keys: tuple[Any, ...]) -> str:
+    return "obs" + "".join(f"[{key!r}]" for key in keys)
+
+
+def may_mask(observation: gym.Space, action: gym.Space) -> bool:
+    """Whether an agent's infos may hold masks: its action is a choice, and its observation holds no mask."""
+    return _has_choice(action) and not has_mask(observation)
+
+
+def _has_choice(action: gym.Space) -> bool:
+    return isinstance(action, (gym.Discrete, gym.MultiDiscrete))
+
+
+def has_mask(space: gym.Space) -> bool:
+    return isinstance(space, gym.Dict) and MASK in space.spaces
+
+
 def result_of(method: str, result: Any) -> Any:
-    """What a method of an environment returned. Raises ValueError: it has another number of values."""
-    expected = RESETS if method == "reset" else STEPS
+    """What `reset`, `step` or `last` of an environment returned. Raises ValueError: it has another number of values."""
+    expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else came(result)
         raise ValueError(f"{method}: expected ({', '.join(expected)}), got {got}")
@@ -216,11 +201,11 @@ def as_reward(value: Any) -> float:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
-    found = {name: _as_float(value) for name, value in info.items() if _is_number(name, value)}
+    named = {name: _as_float(value) for name, value in info.items() if isinstance(name, str) and _is_number(value)}
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
-        found |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
-    return found
+        named |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
+    return named
 
 
 def _as_float(value: Any) -> float:
@@ -231,7 +216,7 @@ def _as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _is_number(name: Any, value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     if isinstance(value, np.generic):
-        return isinstance(name, str) and value.dtype.kind in "biuf"
-    return isinstance(name, str) and isinstance(value, (int, float))
+        return value.dtype.kind in "biuf"
+    return isinstance(value, (int, float))

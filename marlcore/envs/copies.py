@@ -1,57 +1,172 @@
-"""Several single copies as a VectorEnvironment: each round groups the copies by whose turn it is."""
+"""Several single copies as a VectorEnvironment, which advances them one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from ..interfaces import Environment
-from .agent_view import may_mask, result_of
-from .copy_by_copy import EMPTY_EPISODES, CopyByCopy, in_copy, masks_in
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..errors import EnvironmentFailed
+from ..interfaces import Environment, Outcome, Turn
+from ..spaces import MASK, Spaces
+from .agent_buffer import AgentBuffer
+from .agent_view import AgentView, Result, may_mask, result_of
+from .pettingzoo import ParallelRounds, is_parallel
+from .splitmix import child_seeds
+
+EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
 
 
-class Copies(CopyByCopy):
-    """A VectorEnvironment over copies whose agents act one after another.
+class Copies:
+    """A VectorEnvironment over copies; copy i begins with the i-th child of the seed's SeedSequence.
 
-    If the infos may hold action masks, the first copy is reset once here to see.
+    Agents that act at once share an `observe`; a copy of them steps in the next one, when all have acted. If the infos
+    may hold action masks, the first copy is reset once here to see.
+
+    Args:
+        envs: an `Environment` each, or a PettingZoo Parallel environment with `possible_agents`.
 
     Raises:
-        ValueError: marlcore does not support a space. EnvironmentFailed: the first copy raised.
+        ValueError: marlcore does not support a space, or the agents are not known in advance.
+        EnvironmentFailed: the first copy raised.
     """
 
-    def __init__(self, envs: Sequence[Environment]) -> None:
-        first = envs[0]
+    def __init__(self, envs: Sequence[Any]) -> None:
+        self._envs = [
+            ParallelRounds(env, copy) if is_parallel(env) else _Turns(env, copy) for copy, env in enumerate(envs)
+        ]
+        first = self._envs[0]
         with in_copy(0):
             masked = _masked(first)
-        super().__init__(envs, first.agents, first.observation_spaces, first.action_spaces, masked)
+        views = {
+            agent: AgentView.of(agent, first.observation_spaces[agent], first.action_spaces[agent], masked[agent])
+            for agent in first.agents
+        }
+        self.copies = len(self._envs)
+        self.agents: tuple[str, ...] = tuple(first.agents)
+        self.spaces: Mapping[str, Spaces] = {agent: view.spaces for agent, view in views.items()}
+        self.episodes = 0
+        self.ended = np.zeros(self.copies, np.int64)
+        self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
 
-    def _reset(self, copy: int, env: Environment, seed: int) -> None:
-        env.reset(seed)
+    def reset(self, seed: int) -> None:
+        self.episodes = 0
+        self.ended[:] = 0
+        for buffer in self._buffers.values():
+            buffer.begin()
+        for copy, (env, child) in enumerate(zip(self._envs, child_seeds(seed, self.copies), strict=True)):
+            with in_copy(copy):
+                env.reset(child)
 
-    def _advance(self, copy: int, env: Environment) -> None:
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        for copy, env in enumerate(self._envs):
+            with in_copy(copy):
+                self._advance(copy, env)
+        buffers = self._buffers.values()
+        outcomes = [outcome for buffer in buffers if (outcome := buffer.outcome()) is not None]
+        return outcomes, [turn for buffer in buffers if (turn := buffer.turn()) is not None]
+
+    def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
+        """Advances a copy to the next turns of live agents, across ends and starts of episodes."""
         for _ in range(EMPTY_EPISODES):
-            while (agent := env.agent) is not None:
-                buffer = self._buffers[agent]
-                with in_copy(copy, agent):
-                    result = result_of("last", env.last())
-                if not buffer.tell(copy, result):
-                    buffer.ask(copy, result[0], result[4])
+            while results := env.round():
+                acting = False
+                for agent, result in results.items():
+                    buffer = self._buffers[agent]
+                    if result is None:
+                        buffer.begin_copy(copy)
+                    elif buffer.tell(copy, result):
+                        env.act(agent, None)
+                    else:
+                        buffer.ask(copy, result[0], result[4])
+                        acting = True
+                if acting:
                     return
-                self._act(copy, agent, None)
-            self._end(copy)
+            self.episodes += 1
+            self.ended[copy] += 1
+            for buffer in self._buffers.values():
+                buffer.begin_copy(copy)
             env.reset()
         raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
 
-    def _act(self, copy: int, agent: str, action: Any) -> None:
-        with in_copy(copy, agent):
-            self._envs[copy].step(action)
+    def act(self, turn: Turn, action: NDArray[Any]) -> None:
+        buffer = self._buffers[turn.agent]
+        view, copies = buffer.view, turn.copies.tolist()
+        actions = view.convert(action, len(copies))
+        values = actions.tolist() if isinstance(view.spaces.action, gym.Discrete) else list(actions)
+        for copy, value in zip(copies, values, strict=True):
+            self._envs[copy].act(turn.agent, value)
+        buffer.acted(copies)
+
+    def close(self) -> None:
+        """Close all copies, even if one fails."""
+        with ExitStack() as stack:
+            for env in self._envs:
+                stack.callback(env.close)
 
 
-def _masked(env: Environment) -> dict[str, bool]:
-    """Whether each agent's infos hold masks."""
-    if not any(may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents):
-        return dict.fromkeys(env.agents, False)
+class _Turns:
+    """One copy whose agents act one after another: a round is one agent's turn. See ParallelRounds."""
+
+    def __init__(self, env: Environment, copy: int) -> None:
+        self.agents, self.observation_spaces, self.action_spaces = env.agents, env.observation_spaces, env.action_spaces
+        self.reset = env.reset
+        self._env = env
+        self._copy = copy
+
+    @property
+    def infos(self) -> Mapping[str, Mapping[str, Any]]:
+        agent = self._env.agent
+        infos: Any = getattr(self._env, "infos", None)
+        return infos or ({} if agent is None else {agent: self._env.last()[4]})
+
+    def round(self) -> Mapping[str, Result]:
+        agent = self._env.agent
+        if agent is None:
+            return {}
+        with in_copy(self._copy, agent):
+            return {agent: result_of("last", self._env.last())}
+
+    def act(self, agent: str, action: Any) -> None:
+        with in_copy(self._copy, agent):
+            self._env.step(action)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _Buffers(dict[str, AgentBuffer]):
+    def __missing__(self, agent: Any) -> AgentBuffer:
+        raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
+
+
+class in_copy:  # noqa: N801 - reads as "with in_copy(3)"; a generator's would cost three times as much
+    """Turns an environment's exception into EnvironmentFailed with the number of its copy, and the agent if known."""
+
+    __slots__ = ("_agent", "_copy")
+
+    def __init__(self, copy: int, agent: str = "") -> None:
+        self._copy = copy
+        self._agent = agent
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, EnvironmentFailed):
+            where = f"{self._copy}, {self._agent}" if self._agent else self._copy
+            raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
+
+
+def _masked(env: _Turns | ParallelRounds) -> dict[str, bool]:
+    """Whether each agent's infos hold masks, by its first info; an agent without one follows the others."""
+    may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
+    if not any(may.values()):
+        return may
     env.reset(0)
-    agent = env.agent
-    infos = getattr(env, "infos", None) or ({} if agent is None else {agent: env.last()[4]})
-    return masks_in(infos, env.observation_spaces, env.action_spaces)
+    has = {agent: MASK in info for agent, info in env.infos.items()}
+    return {agent: may[agent] and has.get(agent, any(has.values())) for agent in may}

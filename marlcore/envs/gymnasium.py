@@ -45,17 +45,14 @@ class GymnasiumEnvironment:
         self._env = env
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode."""
         obs, info = result_of("reset", self._env.reset(seed=seed))
         self._last = (obs, 0.0, False, False, info)
         self.agent = AGENT
 
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward, terminated, truncated, info) of the previous step; the final ones at the end."""
         return self._last
 
     def step(self, action: Any) -> None:
-        """Act; None when the episode has ended."""
         ended = self.agent is not None and bool(self._last[2] or self._last[3])
         if self.agent is None or ended != (action is None):
             expected = "a reset" if self.agent is None else "None" if ended else "an action"
@@ -66,7 +63,6 @@ class GymnasiumEnvironment:
             self._last = result_of("step", self._env.step(action))
 
     def close(self) -> None:
-        """Close the wrapped environment."""
         self._env.close()
 
 
@@ -85,6 +81,33 @@ def make_gymnasium(id: str, /, **options: Any) -> Any:
     except gymnasium.error.Error as error:
         expected = "gymnasium:<id> such as gymnasium:CartPole-v1, or gymnasium:<package that registers it>:<id>"
         raise ValueError(f"environment: expected {expected}, got 'gymnasium:{id}' ({error})") from None
+
+
+def make_atari(game: str, /, **options: Any) -> Any:
+    """The game with observations uint8 [84, 84] and the sticky actions of Machado et al. 2018 (arXiv:1709.06009).
+
+    Each action is repeated for 4 frames, of which the last two are merged; in each frame the game repeats the previous
+    frame's action with probability 0.25. As in Mnih et al. 2015, an episode begins with up to 30 frames without an
+    action; it ends with the game, not with a life. Rewards are the game's points. Replays and queues stack four
+    frames of an environment by name, unless `replay.stack` says otherwise.
+
+    Args:
+        game: such as Pong, for the environment ALE/Pong-v5 of ale-py.
+        options: of `gymnasium.make`, such as repeat_action_probability, mode, difficulty, full_action_space.
+
+    Raises:
+        ValueError: no such game exists. ImportError: ale-py or opencv-python is not installed.
+    """
+    from gymnasium.wrappers import AtariPreprocessing
+
+    env = make_gymnasium(f"ALE/{game}-v5", **{"frameskip": 1, **options})
+    try:
+        return AtariPreprocessing(
+            env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, scale_obs=False
+        )
+    except gymnasium.error.DependencyNotInstalled as error:
+        env.close()
+        raise not_installed(f"atari:{game}", str(error)) from None
 
 
 def not_installed(name: str, reason: str) -> ImportError:

@@ -39,10 +39,10 @@ class GymnasiumVector:
         self._env = env
         self.copies: int = int(env.num_envs)
         self.agents: tuple[str, ...] = (AGENT,)
-        observation, action = self._single_spaces()
-        AgentView.of(AGENT, observation, action)  # refuses spaces before the reset
-        masked = may_mask(observation, action) and MASK in self._call(self._reset, 0)[1]
-        self._view = AgentView.of(AGENT, observation, action, masked)
+        spaces = self._single_spaces()
+        AgentView.of(AGENT, *spaces)  # refuses spaces before the reset
+        masked = may_mask(*spaces) and MASK in self._call(self._reset, 0)[1]
+        self._view = AgentView.of(AGENT, *spaces, masked)
         self.spaces: Mapping[str, Spaces] = {AGENT: self._view.spaces}
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
@@ -52,14 +52,13 @@ class GymnasiumVector:
         self._mode: str = getattr(mode, "value", mode)
         if self._mode not in MODES or (masked and self._mode == "Disabled"):  # a reset tells no other copy's mask
             raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
-        self._actions = np.stack([_member(self._view)] * self.copies)
-        self._idle = self._actions[0].copy()
+        self._idle = _member(self._view)
+        self._actions = np.stack([self._idle] * self.copies)
 
     def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
         return self._env.single_observation_space, self._env.single_action_space
 
     def reset(self, seed: int) -> None:
-        """Begin an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
         self._first = self._call(self._reset, int(np.random.SeedSequence(seed).generate_state(1)[0]))
@@ -70,7 +69,6 @@ class GymnasiumVector:
         return result_of("reset", self._env.reset(seed=seed))
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of the latest actions, and the turn of the copies that act now."""
         if self._first is not None:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
@@ -83,10 +81,19 @@ class GymnasiumVector:
         self.episodes += len(over)
         self.ended[over] += 1
         values = self._values(obs, info)
-        outcome = self._outcome(values, reward, terminated, truncated, info, over)
+        copies, rewards = self._acting, np.asarray(reward)[self._acting]
+        self._view.check_rewards(copies, rewards)
+        final_obs, infos = None, []
+        if len(over):
+            last = _final_info(info) if self._mode == "SameStep" else info
+            final_obs = self._final_obs(values, info, last, over)
+            by_copy = ((copy, _numbers(last, copy, self.copies)) for copy in over.tolist()) if last else ()
+            infos = [(copy, of_copy) for copy, of_copy in by_copy if of_copy]
+        ends = np.asarray(terminated, bool)[copies], np.asarray(truncated, bool)[copies]
+        outcome = Outcome(AGENT, copies, rewards, *ends, final_obs, infos)
         if self._mode == "NextStep":
             self._begins = np.ones(self.copies, bool)
-            self._begins[self._acting] = False
+            self._begins[copies] = False
             self._acting = (~ended).nonzero()[0] if len(over) else self._all
             if len(over) == self.copies:  # nobody acts in the step that resets all
                 self._actions[:] = self._idle
@@ -96,11 +103,10 @@ class GymnasiumVector:
         else:
             self._begins = ended
             if self._mode == "Disabled" and len(over):
-                values = self._values(*self._call(self._reset_some, ended))
+                values = self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
         return [outcome], [self._turn(values)]
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Perform the actions of the turn."""
         if len(turn.copies) < self.copies:
             self._actions[:] = self._idle
         self._actions[turn.copies] = self._view.convert(action, len(turn.copies))
@@ -112,11 +118,7 @@ class GymnasiumVector:
     def _step(self) -> Any:
         return result_of("step", self._env.step(self._actions))
 
-    def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
-        return self._env.reset(options={"reset_mask": ended})
-
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
     def _turn(self, values: Values) -> Turn:
@@ -125,28 +127,6 @@ class GymnasiumVector:
             values, begins = rows_at(values, copies), begins[copies]
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
-
-    def _outcome(
-        self,
-        values: Values,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        info: Mapping[str, Any],
-        over: NDArray[np.int64],
-    ) -> Outcome:
-        copies = self._acting
-        rewards = np.asarray(reward)[copies]
-        self._view.check_rewards(copies, rewards)
-        final_obs = None
-        infos: list[tuple[int, Mapping[str, float]]] = []
-        if len(over):
-            last = _final_info(info) if self._mode == "SameStep" else info
-            final_obs = self._final_obs(values, info, last, over)
-            each = ((copy, _numbers(last, copy, self.copies)) for copy in over.tolist()) if last else ()
-            infos = [(copy, found) for copy, found in each if found]
-        ends = np.asarray(terminated, bool)[copies], np.asarray(truncated, bool)[copies]
-        return Outcome(AGENT, copies, rewards, *ends, final_obs, infos)
 
     def _final_obs(
         self, values: Values, info: Mapping[str, Any], last: Mapping[str, Any], over: NDArray[np.int64]
@@ -158,41 +138,34 @@ class GymnasiumVector:
                 mask = last[MASK][copy] if MASK in last else None
                 plain, mask = self._view.split(info["final_obs"][copy], {} if mask is None else {MASK: mask})
                 for part in self._view.spaces.parts:
-                    arrays[part.name][copy] = self._value(copy, part, part.of(plain))
+                    arrays[part.name][copy] = _value(copy, part, part.of(plain))
                 if MASK in arrays:
                     arrays[MASK][copy] = False if mask is None else mask
         if MASK in arrays:  # no action follows, and many environments allow none
             arrays[MASK][~arrays[MASK].any(axis=1)] = True
-        found = in_form(arrays, values)
-        self._view.check(over, rows_at(found, over), acting=False)
-        return found if len(self._acting) == self.copies else rows_at(found, self._acting)
+        final_obs = in_form(arrays, values)
+        self._view.check(over, rows_at(final_obs, over), acting=False)
+        return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
         """The observations of all copies. Raises EnvironmentFailed: one has another shape or dtype."""
-        arrays = {}
         try:
             plain, mask = self._view.split(obs, info)
-            for part in self._view.spaces.parts:
-                value = part.of(plain)
-                try:
-                    arrays[part.name] = rows_of(label_of(part.keys), part.field, value, self.copies)
-                except ValueError:
-                    if np.shape(value)[:1] == (self.copies,):
-                        for copy in range(self.copies):
-                            self._value(copy, part, value[copy])  # tells whose value it is
-                    raise
+            arrays = {part.name: self._rows(part, part.of(plain)) for part in self._view.spaces.parts}
             if self._view.spaces.masked:
                 arrays[MASK] = self._masks(mask)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
         return in_form(arrays, self._view.spaces.obs)
 
-    def _value(self, copy: int, part: Part, value: Any) -> NDArray[Any]:
-        """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
+    def _rows(self, part: Part, values: Any) -> NDArray[Any]:
         try:
-            return as_field(label_of(part.keys), part.field, value)
-        except (TypeError, ValueError) as error:
-            raise failed(copy, AGENT, error) from error
+            return rows_of(label_of(part.keys), part.field, values, self.copies)
+        except ValueError:
+            if np.shape(values)[:1] == (self.copies,):
+                for copy in range(self.copies):
+                    _value(copy, part, values[copy])  # tells whose value it is
+            raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
         """The masks of all copies; a copy whose info held none allows nothing, which `check` refuses if it acts."""
@@ -203,10 +176,10 @@ class GymnasiumVector:
             masks = [np.zeros(shape[1], bool) if mask is None else self._view.mask(mask) for mask in masks]
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
-    def _call(self, method: Any, *args: Any) -> Any:
+    def _call(self, method: Any, *args: Any, **options: Any) -> Any:
         """Calls the environment. Raises EnvironmentFailed: it raised."""
         try:
-            return method(*args)
+            return method(*args, **options)
         except Exception as error:
             raise EnvironmentFailed(f"environment: {type(error).__name__}: {error}") from error
 
@@ -256,11 +229,18 @@ def is_envpool(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 
+def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:
+    """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
+    try:
+        return as_field(label_of(part.keys), part.field, value)
+    except (TypeError, ValueError) as error:
+        raise failed(copy, AGENT, error) from error
+
+
 def _member(view: AgentView) -> NDArray[Any]:
     """An action for copies that take none; some environments check that it is of the space."""
-    zero = np.zeros(view.spaces.action_field.shape, view.spaces.action_field.numpy)
-    space = view.spaces.action
-    fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else zero + view.spaces.first_action
+    zero, space = view.spaces.action_field.zeros(), view.spaces.action
+    fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else view.spaces.shifted(zero)
     return fixed.astype(zero.dtype)
 
 
@@ -272,16 +252,20 @@ def _final_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _numbers(info: Mapping[str, Any], copy: int, copies: int) -> dict[str, float]:
     """The numbers of a copy in an info of arrays, whose "_name" says where "name" is present."""
-    one = {
+
+    def holds(name: str) -> bool:
+        return f"_{name}" not in info or bool(info[f"_{name}"][copy])
+
+    of_copy = {
         name: values[copy]
         for name, values in info.items()
         if isinstance(values, np.ndarray)
         and values.shape == (copies,)
         and not name.startswith("_")
         and name not in NOT_NUMBERS
-        and (f"_{name}" not in info or info[f"_{name}"][copy])
+        and holds(name)
     }
     statistics = info.get("episode")
-    if isinstance(statistics, Mapping) and ("_episode" not in info or info["_episode"][copy]):
-        one["episode"] = _numbers(statistics, copy, copies)
-    return numbers(one)
+    if isinstance(statistics, Mapping) and holds("episode"):
+        of_copy["episode"] = _numbers(statistics, copy, copies)
+    return numbers(of_copy)

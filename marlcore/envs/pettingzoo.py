@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
@@ -11,10 +10,18 @@ from typing import Any
 
 from gymnasium import Space
 
-from .agent_view import AgentView, result_of
+from ..checks import came
+from .agent_view import AgentView, Result, failed, result_of
+
+FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
 
 
-def spaces_of(env: Any) -> tuple[dict[str, Space], dict[str, Space]]:
+def is_parallel(env: Any) -> bool:
+    """Whether the methods are those of a PettingZoo Parallel environment."""
+    return hasattr(env, "possible_agents") and not hasattr(env, "last")
+
+
+def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
     """The observation and action spaces of all agents that may ever act.
 
     Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
@@ -41,44 +48,100 @@ class AECEnvironment:
     def __init__(self, env: Any) -> None:
         if not hasattr(env, "possible_agents") or not hasattr(env, "last"):
             raise ValueError(f"AECEnvironment: expected a PettingZoo AEC environment, got {env!r}")
-        spaces = spaces_of(env)
-        self.observation_spaces: Mapping[str, Space] = spaces[0]
-        self.action_spaces: Mapping[str, Space] = spaces[1]
+        self.observation_spaces, self.action_spaces = spaces_of(env)
         self.agents: tuple[str, ...] = tuple(self.action_spaces)
         self.agent: str | None = None
         self._env = env
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """The latest info of every agent that takes part."""
         infos: Mapping[str, Mapping[str, Any]] = self._env.infos
         return infos
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode."""
         self._env.reset(seed=seed)
         self._select()
 
-    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward since its previous action, terminated, truncated, info) of `agent`."""
-        result: tuple[Any, float, bool, bool, Mapping[str, Any]] = self._env.last()
+    def last(self) -> Result:
+        result: Result = self._env.last()
         return result
 
     def step(self, action: Any) -> None:
-        """Perform an action of `agent`; None for an agent whose episode has ended."""
-        if self.agent is None:
-            raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-        ended = bool(self._env.terminations[self.agent] or self._env.truncations[self.agent])
-        check_action(self.agent, action, ended)
+        ends = self._env.terminations, self._env.truncations
+        check_action(self.agent, action, self.agent is not None and any(end[self.agent] for end in ends))
         self._env.step(action)
         self._select()
 
     def close(self) -> None:
-        """Close the wrapped environment."""
         self._env.close()
 
     def _select(self) -> None:
         self.agent = self._env.agent_selection if self._env.agents else None
+
+
+class ParallelRounds:
+    """A PettingZoo Parallel environment in rounds: all live agents act, then it steps.
+
+    Args:
+        env: a `pettingzoo.ParallelEnv`, or an object with its methods, with `possible_agents`.
+        copy: its number, for error messages.
+
+    Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
+    """
+
+    def __init__(self, env: Any, copy: int = 0) -> None:
+        self.observation_spaces, self.action_spaces = spaces_of(env)
+        self.agents: tuple[str, ...] = tuple(self.action_spaces)
+        self.infos: Mapping[str, Mapping[str, Any]] = {}
+        self._env = env
+        self._copy = copy
+
+    def reset(self, seed: int | None = None) -> None:
+        observations, self.infos = result_of("reset", self._env.reset(seed=seed))
+        self._actions: dict[str, Any] = {}
+        self._results = self._results_of(self._env.agents, observations, {}, {}, {})
+
+    def round(self) -> Mapping[str, Result | None]:
+        """Steps if agents acted. Returns results in the form of `Environment.last`: of the agents whose episode ended,
+        then of those that act next, empty when the episode is over; None for an agent that left without an end."""
+        if self._actions:
+            self._step()
+        results, self._results = self._results, {}
+        return results
+
+    def act(self, agent: str, action: Any) -> None:
+        if action is not None:
+            self._actions[agent] = action
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _step(self) -> None:
+        actions, self._actions = self._actions, {}
+        observations, rewards, terminated, truncated, self.infos = result_of("step", self._env.step(actions))
+        ended = {agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)}
+        staying = [agent for agent in self._env.agents if agent not in ended]
+        named = [agent for agent in actions if agent in ended] + staying
+        self._results = self._results_of(named, observations, rewards, terminated, truncated)
+        self._results.update(dict.fromkeys(actions.keys() - set(named)))
+
+    def _results_of(
+        self,
+        agents: list[str],
+        observations: Mapping[str, Any],
+        rewards: Mapping[str, float],
+        terminated: Mapping[str, bool],
+        truncated: Mapping[str, bool],
+    ) -> dict[str, Result | None]:
+        """Raises EnvironmentFailed: there is no observation of an agent."""
+        results: dict[str, Result | None] = {}
+        for agent in agents:
+            if agent not in observations:
+                reason = f"obs: expected an observation, got those of {came(list(observations))}"
+                raise failed(self._copy, agent, reason)
+            ends = terminated.get(agent, False), truncated.get(agent, False)
+            results[agent] = observations[agent], rewards.get(agent, 0.0), *ends, self.infos.get(agent, {})
+        return results
 
 
 class ParallelEnvironment:
@@ -87,82 +150,54 @@ class ParallelEnvironment:
     A round begins with the last turns of agents whose episode ended in the previous round. Then each live agent acts
     once, in the order of `env.agents`; when all actions are collected, the environment steps.
 
-    Args:
-        env: a `pettingzoo.ParallelEnv`, or an object with its methods, with `possible_agents`.
-
-    Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
+    Args, Raises: see ParallelRounds.
     """
 
     def __init__(self, env: Any) -> None:
-        if not hasattr(env, "possible_agents") or hasattr(env, "last"):
+        if not is_parallel(env):
             raise ValueError(f"ParallelEnvironment: expected a PettingZoo Parallel environment, got {env!r}")
-        spaces = spaces_of(env)
-        self.observation_spaces: Mapping[str, Space] = spaces[0]
-        self.action_spaces: Mapping[str, Space] = spaces[1]
-        self.agents: tuple[str, ...] = tuple(self.action_spaces)
+        self._rounds = rounds = ParallelRounds(env)
+        self.agents, self.observation_spaces, self.action_spaces = (
+            rounds.agents, rounds.observation_spaces, rounds.action_spaces,
+        )  # fmt: skip
         self.agent: str | None = None
-        self.infos: Mapping[str, Mapping[str, Any]] = {}
-        self._env = env
+
+    @property
+    def infos(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._rounds.infos
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode."""
-        self._obs, self.infos = result_of("reset", self._env.reset(seed=seed))
-        self._rewards: Mapping[str, float] = {}
-        self._terminated: Mapping[str, bool] = {}
-        self._truncated: Mapping[str, bool] = {}
-        self._actions: dict[str, Any] = {}
+        self._rounds.reset(seed)
         self._begin_round()
 
-    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward of the previous round, terminated, truncated, info) of `agent`."""
-        agent = self._turns[0]
-        return (
-            self._obs[agent],
-            self._rewards.get(agent, 0.0),
-            self._terminated.get(agent, False),
-            self._truncated.get(agent, False),
-            self.infos.get(agent, {}),
-        )
+    def last(self) -> Result:
+        assert self.agent is not None
+        return self._turns[self.agent]
 
     def step(self, action: Any) -> None:
-        """Perform an action of `agent`; None for an agent whose episode has ended."""
+        agent = check_action(self.agent, action, self.agent is not None and any(self.last()[2:4]))
+        self._rounds.act(agent, action)
+        del self._turns[agent]
+        self.agent = next(iter(self._turns), None)
         if self.agent is None:
-            raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-        check_action(self.agent, action, self._ended(self.agent))
-        self._turns.popleft()
-        if action is not None:
-            self._actions[self.agent] = action
-        if self._turns:
-            self.agent = self._turns[0]
-            return
-        if self._actions:
-            step = result_of("step", self._env.step(self._actions))
-            self._obs, self._rewards, self._terminated, self._truncated, self.infos = step
-        self._begin_round()
+            self._begin_round()
 
     def close(self) -> None:
-        """Close the wrapped environment."""
-        self._env.close()
+        self._rounds.close()
 
     def _begin_round(self) -> None:
-        leaving = [agent for agent in self._actions if self._ended(agent)]
-        staying = [agent for agent in self._env.agents if not self._ended(agent)]
-        self._turns = deque(leaving + staying)
-        self._actions = {}
-        self.agent = self._turns[0] if self._turns else None
-
-    def _ended(self, agent: str) -> bool:
-        return bool(self._terminated.get(agent) or self._truncated.get(agent))
+        self._turns = {agent: result for agent, result in self._rounds.round().items() if result is not None}
+        self.agent = next(iter(self._turns), None)
 
 
-def check_action(agent: str, action: Any, ended: bool) -> None:
-    """Raises ValueError unless the action is None exactly when the agent's episode has ended."""
+def check_action(agent: str | None, action: Any, ended: bool) -> str:
+    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
+    if agent is None:
+        raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
         expected = "None" if ended else "an action"
         raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
-
-
-FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
+    return agent
 
 
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> Any:

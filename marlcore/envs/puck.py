@@ -55,7 +55,6 @@ class Puck:
         return self._seen(1.0), self._info(1.0)
 
     def step(self, action: NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
-        """Move both bats, then the puck."""
         moves = np.clip(action, -1.0, 1.0).tolist()
         for player in (0, 1):
             height = self._bats[player] + BAT_SPEED * moves[2 * player]
@@ -84,15 +83,12 @@ class Puck:
         velocity[1] = max(-0.12, min(0.12, velocity[1] + SPIN * offset))
 
     def obs_agent_two(self) -> NDArray[Any]:
-        """The second player's observation."""
         return self._seen(-1.0)
 
     def get_info_agent_two(self) -> dict[str, Any]:
-        """The second player's info."""
         return self._info(-1.0)
 
     def get_reward_agent_two(self, info: dict[str, Any]) -> float:
-        """The second player's reward."""
         return self._reward(-1.0, info)
 
     def _seen(self, side: float) -> NDArray[Any]:

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
-from .agent_buffers import child_seeds
-from .splitmix import fresh_key, key_of, unit
-
-AGENT = "agent_0"
+from .gymnasium import AGENT
+from .splitmix import fresh_key, key_of, keys_of, unit
 
 
 class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
@@ -85,16 +83,14 @@ class Recalls:
         self._never, self._always = np.zeros(copies, bool), np.ones(copies, bool)
 
     def reset(self, seed: int) -> None:
-        """Begins an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
-        self._keys = np.array([key_of(child) for child in child_seeds(seed, self.copies)], np.uint64)
+        self._keys = keys_of(seed, self.copies)
         self._drawn = np.zeros(self.copies, np.uint64)
         self._right: NDArray[np.bool_] | None = None
         self._begin()
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of the previous actions, and the next turn."""
         outcomes = []
         if self._right is not None:
             over = self._step > self._delay
@@ -111,7 +107,6 @@ class Recalls:
         return outcomes, [Turn(AGENT, self._all, self._seen, self._always if self._step == 0 else self._never)]
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Performs an action in every copy."""
         self._right = np.asarray(action) == self._cue
         self._step += 1
 

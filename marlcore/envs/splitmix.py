@@ -1,4 +1,4 @@
-"""A random generator of one formula, the same for a Python integer and for an array of copies."""
+"""Seeds of copies, and a random generator of one formula, the same for a Python integer and for an array of copies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import numpy as np
 
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 _STEP = 0x9E37_79B9_7F4A_7C15
+
+
+def child_seeds(seed: int, copies: int) -> list[int]:
+    """A seed for each copy: the children of a SeedSequence."""
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]
 
 
 def unit(key: Any, count: Any) -> Any:
@@ -23,6 +28,11 @@ def unit(key: Any, count: Any) -> Any:
 def key_of(seed: int) -> int:
     """The key of a seed; sequences of neighbouring seeds have nothing in common."""
     return int(_mix(_mix(seed & _MASK64) ^ _STEP))
+
+
+def keys_of(seed: int, copies: int) -> Any:
+    """The keys of the copies, uint64 [copies]."""
+    return np.array([key_of(child) for child in child_seeds(seed, copies)], np.uint64)
 
 
 def fresh_key() -> int:

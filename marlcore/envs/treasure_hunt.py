@@ -10,8 +10,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from .splitmix import fresh_key, key_of, unit
-from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt
-from .treasure_hunt_vector import TreasureHunts
+from .treasure_hunts import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt, TreasureHunts
 
 
 class TreasureHunt:
@@ -77,7 +76,6 @@ class TreasureHunt:
         self.agent = self.agents[0]
 
     def last(self) -> tuple[NDArray[np.float32], float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward of the agent's previous action, False, whether the time is over, no info)."""
         hunt = self._hunt
         seen = hunt.planes[self._cells[self._positions[self._index] + hunt.window]]
         obs = (seen == np.array(KINDS)[:, None]).astype(np.float32).reshape(hunt.observation_space.shape)
@@ -102,15 +100,15 @@ class TreasureHunt:
     def _move(self, way: int) -> float:
         """Move the agent if possible; returns its reward."""
         origin = self._positions[self._index]
-        found = int(self._cells[origin + way])
-        if found in (WALL, AGENT):
+        code = int(self._cells[origin + way])
+        if code in (WALL, AGENT):
             return 0.0
         self._cells[origin] = EMPTY
         self._cells[origin + way] = AGENT
         self._positions[self._index] = origin + way
-        if found >= ENTITY:
-            self._collected[found - ENTITY] = True
-        return float(self._hunt.rewards[found])
+        if code >= ENTITY:
+            self._collected[code - ENTITY] = True
+        return float(self._hunt.rewards[code])
 
     def _pass_turn(self) -> None:
         self._index += 1

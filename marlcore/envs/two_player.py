@@ -40,9 +40,9 @@ class TwoPlayer:
     """
 
     def __init__(self, env: Any, *, actions: ArrayLike | None = None, max_steps: int | None = None) -> None:
-        game = next((one for one in (env, getattr(env, "unwrapped", env)) if hasattr(one, "obs_agent_two")), None)
-        if game is None or not hasattr(game, "get_info_agent_two"):
-            missing = "obs_agent_two" if game is None else "get_info_agent_two"
+        games = [each for each in (env, getattr(env, "unwrapped", env)) if hasattr(each, "obs_agent_two")]
+        if not games or not hasattr(games[0], "get_info_agent_two"):
+            missing = "get_info_agent_two" if games else "obs_agent_two"
             raise TypeError(f"env: expected a game of two players with the method {missing}, got {came(env)}")
         if max_steps is not None:
             check_whole("max_steps", max_steps)
@@ -51,22 +51,19 @@ class TwoPlayer:
         self.metadata = getattr(env, "metadata", {})
         self.render_mode = getattr(env, "render_mode", None)
         self._env = env
-        self._game = game
+        self._game = games[0]
         self._max_steps = max_steps
-        self._reward_of_two = getattr(game, "get_reward_agent_two", None)
+        self._reward_of_two = getattr(games[0], "get_reward_agent_two", None)
         self._halves = dict(zip(PLAYERS, _halves(env.action_space), strict=True))
         self._table = None if actions is None else _checked_table(actions, self._halves)
 
     def observation_space(self, agent: str) -> gym.Space:
-        """The environment's observation space, which both players share."""
         return self._env.observation_space
 
     def action_space(self, agent: str) -> gym.Space:
-        """A player's half of the Box; with a table, the numbers of its rows."""
         return self._halves[agent] if self._table is None else gym.Discrete(len(self._table))
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode."""
         obs, info = result_of("reset", self._env.reset(seed=seed))
         self.agents = list(PLAYERS)
         self._steps = 0
@@ -75,7 +72,6 @@ class TwoPlayer:
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """Perform both players' actions."""
         both = [actions[agent] if self._table is None else self._table[int(actions[agent])] for agent in PLAYERS]
         obs, reward, terminated, truncated, info = result_of("step", self._env.step(np.concatenate(both)))
         self._steps += 1
@@ -84,10 +80,11 @@ class TwoPlayer:
         if terminated or truncated:
             self.agents = []
         infos = self._infos(info)
-        rewards = as_reward(reward), self._second_reward(as_reward(reward), infos[PLAYERS[1]])
+        first = as_reward(reward)
+        second = -first if self._reward_of_two is None else as_reward(self._reward_of_two(infos[PLAYERS[1]]))
         return (
             self._by_player(obs),
-            dict(zip(PLAYERS, rewards, strict=True)),
+            dict(zip(PLAYERS, (first, second), strict=True)),
             dict.fromkeys(PLAYERS, terminated),
             dict.fromkeys(PLAYERS, truncated),
             infos,
@@ -96,11 +93,11 @@ class TwoPlayer:
     def _by_player(self, first: Any) -> dict[str, Any]:
         """Both observations, in the dtype of the space: physics engines compute with another one."""
         space = self._env.observation_space
-        both = first, self._game.obs_agent_two()
-        if isinstance(space, gym.Box):
-            field = Field(space.shape, np.dtype(space.dtype).name)
-            both = as_field(f"{PLAYERS[0]}: obs", field, both[0]), as_field(f"{PLAYERS[1]}: obs", field, both[1])
-        return dict(zip(PLAYERS, both, strict=True))
+        both = dict(zip(PLAYERS, (first, self._game.obs_agent_two()), strict=True))
+        if not isinstance(space, gym.Box):
+            return both
+        field = Field(space.shape, np.dtype(space.dtype).name)
+        return {player: as_field(f"{player}: obs", field, obs) for player, obs in both.items()}
 
     def _infos(self, first: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         second = dict(self._game.get_info_agent_two())
@@ -108,15 +105,10 @@ class TwoPlayer:
             second[WINNER] = -first[WINNER]
         return dict(zip(PLAYERS, (dict(first), second), strict=True))
 
-    def _second_reward(self, first: float, info: Mapping[str, Any]) -> float:
-        return -first if self._reward_of_two is None else as_reward(self._reward_of_two(info))
-
     def render(self) -> Any:
-        """See the environment's own."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 
@@ -136,6 +128,6 @@ def _checked_table(actions: ArrayLike, halves: Mapping[str, gym.Box]) -> NDArray
             f"actions: expected a table [n, {half.shape[0]}] of a player's actions, got shape {table.shape}"
         )
     for row in table:
-        if not all(one.contains(row) for one in halves.values()):
+        if not all(of_player.contains(row) for of_player in halves.values()):
             raise ValueError(f"actions: expected rows within {half}, got {row.tolist()}")
     return table

@@ -46,26 +46,16 @@ class ChaosOptions:
 
 @dataclass
 class Report:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        blows: the number of each action taken against the run.
-        restarts: of workers, and of the run by resuming.
-        rows: drawn and checked by learners. faults: one line for each torn or mixed row, or torn weights.
-        hung: recoveries that took longer than five minutes.
-        lost: steps repeated because the parent was killed before it saved them.
-        leaked: segments left at the end.
-        recoveries: seconds from each death to the successor's first round.
-    """
-
-    blows: Counter[str] = field(default_factory=Counter)
-    restarts: int = 0
-    rows: int = 0
-    faults: list[str] = field(default_factory=list)
-    hung: int = 0
-    lost: int = 0
-    leaked: list[str] = field(default_factory=list)
-    recoveries: list[float] = field(default_factory=list)
+    blows: Counter[str] = field(default_factory=Counter)  # the number of each action taken against the run
+    restarts: int = 0  # of workers, and of the run by resuming
+    rows: int = 0  # drawn and checked by learners
+    faults: list[str] = field(default_factory=list)  # a line for each torn or mixed row, or torn weights
+    hung: int = 0  # recoveries that took longer than five minutes
+    lost: int = 0  # steps repeated because the parent was killed before it saved them
+    leaked: list[str] = field(default_factory=list)  # segments left at the end
+    recoveries: list[float] = field(default_factory=list)  # seconds from each death to the successor's first round
 
     @property
     def good(self) -> bool:
@@ -147,8 +137,10 @@ class _Chaos:
         if whom == "worker":
             self._strike_worker(self.dice.choice(self.victim.workers), blow)
         elif blow != "kill":
+            pid = self.victim.parent.pid if whom == "parent" else self._server()
             self.report.blows[f"{whom} stop"] += 1
-            self._stop(self.victim.parent.pid if whom == "parent" else self._server())
+            self.victim.signal(pid, signal.SIGSTOP)
+            self._continue(pid)
         elif whom == "parent":
             self._kill_parent()
         else:
@@ -161,14 +153,12 @@ class _Chaos:
             return  # it is just being replaced
         self.report.blows[f"{name.partition('-')[0]} {blow}"] += 1
         if blow == "stop":
-            time.sleep(self.dice.random())
-            victim.signal(pid, signal.SIGCONT)
+            self._continue(pid)
             return
         victim.wait(lambda: victim.works(name, attempt))
         self._recovered(began + (TIMEOUT_S if blow == "hang" else 0.0))
 
-    def _stop(self, pid: int) -> None:
-        self.victim.signal(pid, signal.SIGSTOP)
+    def _continue(self, pid: int) -> None:
         time.sleep(self.dice.random())
         self.victim.signal(pid, signal.SIGCONT)
 
@@ -223,10 +213,7 @@ def _run(folder: Path, parent: int) -> None:
         ),
     )
     resume = folder / "run" if (folder / "run" / "config.json").exists() else None
-    algorithms = {
-        agent: CheckedAlgorithm(str(folder), prioritized)
-        for agent, prioritized in zip(AGENTS, (False, True), strict=True)
-    }
+    algorithms = {agent: CheckedAlgorithm(str(folder), agent == AGENTS[1]) for agent in AGENTS}
     train(CheckedEnvironment, algorithms, config, progress=False, resume=resume)
 
 

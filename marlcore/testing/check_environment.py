@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from ..checks import came
 from ..envs import adapt, factory, vectorize
-from ..envs.agent_view import LARGEST_REWARD, AgentView, label_of, may_mask, wrong_values
-from ..envs.copy_by_copy import EMPTY_EPISODES
+from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
+from ..envs.copies import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
-from ..interfaces import Environment, VectorEnvironment
+from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
 
@@ -78,12 +79,18 @@ class _Event(NamedTuple):
 
 def _difference(first: list[_Event], again: list[_Event]) -> str | None:
     """The first event of a play that another one does not repeat, and what came instead."""
-    for number, (one, other) in enumerate(zip(first, again, strict=True)):
-        pairs = [(one.where, other.where), *zip(one.values, other.values, strict=False)]
-        for mine, its in pairs:
-            if not np.array_equal(mine, its):
-                return f"event {number}, {one.where}: {came(mine)}, got {came(its)}"
+    for number, (event, other) in enumerate(zip(first, again, strict=True)):
+        pairs = [(event.where, other.where), *zip(event.values, other.values, strict=False)]
+        for value, repeated in pairs:
+            if not np.array_equal(value, repeated):
+                return f"event {number}, {event.where}: {came(value)}, got {came(repeated)}"
     return None
+
+
+def _require(holds: Any, label: str, expected: str, value: Any) -> None:
+    """Raises EnvironmentFailed, naming the label, what was expected and the value, unless the rule holds."""
+    if not holds:
+        raise EnvironmentFailed(f"{label}: expected {expected}, got {came(value)}")
 
 
 class _Single:
@@ -92,18 +99,19 @@ class _Single:
     def __init__(self, env: Environment) -> None:
         self._env = env
         agents = tuple(env.agents)
-        if not agents or len(set(agents)) < len(agents) or not all(isinstance(agent, str) for agent in agents):
-            raise EnvironmentFailed(f"agents: expected different names, got {env.agents!r}")
+        differ = agents and len(set(agents)) == len(agents) and all(isinstance(agent, str) for agent in agents)
+        _require(differ, "agents", "different names", env.agents)
         for name in ("observation_spaces", "action_spaces"):
-            if set(getattr(env, name)) != set(agents):
-                raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {list(getattr(env, name))}")
+            named = list(getattr(env, name))
+            if set(named) != set(agents):
+                raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
         self._views = {
             agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent]) for agent in agents
         }
         self._refused: set[str] = set()  # misuses that the environment was seen to refuse
 
     def play(self, steps: int, seed: int) -> list[_Event]:
-        rng = np.random.default_rng(seed)
+        choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
         self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks
         events: list[_Event] = []
         empty = 0
@@ -117,8 +125,7 @@ class _Single:
                 self._must_refuse(None)
                 self._reset(None)
                 continue
-            if agent not in self._views:
-                raise EnvironmentFailed(f"agent: expected one of {tuple(self._views)}, got {agent!r}")
+            _require(agent in self._views, "agent", f"one of {tuple(self._views)}", agent)
             event, ended, mask = self._turn(agent)
             events.append(event)
             if ended:
@@ -126,32 +133,28 @@ class _Single:
                 self._env.step(None)
             else:
                 empty = 0
-                self._env.step(_member(self._views[agent].spaces, mask, rng))
+                self._env.step(choosers[agent].choose(mask))
         return events
 
     def _reset(self, seed: int | None) -> None:
         self._env.reset(seed)
         agent = self._env.agent
-        if agent is None:
-            return
         if agent in self._views and any(self._last(agent)[2:4]):
             raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s")
 
-    def _last(self, agent: str) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    def _last(self, agent: str) -> Result:
         last = self._env.last()
-        if not isinstance(last, tuple) or len(last) != 5 or not isinstance(last[4], Mapping):
-            expected = "(observation, reward, terminated, truncated, info)"
-            raise EnvironmentFailed(f"last of {agent}: expected {expected}, got {came(last)}")
+        right = isinstance(last, tuple) and len(last) == 5 and isinstance(last[4], Mapping)
+        _require(right, f"last of {agent}", "(observation, reward, terminated, truncated, info)", last)
         return last
 
     def _turn(self, agent: str) -> tuple[_Event, bool, NDArray[np.bool_] | None]:
         observation, reward, terminated, truncated, info = self._last(agent)
         for name, value in {"terminated": terminated, "truncated": truncated}.items():
-            if not isinstance(value, (bool, np.bool_)):
-                raise EnvironmentFailed(f"{agent}: {name}: expected a bool, got {value!r}")
+            _require(isinstance(value, (bool, np.bool_)), f"{agent}: {name}", "a bool", value)
         number = isinstance(reward, (int, float, np.number, np.ndarray)) and np.ndim(reward) == 0
-        if not number or not abs(reward) <= LARGEST_REWARD:
-            raise EnvironmentFailed(f"{agent}: reward: expected a finite number of float32, got {came(reward)}")
+        fits = number and abs(reward) <= LARGEST_REWARD
+        _require(fits, f"{agent}: reward", "a finite number of float32", reward)
         ended = bool(terminated or truncated)
         values, mask = self._seen(agent, observation, info, acting=not ended)
         return _Event(agent, [*values, mask, float(reward), terminated, truncated]), ended, mask
@@ -160,37 +163,35 @@ class _Single:
         self, agent: str, observation: Any, info: Mapping[str, Any], *, acting: bool
     ) -> tuple[list[NDArray[Any]], NDArray[np.bool_] | None]:
         """The parts of an observation, and the mask, checked."""
-        view = self._views[agent]
+        view, space = self._views[agent], self._env.observation_spaces[agent]
         try:
             plain, mask = view.split(observation, {})
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
-            space = self._env.observation_spaces[agent]
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {came(observation)}") from None
-        if may_mask(self._env.observation_spaces[agent], view.spaces.action):
+        if may_mask(space, view.spaces.action):
             mask = info.get(MASK)
-            there = self._masked.setdefault(agent, mask is not None)
-            if acting and there != (mask is not None):
-                raise EnvironmentFailed(f"{agent}: {MASK}: expected one in every info or in none, got {came(info)}")
+            same = self._masked.setdefault(agent, mask is not None) == (mask is not None)
+            _require(same or not acting, f"{agent}: {MASK}", "one in every info or in none", info)
         if mask is None or not acting:
             return values, None
         try:
             allowed = view.mask(mask).astype(bool)
         except ValueError as error:
             raise EnvironmentFailed(f"{agent}: {error}") from None
-        if not all(part.any() for part in _components(view.spaces, allowed)):
-            raise EnvironmentFailed(f"{agent}: {MASK}: expected an allowed action, got {came(mask)}")
+        can = all(part.any() for part in _components(view.spaces, allowed))
+        _require(can, f"{agent}: {MASK}", "an allowed action", mask)
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
         """Tries an action where none may follow, once for each agent; nothing may come of it."""
-        who = agent or self._env.agents[0]
-        case = f"{who}, whose episode has ended" if agent else "an episode that is over"
+        actor = agent or self._env.agents[0]
+        case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:
             return
         self._refused.add(case)
         try:
-            self._env.step(_member(self._views[who].spaces, None, np.random.default_rng(0)))
+            self._env.step(_Chooser(self._views[actor].spaces, 0).choose(None))
         except Exception:
             return
         raise EnvironmentFailed(f"step: expected an error for an action of {case}, got none")
@@ -205,8 +206,8 @@ def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) ->
         expected = f"{dtype.name} {space.shape}"
         raise EnvironmentFailed(f"{label}: expected {expected}, got {array.dtype.name} {array.shape}")
     _check_floats(label, space, array)
-    if not space.contains(value if isinstance(space, gym.Discrete) else array):
-        raise EnvironmentFailed(f"{label}: expected a member of {space}, got {came(array.tolist())}")
+    member = space.contains(value if isinstance(space, gym.Discrete) else array)
+    _require(member, label, f"a member of {space}", array.tolist())
     return array
 
 
@@ -217,32 +218,25 @@ def _check_floats(label: str, space: gym.Space, array: NDArray[Any]) -> None:
         raise EnvironmentFailed(f"{label}: expected finite numbers, got {got}")
 
 
-def _components(spaces: Spaces, mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    if isinstance(spaces.action, gym.MultiDiscrete):
-        return list(np.split(mask, np.cumsum(spaces.action.nvec)[:-1]))
-    return [mask]
+def _components(spaces: Spaces, mask: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.split(mask, spaces.first_choices[1:])
 
 
-def _member(spaces: Spaces, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> Any:
-    """A random allowed action of the space."""
-    chosen = _row(spaces, mask, rng)
-    if isinstance(spaces.action, gym.Discrete):
-        return int(chosen + spaces.first_action)
-    return (chosen + spaces.first_action).astype(chosen.dtype) if spaces.first_action.any() else chosen
+class _Chooser:
+    """Random allowed actions of a space, as its environment takes them."""
 
+    def __init__(self, spaces: Spaces, seed: int) -> None:
+        self._spaces = spaces
+        self._space = deepcopy(spaces.action)
+        self._space.seed(seed)
 
-def _row(spaces: Spaces, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> NDArray[Any]:
-    """A random allowed action, as rows hold it."""
-    space = spaces.action
-    if isinstance(space, gym.Box):
-        low, high = np.nan_to_num(space.low, neginf=-1.0), np.nan_to_num(space.high, posinf=1.0)
-        return np.asarray(rng.uniform(np.minimum(low, high), np.maximum(low, high)), space.dtype)
-    if isinstance(space, gym.MultiBinary):
-        bits: NDArray[Any] = rng.integers(2, size=space.shape).astype(space.dtype)
-        return bits
-    allowed = np.ones(spaces.choices, bool) if mask is None else mask
-    chosen = [int(rng.choice(np.flatnonzero(part))) for part in _components(spaces, allowed)]
-    return np.array(chosen[0] if isinstance(space, gym.Discrete) else chosen, space.dtype)
+    def choose(self, mask: NDArray[np.bool_] | None) -> Any:
+        allowed: Any = None
+        if mask is not None:
+            parts = tuple(_components(self._spaces, mask.astype(np.int8)))
+            allowed = parts if isinstance(self._space, gym.MultiDiscrete) else parts[0]
+        action = self._space.sample(allowed)
+        return int(action) if isinstance(self._space, gym.Discrete) else action
 
 
 class _Several:
@@ -252,7 +246,8 @@ class _Several:
         self._env = env
 
     def play(self, steps: int, seed: int) -> list[_Event]:
-        env, rng = self._env, np.random.default_rng(seed)
+        env = self._env
+        choosers = {agent: _Chooser(spaces, seed) for agent, spaces in env.spaces.items()}
         env.reset(seed)
         self._pending: set[tuple[str, int]] = set()  # (agent, copy) whose action has no outcome yet
         self._begun: set[tuple[str, int]] = set()
@@ -266,83 +261,83 @@ class _Several:
                 raise EnvironmentFailed(f"ended: expected {env.episodes} episodes in all copies, got {env.ended}")
             if not turns:
                 raise EnvironmentFailed("observe: expected at least one turn, got none")
-            for outcome in outcomes:
-                events.append(self._outcome(*outcome))
+            events += [self._outcome(outcome) for outcome in outcomes]
+            events += [self._turn(turn) for turn in turns]
             for turn in turns:
-                events.append(self._turn(turn.agent, turn.copies, turn.obs, turn.begins))
-            for turn in turns:
-                env.act(turn, self._actions(turn, rng))
+                env.act(turn, self._actions(turn, choosers[turn.agent]))
         return events[:steps]
 
-    def _outcome(
-        self, agent: str, copies: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, infos: Any
-    ) -> _Event:
-        who = f"outcome of {agent}"
-        self._check_copies(who, agent, copies)
+    def _outcome(self, outcome: Outcome) -> _Event:
+        agent, copies, reward, terminated, truncated, final_obs, _ = outcome
+        label = f"outcome of {agent}"
+        self._check_copies(label, agent, copies)
         arrays = {"reward": (reward, "f"), "terminated": (terminated, "b"), "truncated": (truncated, "b")}
         for name, (array, kind) in arrays.items():
-            _check_array(f"{who}: {name}", array, (len(copies),), kind)
-        if not (np.abs(reward) <= LARGEST_REWARD).all():
-            raise EnvironmentFailed(f"{who}: reward: expected finite numbers of float32, got {came(reward.tolist())}")
+            _check_array(f"{label}: {name}", array, (len(copies),), kind)
+        fits = (np.abs(reward) <= LARGEST_REWARD).all()
+        _require(fits, f"{label}: reward", "finite numbers of float32", reward.tolist())
         ended = terminated | truncated
         if ended.any():
-            if final_obs is None:
-                raise EnvironmentFailed(f"{who}: final_obs: expected observations, since an episode ended, got None")
-            self._values(f"{who}: final_obs", agent, copies, final_obs)
+            final = f"{label}: final_obs"
+            _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
+            self._values(final, agent, copies, final_obs)
         for copy, end in zip(copies.tolist(), ended.tolist(), strict=True):
             if (agent, copy) not in self._pending:
-                raise EnvironmentFailed(f"{who}: copy {copy}: expected none, since the agent has not acted there")
+                raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
             self._pending.discard((agent, copy))
             if end:
                 self._begun.discard((agent, copy))
-        return _Event(who, [copies.copy(), np.array(reward), terminated.copy(), truncated.copy()])
+        return _Event(label, [copies.copy(), np.array(reward), terminated.copy(), truncated.copy()])
 
-    def _turn(self, agent: str, copies: Any, obs: Any, begins: Any) -> _Event:
-        who = f"turn of {agent}"
-        self._check_copies(who, agent, copies)
-        values = self._values(f"{who}: obs", agent, copies, obs)
-        _check_array(f"{who}: begins", begins, (len(copies),), "b")
+    def _turn(self, turn: Turn) -> _Event:
+        agent, copies, obs, begins, _ = turn
+        label = f"turn of {agent}"
+        self._check_copies(label, agent, copies)
+        values = self._values(f"{label}: obs", agent, copies, obs)
+        _check_array(f"{label}: begins", begins, (len(copies),), "b")
         for copy, begin in zip(copies.tolist(), begins.tolist(), strict=True):
+            place, where = (agent, copy), f"{label}: copy {copy}"
             if begin:  # an episode of all agents may have ended before this agent's outcome came
-                self._pending.discard((agent, copy))
-                self._begun.add((agent, copy))
-            elif (agent, copy) in self._pending:
-                raise EnvironmentFailed(f"{who}: copy {copy}: expected an outcome of its last action before this turn")
-            elif (agent, copy) not in self._begun:
-                raise EnvironmentFailed(f"{who}: copy {copy}: expected begins to be True in an episode's first turn")
-            self._pending.add((agent, copy))
-        return _Event(who, [copies.copy(), *values, begins.copy()])
+                self._begun.add(place)
+            elif place in self._pending:
+                raise EnvironmentFailed(f"{where}: expected an outcome of its last action before this turn")
+            elif place not in self._begun:
+                raise EnvironmentFailed(f"{where}: expected begins to be True in an episode's first turn")
+            self._pending.add(place)
+        return _Event(label, [copies.copy(), *values, begins.copy()])
 
-    def _check_copies(self, who: str, agent: str, copies: Any) -> None:
+    def _check_copies(self, label: str, agent: str, copies: Any) -> None:
         if agent not in self._env.agents:
-            raise EnvironmentFailed(f"{who}: expected one of {self._env.agents}")
+            raise EnvironmentFailed(f"{label}: expected one of {self._env.agents}")
         whole = isinstance(copies, np.ndarray) and copies.ndim == 1 and copies.dtype.kind == "i" and len(copies) > 0
-        if not whole or (np.diff(copies) <= 0).any() or copies[0] < 0 or copies[-1] >= self._env.copies:
-            expected = f"ascending numbers below {self._env.copies}"
-            raise EnvironmentFailed(f"{who}: copies: expected {expected}, got {came(copies)}")
+        right = whole and (np.diff(copies) > 0).all() and copies[0] >= 0 and copies[-1] < self._env.copies
+        _require(right, f"{label}: copies", f"ascending numbers below {self._env.copies}", copies)
 
-    def _values(self, who: str, agent: str, copies: Any, values: Any) -> list[NDArray[Any]]:
+    def _values(self, label: str, agent: str, copies: Any, values: Any) -> list[NDArray[Any]]:
         obs = self._env.spaces[agent].obs
-        fields, found = by_name(obs), by_name(values)
-        if found.keys() != fields.keys():
-            raise EnvironmentFailed(f"{who}: expected the fields {list(fields)}, got {list(found)}")
+        fields, arrays = by_name(obs), by_name(values)
+        _require(arrays.keys() == fields.keys(), label, f"the fields {list(fields)}", list(arrays))
         spaces = {part.name: part.space for part in self._env.spaces[agent].parts}
         for name, field in fields.items():
-            label = f"{who}[{name!r}]" if isinstance(obs, dict) else who
-            _check_array(label, found[name], (len(copies), *field.shape), field.numpy)
+            of_part = f"{label}[{name!r}]" if isinstance(obs, dict) else label
+            _check_array(of_part, arrays[name], (len(copies), *field.shape), field.numpy)
             if name in spaces:
-                _check_floats(label, spaces[name], found[name])
-        return [found[name].copy() for name in fields]
+                _check_floats(of_part, spaces[name], arrays[name])
+        return [arrays[name].copy() for name in fields]
 
-    def _actions(self, turn: Any, rng: np.random.Generator) -> NDArray[Any]:
-        spaces = self._env.spaces[turn.agent]
-        masks = turn.obs[MASK] if spaces.masked else [None] * len(turn.copies)
-        return np.stack([_row(spaces, mask, rng) for mask in masks])
+    def _actions(self, turn: Turn, chooser: _Chooser) -> NDArray[Any]:
+        """Random allowed actions [k, ...] as rows hold them, counted from 0."""
+        spaces, obs = self._env.spaces[turn.agent], turn.obs
+        masks = obs[MASK] if isinstance(obs, dict) and spaces.masked else [None] * len(turn.copies)
+        actions = np.stack([chooser.choose(mask) for mask in masks])
+        shift = spaces.first_action
+        return (actions - shift if shift.any() else actions).astype(spaces.action_field.dtype)
 
 
 def _check_array(label: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
     """Raises EnvironmentFailed unless it is an array of this shape, and of this dtype or kind of dtype."""
+    by_kind = isinstance(dtype, str)  # as NumPy's own codes, "b" were int8
     right = isinstance(array, np.ndarray) and array.shape == shape
-    if not right or (array.dtype.kind != dtype if isinstance(dtype, str) else array.dtype != dtype):
-        name = {"f": "floats", "b": "bools", "i": "integers"}[dtype] if isinstance(dtype, str) else dtype.name
-        raise EnvironmentFailed(f"{label}: expected {name} {shape}, got {came(array)}")
+    right = right and (array.dtype.kind if by_kind else array.dtype) == dtype
+    name = {"f": "floats", "b": "bools", "i": "integers"}[dtype] if by_kind else dtype.name
+    _require(right, label, f"{name} {shape}", array)

@@ -15,18 +15,15 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def filled(words: int, *name: Any) -> NDArray[np.uint64]:
-    """Makes rows of `words` words.
+    """Makes rows, uint64 [..., words], those of their name included.
 
     Args:
-        words: words of a row, including those of its name.
         name: integers, or arrays of integers that broadcast to [...]; negative ones are taken modulo 2^64.
-
-    Returns: uint64 [..., words].
     """
-    named = [np.asarray(one).astype(np.uint64)[..., None] for one in np.broadcast_arrays(*name)]
+    named = [np.asarray(word).astype(np.uint64)[..., None] for word in np.broadcast_arrays(*name)]
     seed = np.zeros_like(named[0])
-    for one in named:
-        seed = (seed + one) * _ODD
+    for word in named:
+        seed = (seed + word) * _ODD
     return np.concatenate([*named, seed + np.arange(len(named), words, dtype=np.uint64)], -1)
 
 

@@ -57,19 +57,16 @@ class Victim:
 
     @property
     def parent(self) -> subprocess.Popen[bytes]:
-        """The run's parent process, which supervises the workers."""
         assert self._parent is not None
         return self._parent
 
     @property
     def control(self) -> Control:
-        """The run's control block."""
         assert self._control is not None
         return self._control
 
     @property
     def workers(self) -> list[str]:
-        """The workers' names."""
         return list(self.control.workers)
 
     def pid(self, name: str) -> int:
@@ -142,15 +139,15 @@ class Victim:
 
 def living(group: int) -> list[int]:
     """The living processes of a group, without zombies."""
-    found = []
+    pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, of_group = status.read_text().rpartition(")")[2].split()[:3]
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(of_group) == group and state != "Z":
-            found.append(int(status.parent.name))
-    return found
+            pids.append(int(status.parent.name))
+    return pids
 
 
 def parent_of(pid: int) -> int:

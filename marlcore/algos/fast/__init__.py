@@ -6,5 +6,5 @@ What stands in the network is what computes: a part that was replaced, hooked, p
 """
 
 from .adam import ClippedAdam
-from .passes import Pass, passes
+from .passes import passes
 from .stand_in import faster

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..networks.head import Head
-from ..networks.qnetwork import QNetwork
+from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Dense, Torso
 from .stand_in import faster, is_plain, linear, plan_of
 
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 
-class Pass(Protocol):
-    """A forward pass, then its backward pass; call both without recording by autograd."""
+def passes(network: nn.Module) -> LayersPass | AutogradPass:
+    """A forward pass, then its backward pass, for the network as it is; call both without recording by autograd.
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        """The network's outputs [B, outputs]."""
-
-    def backward(self, gradient: torch.Tensor) -> None:
-        """Puts the gradients of the parameters into their `grad`, which the caller zeroed.
-
-        Args:
-            gradient: of the loss, with respect to the last outputs [B, outputs].
-        """
-
-
-def passes(network: nn.Module) -> Pass:
-    """The passes for the network as it is; hooked, replaced, compiled and frozen parts take those of autograd."""
+    `forward` returns the outputs [B, outputs]; `backward` takes the loss's gradient with respect to them, and puts
+    those of the parameters into their `grad`, which the caller zeroed. Hooked, replaced, compiled and frozen parts take
+    the passes of autograd.
+    """
     plan = plan_of(network)
     if plan is not None:
         if plan.kept is None:
@@ -50,7 +40,7 @@ def _written_out(network: Any) -> LayersPass | bool:
         return False
     layers = (*torso.dense.layers, head.hidden, head.output)
     plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, torso.dense.activation, *layers)))
-    if not plain or type(torso.dense.activation) is not nn.ReLU or any(type(one) is not nn.Linear for one in layers):
+    if not plain or type(torso.dense.activation) is not nn.ReLU or {*map(type, layers)} != {nn.Linear}:
         return False
     encoder = copy.copy(faster(network).torso)
     vars(encoder)["dense"] = lambda x: x
@@ -59,8 +49,6 @@ def _written_out(network: Any) -> LayersPass | bool:
 
 
 class AutogradPass:
-    """The passes of any network."""
-
     def __init__(self, network: nn.Module) -> None:
         self._network = network
 
@@ -75,14 +63,10 @@ class AutogradPass:
 
 
 class LayersPass:
-    """The passes of a torso and of a head, whose layers have ReLU between them.
+    """The passes of a torso and of a head, whose layers have ReLU between them, with autograd's gradients.
 
-    The gradients are those of autograd. For two layers of 64 units, the products take a quarter of the time that
-    autograd takes with them.
-
-    Args:
-        encoder: a torso without layers.
-        parameters: of each layer, as `layer._parameters` has them.
+    For two layers of 64 units, the products take a quarter of the time that autograd takes with them. `encoder` is the
+    torso without layers, `parameters` are each layer's `_parameters`.
     """
 
     def __init__(self, encoder: Torso, head: Head, parameters: list[dict[str, Any]]) -> None:
@@ -96,11 +80,11 @@ class LayersPass:
 
     def trains_all(self) -> bool:
         """Whether autograd would do no less and no more: all parameters are trained, and none has a hook."""
-        for layer in self._parameters:
-            for tensor in layer.values():
-                if not tensor.requires_grad or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
-                    return False
-        return True
+        return all(
+            tensor.requires_grad and not (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+            for layer in self._parameters
+            for tensor in layer.values()
+        )
 
     def forward(self, obs: Any) -> torch.Tensor:
         x = self._encoder(obs)

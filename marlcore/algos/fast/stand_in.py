@@ -17,10 +17,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as of_torch
 
-from ..networks.critics import PairedLinear, TwinCritics
-from ..networks.head import Head
+from ..networks.qnetwork import Head
 from ..networks.recurrent import Recurrent, State, Stepped
-from ..networks.torso import Dense
+from ..networks.torso import Dense, PairedLinear, TwinCritics
 
 PACKAGE = __package__.removesuffix("fast")  # with its dot
 FORWARDS: dict[type, Any] = {
@@ -63,17 +62,11 @@ def plan_of(module: nn.Module) -> Plan | None:
 
 
 class Plan:
-    """A stand-in for a module, and the parts whose calls it skips.
-
-    Attributes:
-        owner: the module.
-        stand_in: for it.
-        kept: by its user.
-    """
+    """A stand-in for the module `owner`, and the parts whose calls it skips."""
 
     def __init__(self, module: nn.Module) -> None:
         self.owner = module
-        self.kept: Any = None
+        self.kept: Any = None  # by its user
         parts: list[nn.Module] = []
         self.stand_in = self._form(module, parts)
         self._children = [part._modules for part in parts if part._modules]
@@ -150,30 +143,16 @@ def _stand_in(part: nn.Module, form: Form) -> Any:
 def _called(kind: Any, attributes: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]) -> Any:
     """A class whose objects, when called, run `forward` and nothing else, and whose attributes are the module's own."""
     members: dict[str, Any] = {"__call__": kind.forward}
-    members |= {name: property(partial(_attribute, name)) for name in attributes}
-    members |= {name: property(partial(_buffer, name)) for name in buffers}
-    members |= {name: property(partial(_parameter, name)) for name in parameters}
+    for store, names in {"_own": attributes, "_buffers": buffers, "_parameters": parameters}.items():
+        members |= {name: _item_of(store, name) for name in names}
     return type(kind.__name__, (kind,), members)
 
 
-def _attribute(name: str, other: Any) -> Any:
-    return other._own[name]
+def _item_of(store: str, name: str) -> property:
+    def get(other: Any) -> Any:
+        return vars(other)[store][name]
 
-
-def _buffer(name: str, other: Any) -> Any:
-    return other._buffers[name]
-
-
-def _parameter(name: str, other: Any) -> Any:
-    return other._parameters[name]
-
-
-def _linear(layer: Any, _: Form) -> Any:
-    return partial(linear, layer._parameters)
-
-
-def _list(layers: Any, form: Form) -> Any:
-    return [form(layer) for layer in layers]
+    return property(get)
 
 
 def _dense(dense: Any, form: Form) -> Any:
@@ -239,8 +218,8 @@ def _recurrent(core: Any, form: Form) -> Any:
 
 
 FORMS: dict[type, Any] = {
-    nn.Linear: _linear,
-    nn.ModuleList: _list,
+    nn.Linear: lambda layer, _: partial(linear, layer._parameters),
+    nn.ModuleList: lambda layers, form: [form(layer) for layer in layers],
     nn.ReLU: lambda *_: torch.relu,
     nn.Tanh: lambda *_: torch.tanh,
     nn.LSTM: lambda layer, _: layer,

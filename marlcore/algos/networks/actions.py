@@ -25,14 +25,7 @@ class JointActions:
     The components are the digits of a joint action's number, the last one changes fastest. A component is one value of
     a MultiDiscrete or MultiBinary; a Discrete is its only component.
 
-    Args:
-        owner: the algorithm's name, for error messages.
-        space: whose actions are counted from 0, as rows hold them.
-
-    Attributes:
-        count: how many there are.
-
-    Raises: ValueError: the space is of another kind, or has more than 4,096 joint actions.
+    Raises: ValueError, which begins with `owner`: the space is of another kind, or has more than 4,096 joint actions.
     """
 
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
@@ -41,12 +34,8 @@ class JointActions:
             raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
         self._shape: tuple[int, ...] = space.shape
         self._dtype = np.dtype(space.dtype)
-        if isinstance(space, gym.Discrete):
-            self._sizes = [int(space.n)]
-        elif isinstance(space, gym.MultiDiscrete):
-            self._sizes = [int(size) for size in space.nvec]
-        else:
-            self._sizes = [2] * math.prod(space.shape)
+        sizes = np.full(space.shape, 2) if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", None)
+        self._sizes = [int(space.n)] if sizes is None else [int(size) for size in sizes.ravel()]
         self.count = math.prod(self._sizes)
         if self._shape and self.count > MOST:
             raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {came(space)}")
@@ -69,11 +58,8 @@ class JointActions:
         return np.stack(components, -1).reshape(-1, *self._shape).astype(self._dtype, copy=False)
 
     def allowed(self, mask: torch.Tensor) -> torch.Tensor:
-        """Which joint actions are allowed, bool [B, count]: those whose components all are.
-
-        Args:
-            mask: bool [B, the components' sizes in total], the components one after another.
-        """
+        """Which joint actions are allowed, bool [B, count]: those whose components all are, one after another in
+        `mask`, bool [B, the components' sizes in total]."""
         if not self._shape:
             return mask
         components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, 1)
@@ -81,16 +67,9 @@ class JointActions:
 
 
 class BoxActions(nn.Module):
-    """The actions of a Box with bounds, as vectors in [-1, 1]^size.
+    """The actions of a Box of floats with bounds, as vectors in [-1, 1]^size.
 
-    Args:
-        owner: the algorithm's name, for error messages.
-        space: of floats, of any shape.
-
-    Attributes:
-        size: the components of an action.
-
-    Raises: ValueError: the space is of another kind, or a bound is missing.
+    Raises: ValueError, which begins with `owner`: the space is of another kind, or a bound is missing.
     """
 
     middle: torch.Tensor

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,12 +47,7 @@ class Distribution(nn.Module):
     extras: Mapping[str, Field] = MappingProxyType({})
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
-        """Draws k actions.
-
-        Args:
-            output: of the network, [k, outputs].
-            mask: bool [k, outputs], the allowed values of each component; None allows all.
-        """
+        """Draws k actions by outputs [k, outputs]; `mask`, bool [k, outputs]: the allowed values of each component."""
         raise NotImplementedError
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
@@ -85,17 +81,8 @@ class Categorical(Distribution):
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self._sizes)
 
-    def _logarithms(self, output: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """Each component's log-probabilities [k, values]."""
-        if mask is not None:
-            output = output.masked_fill(~mask, NEVER)
-        parts = [output] if len(self._sizes) == 1 else torch.split(output, self._sizes, 1)
-        return [torch.log_softmax(one, 1) for one in parts]
-
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
-        if mask is not None:
-            output = output.masked_fill(~mask, NEVER)
-        outputs, rows, first = output.cpu().numpy(), len(output), 0
+        outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
         drawn, log_prob = [], np.zeros(rows, np.float32)
         for size in self._sizes:
             drawn.append(np.empty(rows, np.int64))
@@ -104,20 +91,21 @@ class Categorical(Distribution):
         return Draw(self._joined(drawn), log_prob)
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        if mask is not None:
-            output = output.masked_fill(~mask, NEVER)
-        return self._joined([one.argmax(1).cpu().numpy() for one in torch.split(output, self._sizes, 1)])
+        parts = torch.split(_masked(output, mask), self._sizes, 1)
+        return self._joined([part.argmax(1).cpu().numpy() for part in parts])
 
     def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
-        found = components[0] if self._alone else np.stack(components, 1)
-        return found.astype(self._dtype, copy=False)
+        joined = components[0] if self._alone else np.stack(components, 1)
+        return joined.astype(self._dtype, copy=False)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)
-        each = self._logarithms(output, mask)
-        taken = [one.gather(1, actions[:, i, None]).squeeze(1) for i, one in enumerate(each)]
-        entropies = [-(one.exp() * one).sum(1) for one in each]
-        return _sum(taken), _sum(entropies)
+        masked = _masked(output, mask)
+        parts = [masked] if len(self._sizes) == 1 else torch.split(masked, self._sizes, 1)
+        logs = [torch.log_softmax(part, 1) for part in parts]
+        taken = [log.gather(1, actions[:, i, None]).squeeze(1) for i, log in enumerate(logs)]
+        entropies = [-(log.exp() * log).sum(1) for log in logs]
+        return reduce(torch.add, taken), reduce(torch.add, entropies)
 
 
 class Bernoulli(Distribution):
@@ -192,8 +180,5 @@ def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
     return -functional.softplus(torch.where(ones, -output, output)).sum(1)
 
 
-def _sum(components: list[Any]) -> Any:
-    total = components[0]
-    for one in components[1:]:
-        total = total + one
-    return total
+def _masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return output if mask is None else output.masked_fill(~mask, NEVER)

@@ -26,11 +26,7 @@ def encoder_of(space: gymnasium.Space, stack: int) -> Flat | Image | OneHot:
 
 
 class Flat(nn.Module):
-    """The values one after another as float32, without scaling.
-
-    Attributes:
-        size: how many there are.
-    """
+    """The values one after another as float32, without scaling."""
 
     def __init__(self, space: gymnasium.Space, stack: int) -> None:
         super().__init__()
@@ -42,11 +38,7 @@ class Flat(nn.Module):
 
 
 class OneHot(nn.Module):
-    """For each component a 1 in the place of its value, counted from the space's start, and 0 elsewhere.
-
-    Attributes:
-        size: the number of places of all components and frames.
-    """
+    """For each component a 1 in the place of its value, counted from the space's start, and 0 elsewhere."""
 
     component: torch.Tensor
     value: torch.Tensor
@@ -74,9 +66,6 @@ class Image(nn.Module):
 
     The frames of a stack become channels, uint8 is divided by 255, and the two convolutions of Mnih et al. 2013
     (arXiv:1312.5602, section 4.1) follow.
-
-    Attributes:
-        size: the number of features.
     """
 
     def __init__(self, space: gym.Box, stack: int) -> None:

@@ -15,14 +15,7 @@ from .torso import Activation, Torso
 
 
 class PolicyNetwork(nn.Module):
-    """Observations to the outputs [B, outputs] that a distribution over actions takes.
-
-    Args:
-        torso: the first layers, with the attribute `size`.
-
-    Attributes:
-        distribution: over the actions.
-    """
+    """Observations to the outputs [B, outputs] that a distribution over actions takes."""
 
     def __init__(self, owner: str, spaces: Spaces, torso: Torso | RecurrentTorso) -> None:
         super().__init__()
@@ -66,23 +59,13 @@ class PolicyValue(nn.Module):
 
     Args:
         of_critic: names of the parts of an observation that the policy does not see.
-
-    Attributes:
-        acting: the policy.
-        critic: its value.
     """
 
     def __init__(
-        self,
-        owner: str,
-        spaces: Spaces,
-        hidden: tuple[int, ...],
-        activation: Activation,
-        of_critic: tuple[str, ...] = (),
+        self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: Activation, of_critic: Any = ()
     ) -> None:
         super().__init__()
-        torso = Torso(spaces, hidden, activation, of_critic)
-        self.acting = PolicyNetwork(owner, spaces, torso)
+        self.acting = PolicyNetwork(owner, spaces, Torso(spaces, hidden, activation, of_critic))
         self.critic = ValueNetwork(spaces, hidden, activation)
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The base of value networks, and the best of the actions that a mask allows."""
+"""The base of value networks, their head, and the best of the actions that a mask allows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import nn
 from ...spaces import MASK, Spaces
 from .actions import JointActions
 
+FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
+
 
 class QNetwork(nn.Module):
     """Base of networks from observations to the values [B, actions.count] of joint actions: a torso and a head.
-
-    Attributes:
-        actions: the joint actions of the action space.
 
     Raises: ValueError: see JointActions.
     """
@@ -41,11 +40,41 @@ class QNetwork(nn.Module):
         return self.actions.allowed(mask[:, -1] if self._stacked else mask)
 
 
-def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Each row's allowed action of the highest value, int64 [B]; some action where none is allowed.
+class Head(nn.Module):
+    """Features [..., inputs] to one value per action [..., actions], through a layer of `hidden` units.
 
-    Args:
-        values: [B, actions].
-        allowed: bool [B, actions]; None allows all.
+    With `dueling`, that layer feeds the state's value and the actions' advantages, minus their mean (Wang et al. 2016,
+    arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
+    """
+
+    aggregate: torch.Tensor
+
+    def __init__(self, inputs: int, hidden: int, actions: int, dueling: bool) -> None:
+        super().__init__()
+        self.dueling = dueling
+        self.few = actions <= FEW
+        self.hidden = nn.Linear(inputs, hidden)
+        self.output = nn.Linear(hidden, actions + dueling)
+        # Applied to the advantages and the value: the value minus the mean advantage.
+        rest = torch.cat([torch.full((actions, 1), -1 / actions), torch.ones(1, 1)])
+        # For few actions one product adds the advantage too.
+        whole = rest + torch.eye(actions + 1, actions) if self.few else rest
+        self.register_buffer("aggregate", whole, persistent=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.combined(self.output(torch.relu(self.hidden(features))))
+
+    def combined(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The values [..., actions], for the outputs of the last layer."""
+        if not self.dueling:
+            return outputs
+        values = torch.matmul(outputs, self.aggregate)
+        return values if self.few else outputs[..., :-1] + values
+
+
+def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Each row's action of the highest value [B, actions] among those `allowed` (bool, None: all), int64 [B].
+
+    Where none is allowed, it is some action.
     """
     return values.argmax(1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(1)

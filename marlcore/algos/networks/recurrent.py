@@ -15,9 +15,7 @@ from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
 from .encoders import Flat, OneHot
-from .observations import rows_in
-from .rescaling import rescaled
-from .torso import Activation, Torso
+from .torso import Activation, Torso, rows_in
 
 Cell = Literal["lstm", "gru"]
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
@@ -26,6 +24,7 @@ Unroll = Callable[[Callable[..., Stepped], torch.Tensor, State], Stepped]
 
 PARTS = {"lstm": ("hidden", "cell"), "gru": ("hidden",)}  # of a recurrent layer's state
 PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros: none
+EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse continuous
 
 
 class Recurrent(nn.Module):
@@ -35,11 +34,7 @@ class Recurrent(nn.Module):
     of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al. 2015, "An
     empirical exploration of recurrent network architectures").
 
-    Args:
-        cell: an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014, arXiv:1406.1078).
-
-    Attributes:
-        parts: the names of the state's parts.
+    The cell is an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014, arXiv:1406.1078).
     """
 
     def __init__(self, cell: Cell, inputs: int, units: int) -> None:
@@ -63,14 +58,10 @@ class Recurrent(nn.Module):
 def unroll_burnt_in(
     core: Callable[..., Stepped], x: torch.Tensor, state: State, burn_in: int, known: torch.Tensor
 ) -> Stepped:
-    """The results of a recurrent layer for windows of one episode, whose first steps only warm up a stored state.
+    """The results of a Recurrent for windows x [B, T, inputs] of one episode, whose first steps warm up a stored state.
 
-    No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3).
-
-    Args:
-        core: a Recurrent.
-        x, state: its arguments, x [B, T, inputs].
-        known: bool [B], the windows whose state needs no warming up, and whose gradients pass.
+    No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3), but for the windows
+    `known`, bool [B], whose state needs no warming up.
     """
     if not 0 < burn_in < x.shape[1]:
         return core(x, state)
@@ -90,16 +81,8 @@ def state_fields(spaces: Spaces, cell: Cell, units: int, every: int) -> dict[str
 class RecurrentTorso(nn.Module):
     """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
 
-    Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it (see rescaling.py).
-
-    Args:
-        spaces: of the agent.
-        hidden: sizes of the layers before the recurrent one.
-        units: of the recurrent layer.
-        activation: after each of the layers before it.
-
-    Attributes:
-        size: the units.
+    Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it. Layers of the sizes
+    `hidden`, each with its activation, come before the recurrent one.
     """
 
     def __init__(
@@ -157,3 +140,22 @@ def _encoder(space: gymnasium.Space) -> Flat | OneHot:
     if isinstance(space, gym.Discrete):
         return OneHot(gym.Discrete(space.n), 1)
     return OneHot(gym.MultiDiscrete(space.nvec), 1) if isinstance(space, gym.MultiDiscrete) else Flat(space, 1)
+
+
+def rescaled(value: torch.Tensor) -> torch.Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which makes large returns learnable without clipping rewards.
+
+    Pohlen et al. 2018, "Observe and look further" (arXiv:1805.11593), proposition A.2.
+    """
+    return value.sign() * ((value.abs() + 1.0).sqrt() - 1.0) + EPSILON * value
+
+
+def restored(value: torch.Tensor) -> torch.Tensor:
+    """The inverse of `rescaled`.
+
+    The paper's form, (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon), loses half of float32's digits in its
+    difference; this form is equal to it and has none.
+    """
+    size = value.abs() + (1.0 + EPSILON)
+    root = 2.0 * size / ((1.0 + 4.0 * EPSILON * size).sqrt() + 1.0)
+    return value.sign() * (root.square() - 1.0)

@@ -60,35 +60,15 @@ def test_gradients_of_one_step_do_not_reach_the_next():
     assert len(norms) == 1
 
 
-@pytest.mark.parametrize("peer", [False, True], ids=["its own", "torch's"])
-def test_a_state_dict_goes_on_bit_for_bit(peer):
-    """Also that of torch.optim.Adam, which older checkpoints hold."""
+def test_the_state_of_torchs_adam_goes_on_bit_for_bit():
     network = made_network()
-    first = torch.optim.Adam(network.parameters(), lr=0.01, fused=True) if peer else None
-    adam = ClippedAdam(list(network.parameters()), lr=0.01) if first is None else first
-    for seed in range(3):
-        torch.manual_seed(seed)
-        step(network, adam, torch.randn(7, 3), adam.step if peer else lambda: adam.clip_and_step(1e9))
+    adam = torch.optim.Adam(network.parameters(), lr=RATE, fused=True)
+    for _ in range(3):
+        step(network, adam, torch.randn(7, 3), adam.step)
     twin = copy.deepcopy(network)
     resumed = ClippedAdam(list(twin.parameters()), lr=0.5)
     resumed.load_state_dict(copy.deepcopy(adam.state_dict()))
     inputs = torch.randn(7, 3)
-    step(network, adam, inputs, adam.step if peer else lambda: adam.clip_and_step(1e9))
+    step(network, adam, inputs, adam.step)
     step(twin, resumed, inputs, lambda: resumed.clip_and_step(1e9))
-    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_an_adam_of_torch_goes_on_from_its_state():
-    network = made_network()
-    adam = ClippedAdam(list(network.parameters()), lr=0.01)
-    for _ in range(3):
-        step(network, adam, torch.randn(7, 3), lambda: adam.clip_and_step(1e9))
-    twin = copy.deepcopy(network)
-    peer = torch.optim.Adam(twin.parameters(), lr=0.5)
-    peer.load_state_dict(copy.deepcopy(adam.state_dict()))
-    inputs = torch.randn(7, 3)
-    step(network, adam, inputs, lambda: adam.clip_and_step(1e9))
-    step(twin, peer, inputs, peer.step)
-    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, **rounding(20, 10 * RATE))
+    assert all(map(torch.equal, network.parameters(), twin.parameters()))

@@ -1,13 +1,13 @@
-"""GAE and V-trace against their papers' sums, over runs that end, are truncated, or are cut at another lane."""
+"""GAE and V-trace against their papers' sums, over runs that end, are truncated, or are cut; and a critic's units."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import rounding
+from rounding import near, rounding
 
-from marlcore.algos.advantages import gae, vtrace
+from marlcore.algos.advantages import Steps, ValueNormalizer, gae, vtrace
 
 GAMMA = 0.9
 
@@ -33,7 +33,7 @@ def batches(draw):
 
 
 def rows_of(runs):
-    """The runs one after another, as the functions take them."""
+    """The runs one after another, as the functions take them, and the ratios."""
     columns = {name: [] for name in ("reward", "discount", "value", "following", "continues", "ratio")}
     for run in runs:
         length = len(run["reward"])
@@ -45,10 +45,10 @@ def rows_of(runs):
         columns["continues"].append(~last)
         columns["ratio"].append(run["ratio"])
     dtypes = {"continues": torch.bool}
-    return {
-        name: torch.from_numpy(np.concatenate(parts)).to(dtypes.get(name, torch.float32))
-        for name, parts in columns.items()
-    }
+    *steps, ratio = (
+        torch.from_numpy(np.concatenate(parts)).to(dtypes.get(name, torch.float32)) for name, parts in columns.items()
+    )
+    return Steps(*steps), ratio
 
 
 def close_of(runs):
@@ -78,8 +78,7 @@ def plain(run, decay, most_own, most_passed):
 @settings(max_examples=150)
 @given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.7, 1.0]))
 def test_vtrace_is_the_sum_of_the_paper(runs, decay, most_own, most_passed):
-    given_rows = rows_of(runs)
-    found = vtrace(*given_rows.values(), decay, most_own, most_passed)
+    found = vtrace(*rows_of(runs), decay, most_own, most_passed)
     expected = [plain(run, decay, most_own, most_passed) for run in runs]
     np.testing.assert_allclose(found.advantage, np.concatenate([one[0] for one in expected]), **close_of(runs))
     np.testing.assert_allclose(found.target, np.concatenate([one[1] for one in expected]), **close_of(runs))
@@ -88,9 +87,8 @@ def test_vtrace_is_the_sum_of_the_paper(runs, decay, most_own, most_passed):
 @settings(max_examples=150)
 @given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_gae_is_the_discounted_sum_of_errors(runs, decay):
-    given_rows = rows_of(runs)
-    ratio = given_rows.pop("ratio")
-    found = gae(*given_rows.values(), decay)
+    steps, ratio = rows_of(runs)
+    found = gae(steps, decay)
     expected = []
     for run in runs:
         after = np.append(run["value"][1:], 0.0 if run["terminated"] else run["last"])
@@ -99,8 +97,8 @@ def test_gae_is_the_discounted_sum_of_errors(runs, decay):
             sum((GAMMA * decay) ** i * error for i, error in enumerate(errors[s:])) for s in range(len(errors))
         ]
     np.testing.assert_allclose(found.advantage, expected, **close_of(runs))
-    torch.testing.assert_close(found.target, given_rows["value"] + found.advantage, **close_of(runs))
-    same = vtrace(*given_rows.values(), torch.ones_like(ratio), decay, 1.0, 1.0)
+    torch.testing.assert_close(found.target, steps.value + found.advantage, **close_of(runs))
+    same = vtrace(steps, torch.ones_like(ratio), decay, 1.0, 1.0)
     assert torch.equal(same.advantage, found.advantage), "V-trace of today's policy is GAE"
 
 
@@ -110,14 +108,48 @@ def test_nothing_of_a_later_run_reaches_an_earlier_one():
     run = {"reward": np.ones(3), "value": np.zeros(3), "last": 0.5, "ratio": np.ones(3), "terminated": False}
     other = {**run, "reward": rng.normal(size=3)}
     alone, both = rows_of([run]), rows_of([run, other])
-    first = vtrace(*alone.values(), 0.9, 1.0, 1.0).advantage
-    assert torch.equal(vtrace(*both.values(), 0.9, 1.0, 1.0).advantage[:3], first)
-    both["continues"][2] = True
-    assert (vtrace(*both.values(), 0.9, 1.0, 1.0).advantage[:3] != first).all()
+    first = vtrace(*alone, 0.9, 1.0, 1.0).advantage
+    assert torch.equal(vtrace(*both, 0.9, 1.0, 1.0).advantage[:3], first)
+    both[0].continues[2] = True
+    assert (vtrace(*both, 0.9, 1.0, 1.0).advantage[:3] != first).all()
 
 
 def test_the_values_keep_their_device_and_the_results_their_dtype():
     rows = rows_of([{"reward": np.ones(2), "value": np.ones(2), "last": 1.0, "ratio": np.ones(2), "terminated": True}])
-    found = vtrace(*rows.values(), 0.9, 1.0, 1.0)
+    found = vtrace(*rows, 0.9, 1.0, 1.0)
     assert found.advantage.dtype == found.target.dtype == torch.float32
     assert found.target[1] == pytest.approx(1.0)
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_statistics_are_debiased_averages_of_the_batches():
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(3 * i, 1 + i, 50 + i) for i in range(20)]
+    normalizer = ValueNormalizer(CPU)
+    for batch in batches:
+        normalizer.update(torch.from_numpy(batch))
+    weights = 0.99 ** np.arange(19, -1, -1)
+    mean = np.average([batch.mean() for batch in batches], weights=weights)
+    square = np.average([(batch**2).mean() for batch in batches], weights=weights)
+    deviation = np.sqrt(square - mean**2)
+    values = torch.linspace(-5, 90, 7)
+    expected = (values.numpy() - mean) / deviation
+    close = rounding(4, 90 + abs(mean))
+    np.testing.assert_allclose(normalizer.normalized(values), expected, **close)
+    torch.testing.assert_close(normalizer.denormalized(normalizer.normalized(values)), values, **close)
+
+
+def test_the_first_batch_counts_whole():
+    normalizer = ValueNormalizer(CPU)
+    targets = torch.tensor([40.0, 60.0])
+    assert torch.equal(normalizer.normalized(targets), targets)
+    normalizer.update(targets)
+    assert normalizer.normalized(targets).tolist() == near([-1.0, 1.0], 4)
+
+
+def test_equal_targets_stay_finite():
+    normalizer = ValueNormalizer(CPU)
+    normalizer.update(torch.full((5,), 7.0))
+    assert normalizer.normalized(torch.tensor([7.0, 8.0])).tolist() == near([0.0, 100.0], 4, 7 / 1e-2)

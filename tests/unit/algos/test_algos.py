@@ -1,4 +1,4 @@
-"""The algorithms' networks, target networks, resumption and errors, and that they learn."""
+"""The networks of values, the algorithms' names, and that they learn."""
 
 from types import SimpleNamespace
 
@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from updates import box_spaces, check_resumption, flattened, made_batch, made_trainer
+from updates import box_spaces
 
 from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
+from marlcore.algos.networks.qnetwork import FEW, Head
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 # Sums over 64 cosines, two layers of at most 64 and 8 fractions, all under 10
 CLOSE = rounding(3 * 64 + 8 + 10, 10.0)
 BOTH = pytest.mark.parametrize("algorithm", [DQN, IQN])
-
-
-def weights(network):
-    return [one.detach().clone() for one in network.parameters()]
 
 
 def test_iqn_values_are_the_mean_of_quantiles_at_midpoints():
@@ -37,58 +34,16 @@ def test_iqn_embeds_fractions_by_cosines():
     torch.testing.assert_close(network(obs, torch.tensor([[tau]]))[:, 0], expected, **CLOSE)
 
 
-@BOTH
-def test_a_soft_update_moves_the_target_by_tau_of_the_way(algorithm):
-    network, trainer = made_trainer(algorithm(tau=0.25))
-    before = weights(trainer.target)
-    trainer.update(made_batch())
-    expected = [slow.lerp(fast, 0.25) for slow, fast in zip(before, weights(network), strict=True)]
-    assert all(map(torch.equal, expected, weights(trainer.target)))
-
-
-@BOTH
-def test_a_hard_update_copies_the_network_at_intervals(algorithm):
-    network, trainer = made_trainer(algorithm(target_update_freq=3))
-    before = weights(trainer.target)
-    for _ in range(2):
-        trainer.update(made_batch())
-        assert all(map(torch.equal, before, weights(trainer.target)))
-    trainer.update(made_batch())
-    assert all(map(torch.equal, weights(network), weights(trainer.target)))
-
-
-@BOTH
-def test_long_gradients_are_scaled_down_to_max_grad_norm(algorithm):
-    network, trainer = made_trainer(algorithm(max_grad_norm=1e-3))
-    before_clipping = trainer.update(made_batch()).metrics["grad_norm"].item()
-    applied = torch.cat([one.grad.flatten() for one in network.parameters()]).norm().item()
-    assert before_clipping > 1e-3
-    assert applied == pytest.approx(1e-3, rel=1e-3)
-
-
-@BOTH
-def test_the_target_shares_no_memory_with_the_network(algorithm):
-    """The target shares no memory even if the network is views of one flat tensor."""
-    hyper = algorithm()
-    network = hyper.make_model(box_spaces())
-    tensors = [*network.parameters(), *network.buffers()]
-    flat = flattened(tensors)
-    trainer = hyper.make_trainer(network)
-    copies = [*trainer.target.parameters(), *trainer.target.buffers()]
-    storages = [one.untyped_storage() for one in [*copies, flat]]
-    assert len({storage.data_ptr() for storage in storages}) == len(storages)
-    assert all(map(torch.equal, tensors, copies))
-    assert all(one.untyped_storage().nbytes() == one.numel() * one.element_size() for one in copies)
-    trainer.update(made_batch())
-    assert all(one.untyped_storage().data_ptr() == storages[-1].data_ptr() for one in tensors)
-
-
-@BOTH
-@pytest.mark.parametrize("target_update_freq", [0, 4])
-def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(algorithm, target_update_freq):
-    hyper = algorithm(target_update_freq=target_update_freq)
-    batches = [made_batch(seed=seed) for seed in range(9)]
-    check_resumption(hyper, box_spaces(), *made_trainer(hyper), batches[:3], batches[3:])
+@pytest.mark.parametrize("actions", [1, 3, FEW, FEW + 1])
+def test_dueling_values_add_centred_advantages(actions):
+    """Dueling values are the state value plus centred advantages."""
+    head = Head(6, 8, actions, dueling=True)
+    x = torch.randn(4, 2, 6)
+    raw = head.output(torch.relu(head.hidden(x)))
+    advantage, value = raw[..., :actions], raw[..., actions:]
+    close = rounding(2 * actions + 3, 2 * float(raw.detach().abs().max()) * actions)
+    torch.testing.assert_close(head(x), value + advantage - advantage.mean(-1, keepdim=True), **close)
+    torch.testing.assert_close(head(x).mean(-1, keepdim=True), value, **close)
 
 
 def chain_batch(rng, rows=64, length=4):
@@ -133,13 +88,6 @@ def optimal_chain_values(length=4):
         values[:-1, 1] = 0.6 * best[1:]
         values[-1, 1] = 10
     return values
-
-
-@BOTH
-def test_many_actions_are_learned_from(algorithm):
-    spaces = box_spaces(actions=300)
-    _, trainer = made_trainer(algorithm(), spaces)
-    assert torch.isfinite(trainer.update(made_batch(spaces)).metrics["loss"])
 
 
 def test_make_gives_defaults_by_name():

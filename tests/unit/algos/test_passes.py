@@ -12,7 +12,7 @@ from updates import box_spaces, made_batch, made_obs, made_trainer
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNNetwork, DQNTrainer
 from marlcore.algos.fast.passes import AutogradPass, LayersPass, passes
-from marlcore.algos.networks.head import FEW
+from marlcore.algos.networks.qnetwork import FEW
 from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")

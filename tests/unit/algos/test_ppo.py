@@ -9,52 +9,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import NUMBERS, SMALL, made_model, queue_batch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import near, rounding
 from torch.nn import functional
-from updates import check_resumption, made_batch
 
 from marlcore.algos import PPO
 from marlcore.algos.ppo import ADAM_EPS, Evaluated
 from marlcore.interfaces import QueueSource, ReplaySource
-from marlcore.spaces import MASK, Spaces
+from marlcore.observations import ALONE
+from marlcore.spaces import JOINT, MASK, Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 WIDE = gym.Box(-10, 10, (3,), np.float32)
 DISCRETE = Spaces(WIDE, gym.Discrete(4))
-NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 SINGLE = PPO(epochs=1, batch_size=24, minibatch_size=24, hidden=(8, 8), target_kl=None)
-
-
-def made_model(hyper, spaces):
-    """A model whose policy is not uniform."""
-    model = hyper.make_model(spaces)
-    with torch.no_grad():
-        model.acting.head.weight.normal_()
-    return model
-
-
-def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.5, **replaced):
-    """A batch as a queue's reader gives it: runs of a few rows; log-probabilities of a policy `stale` away."""
-    rng = np.random.default_rng(seed)
-    batch = made_batch(spaces, rows, seed)
-    batch.reward /= 10
-    batch.continues = torch.from_numpy(rng.random(rows) < 0.8)
-    batch.continues[-1] = False
-    batch.discount = torch.where(batch.continues | torch.from_numpy(rng.random(rows) < 0.5), 0.9, 0.0)
-    acted = made_model(hyper, spaces)
-    output = acted.acting(batch.obs)
-    draw = acted.acting.distribution.sample(output.detach(), acted.acting.mask(batch.obs), rng)
-    batch.action = torch.from_numpy(draw.action)
-    log_prob = torch.from_numpy(draw.log_prob + stale * rng.normal(size=rows).astype(np.float32))
-    batch.extras = {"log_prob": log_prob, **{name: torch.from_numpy(one) for name, one in draw.extras.items()}}
-    batch.numbers = NUMBERS
-    for name, value in replaced.items():
-        setattr(batch, name, value)
-    return batch, acted
 
 
 def plain_advantages(batch, value, last, ratio, decay, clips):
@@ -102,7 +74,7 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, un
         SINGLE, correction=correction, normalize_advantages=normalize, clip_value=clip_value, ratio_clip=1.5,
         normalize_values=units,
     )  # fmt: skip
-    batch, _ = queue_batch(hyper, spaces, seed=seed)
+    batch, _ = queue_batch(hyper, spaces, seed=seed, stale=0.5)
     model = made_model(hyper, spaces)
     with torch.no_grad():
         output, value = (one.numpy() for one in model(batch.obs))
@@ -156,7 +128,7 @@ def test_value_clipping_takes_the_worse_error():
 def test_every_kind_of_action_gets_more_probable_where_it_paid(action):
     spaces = Spaces(WIDE, action)
     hyper = replace(SINGLE, epochs=20, minibatch_size=6, correction="gae")
-    batch, model = queue_batch(hyper, spaces, stale=0.0)
+    batch, model = queue_batch(hyper, spaces)
     batch.continues[:] = False
     batch.discount[:] = 0.0
     batch.reward[:] = torch.where(torch.arange(24) < 12, 1.0, -1.0)
@@ -170,7 +142,7 @@ def test_every_kind_of_action_gets_more_probable_where_it_paid(action):
 
 def test_each_epoch_visits_every_row_once(monkeypatch):
     hyper = replace(SINGLE, epochs=3, minibatch_size=7)
-    batch, model = queue_batch(hyper, DISCRETE)
+    batch, model = queue_batch(hyper, DISCRETE, stale=0.5)
     batch.obs[:, 0] = torch.arange(24)
     trainer = hyper.make_trainer(model)
     seen, evaluate = [], trainer.evaluate
@@ -184,7 +156,7 @@ def test_each_epoch_visits_every_row_once(monkeypatch):
 
 
 def test_one_step_on_the_whole_batch_needs_one_pass(monkeypatch):
-    batch, model = queue_batch(SINGLE, DISCRETE)
+    batch, model = queue_batch(SINGLE, DISCRETE, stale=0.5)
     trainer = SINGLE.make_trainer(model)
     calls, forward = [], model.acting.forward
     monkeypatch.setattr(model.acting, "forward", lambda obs: calls.append(len(obs)) or forward(obs))
@@ -199,7 +171,7 @@ def test_a_single_step_is_the_step_of_minibatches():
     times off / eps away. Sums over 24 rows and two layers of 8 make g, whose norm is clipped to 0.5.
     """
     off = rounding(24 + 2 * 8 + 10)["atol"] * SINGLE.max_grad_norm
-    batch, model = queue_batch(SINGLE, DISCRETE)
+    batch, model = queue_batch(SINGLE, DISCRETE, stale=0.5)
     twin = copy.deepcopy(model)
     SINGLE.make_trainer(model).update(batch)
     trainer = SINGLE.make_trainer(twin)
@@ -212,7 +184,7 @@ def test_a_single_step_is_the_step_of_minibatches():
 
 def test_target_kl_ends_the_passes():
     hyper = replace(SINGLE, epochs=50, minibatch_size=6, target_kl=1e-3)
-    batch, model = queue_batch(hyper, DISCRETE, numbers={"learning_rate": 0.05, "entropy_coefficient": 0.0})
+    batch, model = queue_batch(hyper, DISCRETE, stale=0.5, numbers=NUMBERS | {"learning_rate": 0.05})
     assert hyper.make_trainer(model).update(batch).updates < 40
 
 
@@ -235,7 +207,7 @@ def test_the_learning_rate_and_the_entropy_follow_the_schedules():
 def test_values_at_truncations_are_those_of_the_final_observation():
     """In the rewards' units, after the critic's units have changed; at terminations they are 0."""
     hyper = replace(SINGLE, gae_lambda=0.0)
-    batch, model = queue_batch(hyper, DISCRETE, stale=0.0)
+    batch, model = queue_batch(hyper, DISCRETE)
     trainer = hyper.make_trainer(model)
     trainer.normalizer.update(torch.tensor([40.0, 60.0]))  # mean 50, standard deviation 10
     batch.continues[:] = False
@@ -248,26 +220,29 @@ def test_values_at_truncations_are_those_of_the_final_observation():
     assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
 
 
-def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
-    hyper = replace(SINGLE, epochs=2, minibatch_size=8)
-    batches = [queue_batch(hyper, DISCRETE, seed=seed)[0] for seed in range(3)]
-    model = made_model(hyper, DISCRETE)
-    check_resumption(hyper, DISCRETE, model, hyper.make_trainer(model), batches[:1], batches[1:])
-
-
 def test_rows_store_the_log_probability_and_a_gaussians_draw():
     assert set(PPO().transition(DISCRETE).extras) == {"log_prob"}
     assert set(PPO().transition(Spaces(WIDE, gym.Box(-1, 1, (2,)))).extras) == {"log_prob", "drawn"}
     assert PPO(batch_size=512).source(ReplaySource()) == QueueSource(512)
 
 
-def test_actors_get_the_policy_alone():
-    model = PPO().make_model(DISCRETE)
-    action = PPO().act(
-        model.acting, torch.zeros(5, 3), explore={}, state=None, mask=None, generator=np.random.default_rng(0)
-    )
+@pytest.mark.parametrize("name", ["ppo", "mappo"])
+def test_actors_get_the_policy_alone(name):
+    hyper, spaces = SMALL[name]
+    act = {"state": None, "mask": None, "generator": np.random.default_rng(0)}
+    policy, obs = hyper.make_model(spaces).acting, {ALONE: torch.zeros(5, 3)}
+    action = hyper.act(policy, obs[ALONE] if name == "ppo" else obs, explore={}, **act)
     assert action.action.shape == (5,) and set(action.extras) == {"log_prob"}
-    greedy = PPO().act(
-        model.acting, torch.zeros(5, 3), explore=None, state=None, mask=None, generator=np.random.default_rng(0)
-    )
+    greedy = hyper.act(policy, obs[ALONE] if name == "ppo" else obs, explore=None, **act)
     assert len(set(greedy.action.tolist())) == 1
+
+
+def test_the_joint_observation_changes_values_and_no_action():
+    hyper, spaces = SMALL["mappo"]
+    model = hyper.make_model(spaces)
+    obs = {ALONE: torch.randn(8, 3), JOINT: torch.randn(8, 6)}
+    output, value = model(obs)
+    again, others = model({**obs, JOINT: torch.randn(8, 6)})
+    assert torch.equal(output, again) and (value != others).all()
+    assert model.acting.torso.dense.layers[0].in_features == 3
+    assert model.critic.torso.dense.layers[0].in_features == 9

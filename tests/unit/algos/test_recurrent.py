@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from batches import plain_rescaled, plain_restored
 from gymnasium import spaces as gym
 from rounding import rounding
 
@@ -10,10 +11,11 @@ from marlcore.algos.networks.recurrent import (
     PREVIOUS_ACTION,
     Recurrent,
     RecurrentTorso,
+    rescaled,
+    restored,
     state_fields,
     unroll_burnt_in,
 )
-from marlcore.algos.networks.rescaling import rescaled, restored
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.spaces import Spaces
 
@@ -140,15 +142,6 @@ def test_a_torsos_state_has_the_fields_of_a_row(kind):
         assert {one.every for one in fields.values()} == {8}
         again, _ = torso(torch.randn(5, 2), state)
         assert again.shape == (5, UNITS)
-
-
-def plain_rescaled(x):
-    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
-
-
-def plain_restored(x):
-    root = (np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3
-    return np.sign(x) * (root**2 - 1)
 
 
 def test_values_are_rescaled_as_the_paper_says():

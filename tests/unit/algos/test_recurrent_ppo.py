@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from batches import queue_batch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
-from updates import check_resumption, made_batch
 from wander import Wander
 
 import marlcore as mc
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn", "shared_fork_ser
 
 SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch_size=8, epochs=2)
 WIDE = gym.Box(-10, 10, (3,), np.float32)
-NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 # A window's four steps through sums of 8 + 6 + 4 + 3 numbers, with three exponentials each; all stay under 100.
 CLOSE = rounding(4 * (8 + 6 + 4 + 3 + 3 * 4) + 6, 100.0)
 KINDS = {
@@ -30,30 +29,6 @@ KINDS = {
     "multi": gym.MultiDiscrete([2, 3]),
     "box": gym.Box(-2, 3, (2,), np.float32),
 }
-
-
-def queue_batch(hyper, spaces, rows=24, seed=0):
-    """A batch as a queue's reader gives it: runs of a few rows, with random states and actions of the policy."""
-    rng = np.random.default_rng(seed)
-    model = hyper.make_model(spaces)
-    batch = made_batch(spaces if spaces.masked else replace(spaces, action=gym.Discrete(2)), rows, seed)
-    batch.reward /= 10
-    batch.continues = torch.from_numpy(rng.random(rows) < 0.85)
-    batch.continues[-1] = False
-    batch.discount = torch.where(batch.continues | torch.from_numpy(rng.random(rows) < 0.5), 0.9, 0.0)
-    fields = hyper.transition(spaces).extras
-    state = {
-        name: torch.from_numpy(rng.normal(size=(rows, *one.shape)).astype(np.float32))
-        for name, one in fields.items()
-        if name not in ("log_prob", "drawn")
-    }
-    output = model.acting(batch.obs, state)[0].detach()
-    draw = model.acting.distribution.sample(output, model.acting.mask(batch.obs), rng)
-    batch.action = torch.from_numpy(draw.action)
-    drawn = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
-    batch.extras = {"log_prob": torch.from_numpy(draw.log_prob), **drawn, **state}
-    batch.numbers = NUMBERS
-    return batch
 
 
 def row_of(values, i):
@@ -91,8 +66,7 @@ def test_windows_are_runs_cut_in_pieces(continues, unroll):
 def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
     """Each window's outputs and values are those of steps from the state stored with its first row."""
     hyper, spaces = replace(SMALL, cell=cell), Spaces(WIDE, KINDS[kind], masked=kind == "discrete", stack=2)
-    batch = queue_batch(hyper, spaces)
-    model = hyper.make_model(spaces)
+    batch, model = queue_batch(hyper, spaces)
     first = first_rows(batch.continues, 4)
     output, value = model(batch.obs, batch.extras, first)
     state = None
@@ -107,8 +81,7 @@ def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
 
 def test_the_next_observation_is_valued_in_the_state_after_the_action():
     spaces = Spaces(WIDE, gym.Discrete(4))
-    batch = queue_batch(SMALL, spaces)
-    model = SMALL.make_model(spaces)
+    batch, model = queue_batch(SMALL, spaces)
     trainer = SMALL.make_trainer(model)
     which = torch.tensor([3, 17])
     found = trainer.values_after(batch, which)
@@ -122,8 +95,8 @@ def test_the_next_observation_is_valued_in_the_state_after_the_action():
 
 def test_minibatches_are_whole_windows_and_all_of_them():
     spaces = Spaces(WIDE, gym.Discrete(4))
-    batch = queue_batch(SMALL, spaces, rows=200)
-    trainer = SMALL.make_trainer(SMALL.make_model(spaces))
+    batch, model = queue_batch(SMALL, spaces, rows=200)
+    trainer = SMALL.make_trainer(model)
     seen = []
     minibatches = trainer.minibatches
     trainer.minibatches = lambda rows: seen.append((rows, list(minibatches(rows)))) or iter(seen[-1][1])
@@ -138,13 +111,6 @@ def test_minibatches_are_whole_windows_and_all_of_them():
         whole = set(windows_in(rows))
         assert all(window in whole for part in parts for window in windows_in(part))
     assert orders[0] != orders[1] != batch.reward.tolist()
-
-
-def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit():
-    spaces = Spaces(WIDE, gym.Discrete(4))
-    batches = [queue_batch(SMALL, spaces, seed=seed) for seed in range(4)]
-    model = SMALL.make_model(spaces)
-    check_resumption(SMALL, spaces, model, SMALL.make_trainer(model), batches[:2], batches[2:])
 
 
 def test_rows_store_the_state_each():

@@ -2,34 +2,28 @@
 
 import copy
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from batches import QUEUED, SMALL, batch_of
 from gymnasium import spaces as gym
 from rounding import rounding
 from torch import nn
-from updates import box_spaces, continuous_spaces, made_batch, made_obs
-from windows import made_windows
+from updates import box_spaces, made_obs
 
 import marlcore as mc
 from marlcore.algos.fast import faster
 from marlcore.algos.fast.stand_in import Plan
 from marlcore.algos.networks.actions import BoxActions
 from marlcore.algos.networks.torso import Dense
-from marlcore.observations import ALONE
-from marlcore.spaces import JOINT, Spaces
+from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-BOX = gym.Box(-9, 9, (3,), np.float32)
 MIXED = Spaces(gym.Dict({"image": gym.Box(0, 255, (32, 32), np.uint8), "count": gym.Discrete(3)}), gym.Discrete(2))
-SHARED = Spaces(gym.Dict({ALONE: BOX, JOINT: gym.Box(-9, 9, (6,), np.float32)}), gym.Discrete(2))
-OF_PPO = {"hidden": (8, 8), "batch_size": 24, "minibatch_size": 12, "epochs": 2, "learning_rate": 0.1}
-MEMORY = {"units": 6, "learning_rate": 0.1}
-R2D2 = {"hidden": (8, 8), "length": 12, "burn_in": 4, "period": 8, **MEMORY}
 
 
 @dataclass(frozen=True)
@@ -42,19 +36,12 @@ class Replaced(mc.PPO):
         return model
 
 
-CASES = {
-    "dqn": (mc.DQN(hidden=(8, 8), learning_rate=0.1), box_spaces()),
-    "dqn of images": (mc.DQN(hidden=(8,), learning_rate=0.1), MIXED),
-    "iqn": (mc.IQN(hidden=(8, 8), n_cos=4, learning_rate=0.1), box_spaces()),
-    "ppo": (mc.PPO(**OF_PPO), box_spaces()),
-    "derived ppo": (Replaced(**OF_PPO), box_spaces()),
-    "mappo": (mc.MAPPO(**OF_PPO), SHARED),
-    "td3": (mc.TD3(hidden=(8, 8), learning_rate=0.1), continuous_spaces()),
-    "sac": (mc.SAC(hidden=(8, 8), learning_rate=0.1), continuous_spaces()),
-    "recurrentppo": (mc.RecurrentPPO(**{**OF_PPO, **MEMORY}), box_spaces()),
-    "recurrentppo, gru": (mc.RecurrentPPO(**{**OF_PPO, **MEMORY}, cell="gru"), box_spaces()),
-    "r2d2": (mc.R2D2(**R2D2), box_spaces()),
-    "r2d2, gru": (mc.R2D2(**R2D2, cell="gru"), box_spaces()),
+FAST = {"learning_rate": 0.1}
+CASES = {name: (replace(hyper, **FAST), spaces) for name, (hyper, spaces) in SMALL.items()} | {
+    "dqn of images": (mc.DQN(hidden=(8,), **FAST), MIXED),
+    "derived ppo": (Replaced(**QUEUED, **FAST), box_spaces()),
+    "recurrentppo, gru": (replace(SMALL["recurrentppo"][0], cell="gru", **FAST), box_spaces()),
+    "r2d2, gru": (replace(SMALL["r2d2"][0], cell="gru", **FAST), box_spaces()),
 }
 EACH = pytest.mark.parametrize("case", CASES)
 ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
@@ -99,29 +86,19 @@ def acted(case, model):
 
 
 @cache
-def batch_of(case):
-    hyper, spaces = CASES[case]
-    if isinstance(hyper, mc.R2D2):
-        return made_windows(hyper, spaces, 6).torch()
-    batch = made_batch(spaces, 24)
-    if isinstance(hyper, mc.PPO):
-        batch.continues = torch.arange(24) % 6 < 5
-        batch.extras = {
-            name: torch.from_numpy(np.random.default_rng(0).normal(-1, 0.1, (24, *field.shape)).astype(np.float32))
-            for name, field in hyper.transition(spaces).extras.items()
-        }
-        batch.numbers = {"learning_rate": 0.1, "entropy_coefficient": 0.01}
-    return batch
+def batch_for(case):
+    return batch_of(*CASES[case])
 
 
 def learnt(case, trainer):
     for _ in range(2 if case == "td3" else 1):  # its policy learns at each second update
-        trainer.update(copy.copy(batch_of(case)))
+        trainer.update(copy.copy(batch_for(case)))
 
 
 @EACH
-def test_a_replaced_part_is_called_and_learns(case):
-    """Each part at every level is replaced, alone, in a model that was called before."""
+@pytest.mark.parametrize("late", [False, True], ids=["before the trainer is made", "after"])
+def test_a_replaced_part_is_called_and_learns(case, late):
+    """Each part at every level is replaced, alone, in a model that acted before, or acted and learnt."""
     hyper, spaces = CASES[case]
     original = hyper.make_model(spaces)
     acted(case, original)
@@ -131,32 +108,20 @@ def test_a_replaced_part_is_called_and_learns(case):
         model = copy.deepcopy(original)
         acted(case, model)
         part = Counted(model.get_submodule(name))
+        if late:
+            trainer = hyper.make_trainer(model)
+            learnt(case, trainer)
+            if any(held is part.replaced for held in vars(trainer).values()):
+                continue  # a policy or critics, which the trainer has by itself
         model.set_submodule(name, part)
         acted(case, model)
         assert (part.calls > 0) == acts, name
         part.calls = 0
-        trainer = hyper.make_trainer(model)
+        if not late:
+            trainer = hyper.make_trainer(model)
         learnt(case, trainer)
         assert part.calls > 0, name
-        assert part.gain.item() != 1.0 or name == ENCODED_BY_ACTORS, name
-
-
-@EACH
-def test_a_part_replaced_after_the_trainer_was_made_is_called(case):
-    """Each part, alone, in a model that acted and learnt before."""
-    hyper, spaces = CASES[case]
-    original = hyper.make_model(spaces)
-    for name in parts_of(original):
-        model = copy.deepcopy(original)
-        trainer = hyper.make_trainer(model)
-        acted(case, model)
-        learnt(case, trainer)
-        part = Counted(model.get_submodule(name))
-        if any(held is part.replaced for held in vars(trainer).values()):
-            continue  # a policy or critics, which the trainer has by itself
-        model.set_submodule(name, part)
-        learnt(case, trainer)
-        assert part.calls > 0, name
+        assert late or part.gain.item() != 1.0 or name == ENCODED_BY_ACTORS, name
 
 
 @EACH
@@ -333,7 +298,7 @@ def test_faster_forms_are_the_modules(case, monkeypatch):
     for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
         model = copied(original)
         torch.manual_seed(0)
-        update = hyper.make_trainer(model).update(copy.copy(batch_of(case)))
+        update = hyper.make_trainer(model).update(copy.copy(batch_for(case)))
         metrics = [float(update.metrics[name]) for name in ("loss", "grad_norm")]
         found.append((acted(case, copied(original)).action, metrics))
         monkeypatch.setattr(Plan, "is_hooked", lambda self: True)

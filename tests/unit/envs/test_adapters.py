@@ -1,16 +1,14 @@
 """One copy of an environment: every adapter keeps the order of turns, rewards and ends, whatever agents come and go."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import gymnasium
 import mpe2.simple_spread_v3
 import numpy as np
 import pytest
 from pettingzoo.utils import parallel_to_aec
+from random_play import play as play_copies
 from relay import Relay
 from turns import assert_same, play, record
 
@@ -19,11 +17,10 @@ from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import Environment
 
+CROWDED = {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15}
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "treasure_hunt": lambda: make("treasure_hunt", horizon=20),
-    "crowded_treasure_hunt": lambda: make(
-        "treasure_hunt", agents=6, size=4, view=3, gems=3, food=3, bones=3, horizon=15
-    ),
+    "crowded_treasure_hunt": lambda: make("treasure_hunt", **CROWDED),
     "cart_pole": lambda: make("gymnasium:CartPole-v1"),
     "cart_pole_cut_short": lambda: make("gymnasium:CartPole-v1", max_episode_steps=6),
     "spread_aec": lambda: make("pettingzoo:mpe2.simple_spread_v3", max_cycles=6),
@@ -33,19 +30,14 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
 }
 
 
-@pytest.fixture(params=ENVIRONMENTS)
-def factory(request: pytest.FixtureRequest) -> Callable[[], Environment]:
-    return ENVIRONMENTS[request.param]
-
-
-def test_every_environment_keeps_to_the_protocol(factory: Callable[[], Environment]) -> None:
-    env = factory()
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_keeps_to_the_protocol(name):
+    env = ENVIRONMENTS[name]()
     assert env.agent is None, "nobody's turn before the first reset"
     assert set(env.observation_spaces) == set(env.action_spaces) == set(env.agents)
     actions = np.random.default_rng(0)
     for episode in range(25):
-        left: set[str] = set()
-        started: set[str] = set()
+        left, started = set(), set()
         for turn in play(env, episode or None, actions):
             assert env.observation_spaces[turn.agent].contains(turn.obs)
             assert turn.agent not in left, "an agent takes no turn after its last one"
@@ -57,18 +49,16 @@ def test_every_environment_keeps_to_the_protocol(factory: Callable[[], Environme
     env.close()
 
 
-def test_a_seed_makes_all_episodes_reproducible(
-    factory: Callable[[], Environment],
-) -> None:
-    ours, theirs = factory(), factory()
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_seed_makes_all_episodes_reproducible(name):
+    ours, theirs = ENVIRONMENTS[name](), ENVIRONMENTS[name]()
     record(theirs, episodes=2, seed=3)  # another past
     assert_same(record(ours, episodes=4), record(theirs, episodes=4))
 
 
-def test_only_living_agents_are_due_an_action(
-    factory: Callable[[], Environment],
-) -> None:
-    env = factory()
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_only_living_agents_are_due_an_action(name):
+    env = ENVIRONMENTS[name]()
     for turn in play(env, 0, np.random.default_rng(0)):
         wrong, expected = (0, "None") if turn.action is None else (None, "an action")
         with pytest.raises(ValueError, match=f"^step: expected {expected}.*, got .*{wrong}$"):
@@ -82,7 +72,7 @@ def test_only_living_agents_are_due_an_action(
 # Gymnasium
 
 
-def test_cart_pole_is_what_gymnasium_itself_gives() -> None:
+def test_cart_pole_is_what_gymnasium_itself_gives():
     turns = record(make("gymnasium:CartPole-v1"), episodes=1)
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=7)
@@ -93,7 +83,7 @@ def test_cart_pole_is_what_gymnasium_itself_gives() -> None:
         assert after[2:5] == (reward, terminated, truncated)
 
 
-def test_a_fallen_pole_terminates_and_a_time_limit_truncates() -> None:
+def test_a_fallen_pole_terminates_and_a_time_limit_truncates():
     fallen = record(make("gymnasium:CartPole-v1"), episodes=1)
     assert fallen[-1][3:] == (True, False, None)
     assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, "the final observation is the fallen one"
@@ -105,14 +95,14 @@ def test_a_fallen_pole_terminates_and_a_time_limit_truncates() -> None:
 # PettingZoo
 
 
-def test_spread_is_the_same_through_both_interfaces() -> None:
+def test_spread_is_the_same_through_both_interfaces():
     aec = record(make("pettingzoo:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     parallel = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     assert len(aec) == 3 * 3 * 11
     assert_same(aec, parallel)
 
 
-def test_spread_is_what_pettingzoo_itself_gives() -> None:
+def test_spread_is_what_pettingzoo_itself_gives():
     turns = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=1)
     env = mpe2.simple_spread_v3.parallel_env(max_cycles=10)
     seen, _ = env.reset(seed=7)
@@ -130,27 +120,27 @@ def test_spread_is_what_pettingzoo_itself_gives() -> None:
 class Duck:
     """An object with a Parallel environment's methods, but not of PettingZoo's class."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._env = Relay()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.__dict__["_env"], name)
 
 
-def test_an_object_with_the_methods_is_enough() -> None:
+def test_an_object_with_the_methods_is_enough():
     env = adapt(Duck())
     assert isinstance(env, ParallelEnvironment)
     assert_same(record(env, episodes=2), record(ParallelEnvironment(Relay()), episodes=2))
 
 
-def test_both_interfaces_show_agents_that_come_and_go() -> None:
+def test_both_interfaces_show_agents_that_come_and_go():
     assert_same(
         record(ParallelEnvironment(Relay()), episodes=3),
         record(AECEnvironment(parallel_to_aec(Relay())), episodes=3),
     )
 
 
-def test_a_dead_agents_last_turn_has_its_last_reward() -> None:
+def test_a_dead_agents_last_turn_has_its_last_reward():
     """An agent that dies first takes its last turn with its last reward."""
     turns = record(ParallelEnvironment(Relay()), episodes=1)
     order = [turn.agent + ("!" if turn.action is None else "") for turn in turns]
@@ -165,13 +155,13 @@ def test_a_dead_agents_last_turn_has_its_last_reward() -> None:
 class Lingering(Relay):
     """Relay, but those who were truncated stay on the list of agents."""
 
-    def step(self, actions: dict[str, int]) -> tuple[Any, Any, Any, Any, Any]:
+    def step(self, actions):
         result = super().step(actions)
         self.agents = self.agents or list(actions)
         return result
 
 
-def test_an_ended_agent_still_listed_has_one_last_turn() -> None:
+def test_an_ended_agent_still_listed_has_one_last_turn():
     """An agent that stays on the list after its end still has one last turn."""
     assert_same(
         record(ParallelEnvironment(Lingering()), episodes=2),
@@ -179,26 +169,23 @@ def test_an_ended_agent_still_listed_has_one_last_turn() -> None:
     )
 
 
+MAKERS = {
+    "single": lambda: gymnasium.make("CartPole-v1"),
+    "vector": lambda: gymnasium.make_vec("CartPole-v1", 1),
+    "parallel": Relay,
+    "turns": lambda: ParallelEnvironment(Relay()),
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "made"),
-    [
-        ("step", lambda: gymnasium.make("CartPole-v1")),
-        ("reset", lambda: gymnasium.make("CartPole-v1")),
-        ("step", lambda: gymnasium.make_vec("CartPole-v1", 1)),
-        ("step", Relay),
-        ("reset", Relay),
-        ("last", lambda: ParallelEnvironment(Relay())),
-    ],
-)
-def test_a_value_too_few_is_told_with_the_names_of_all(method: str, made: Callable[[], Any]) -> None:
-    env = made()
+    ("method", "name"),
+    [("step", "single"), ("reset", "single"), ("step", "vector"), *((m, "parallel") for m in ("step", "reset")),
+     ("last", "turns")],
+)  # fmt: skip
+def test_a_value_too_few_is_told_with_the_names_of_all(method, name):
+    env = MAKERS[name]()
     right = getattr(env, method)
     setattr(env, method, lambda *args, **options: right(*args, **options)[:-1])
     expected = r"\(observation, info\), got 1 " if method == "reset" else r"\(.*, truncated, info\), got 4 "
     with pytest.raises(EnvironmentFailed, match=f"ValueError: {method}: expected {expected}values$"):
-        copies = vectorize(lambda: env, 1)
-        copies.reset(0)
-        for _ in range(2):
-            _, turns = copies.observe()
-            for turn in turns:
-                copies.act(turn, np.zeros(1, np.int64))
+        play_copies(vectorize(lambda: env, 1), 2)

@@ -1,7 +1,5 @@
 """Vector environments of Gymnasium and EnvPool: what they give is what actors get, in every autoreset mode."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 
@@ -13,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from odd_spaces import Counting
 from random_play import assert_same, play, single
+from refused import check_refused
 
 from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.gymnasium_vector import EnvPool, GymnasiumVector
@@ -37,9 +36,31 @@ def seeds_of(seed: int, copies: int) -> list[int]:
     return [first + i for i in range(copies)]
 
 
+def assert_plays_as(env, makers, rounds, masked=False, first=None):
+    """Plays the environment; each copy is what its single environment gives. Returns the events and actions."""
+    events, actions = play(env, rounds)
+    for copy, maker in enumerate(makers):
+        raw = maker()
+        seed = (seeds_of(5, 1)[0] if first is None else first) + copy
+        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=masked))
+        raw.close()
+    return events, actions
+
+
+def numbers_at_ends(env, rounds, value=0):
+    """By copy, the numbers told at its last episode's end."""
+    env.reset(0)
+    told = {}
+    for _ in range(rounds):
+        outcomes, [turn] = env.observe()
+        told |= dict(outcomes[0].infos) if outcomes else {}
+        env.act(turn, np.full(len(turn.copies), value))
+    return told
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_copy_is_what_the_single_environment_gives(name: str, mode: AutoresetMode) -> None:
+def test_every_copy_is_what_the_single_environment_gives(name: str, mode: AutoresetMode):
     maker = MAKERS[name]
     if (name, mode) == ("masked info", AutoresetMode.DISABLED):
         with pytest.raises(ValueError, match=r"^autoreset_mode of .*: expected NextStep or SameStep, got Disabled$"):
@@ -50,17 +71,13 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     assert env.copies == 3
     masked = env.spaces["agent_0"].masked
     assert masked == name.startswith("masked")
-    events, actions = play(env, 120)
-    for copy, seed in enumerate(seeds_of(5, 3)):
-        raw = maker()
-        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=masked))
-        raw.close()
+    events, _ = assert_plays_as(env, [maker] * 3, 120, masked)
     ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
     assert len(ends) == env.episodes > 0
     env.close()
 
 
-def test_the_vector_form_of_cart_pole_is_taken_by_name() -> None:
+def test_the_vector_form_of_cart_pole_is_taken_by_name():
     env = vectorize(NamedEnvironment("gymnasium:CartPole-v1"), 5)
     assert isinstance(env, GymnasiumVector)
     assert env.copies == 5
@@ -90,7 +107,7 @@ def test_the_vector_form_of_cart_pole_is_taken_by_name() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_when_all_episodes_end_at_once_all_begin_again(mode: AutoresetMode) -> None:
+def test_when_all_episodes_end_at_once_all_begin_again(mode: AutoresetMode):
     env = GymnasiumVector(SyncVectorEnv([MAKERS["Pendulum"]] * 2, autoreset_mode=mode))
     env.reset(0)
     for number in range(40):
@@ -105,11 +122,11 @@ def test_when_all_episodes_end_at_once_all_begin_again(mode: AutoresetMode) -> N
 class Leaving(Counting):
     """Episodes of four steps; the info after one of the steps holds no mask."""
 
-    def __init__(self, without: int | None = None, action: gym.Space | None = None) -> None:
+    def __init__(self, without: int | None = None, action: gym.Space | None = None):
         super().__init__(action, mask_in="info")
         self.without = without
 
-    def look(self) -> tuple[Any, Any]:
+    def look(self):
         self.length = 4
         obs, info = super().look()
         if self.steps == self.without:
@@ -120,31 +137,21 @@ class Leaving(Counting):
 @pytest.mark.parametrize("mode", MODES[:2])
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("action", [None, gym.MultiDiscrete([3, 2])])
-def test_masks_may_be_left_out_where_nobody_acts(mode: AutoresetMode, copies: int, action: gym.Space | None) -> None:
+def test_masks_may_be_left_out_where_nobody_acts(mode: AutoresetMode, copies: int, action: gym.Space | None):
     """All copies' episodes end together, so that no info of that step holds a mask."""
 
-    def make(without: int) -> Any:
+    def make(without: int):
         return SyncVectorEnv([lambda: Leaving(without, action)] * copies, autoreset_mode=mode)
 
-    events, actions = play(GymnasiumVector(make(4)), 40)
-    for copy, seed in enumerate(seeds_of(5, copies)):
-        raw = Leaving(action=action)
-        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=True))
-    with pytest.raises(
-        EnvironmentFailed, match=r"^environment copy 0, agent_0: action_mask: expected an allowed action"
-    ):
-        play(GymnasiumVector(make(3)), 40)
+    assert_plays_as(GymnasiumVector(make(4)), [lambda: Leaving(action=action)] * copies, 40, masked=True)
+    says = "environment copy 0, agent_0: action_mask: expected an allowed action"
+    check_refused(lambda: play(GymnasiumVector(make(3)), 40), EnvironmentFailed, says)
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode) -> None:
+def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode):
     env = GymnasiumVector(RecordEpisodeStatistics(SyncVectorEnv([Counting] * 2, autoreset_mode=mode)))
-    env.reset(0)
-    told = {}
-    for _ in range(30):
-        outcomes, [turn] = env.observe()
-        told |= dict(outcomes[0].infos) if outcomes else {}
-        env.act(turn, np.zeros(len(turn.copies), np.int64))
+    told = numbers_at_ends(env, 30)
     assert told.keys() == {0, 1}
     for numbers in told.values():
         assert numbers["steps"] >= 1.0
@@ -155,165 +162,144 @@ def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode) -> None:
 class Watched(SyncVectorEnv):
     """Keeps the actions of copies that it resets; says in each info which copies got a bonus: the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__([lambda: Counting(action=gym.Discrete(5, start=3))] * 2)
         self.idle: list[int] = []
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions: Any):
         self.idle += actions[self._autoreset_envs].tolist()
         *result, info = super().step(actions)
         return *result, info | {"bonus": np.ones(2), "_bonus": np.array([True, False])}
 
 
-def test_copies_that_are_reset_get_the_first_action() -> None:
+def test_copies_that_are_reset_get_the_first_action():
     watched = Watched()
-    env = GymnasiumVector(watched)
-    env.reset(0)
-    told: dict[int, set[str]] = {}
-    for _ in range(60):
-        outcomes, [turn] = env.observe()
-        told |= {copy: set(numbers) for outcome in outcomes for copy, numbers in outcome.infos}
-        env.act(turn, np.full(len(turn.copies), 4))
-    assert len(watched.idle) >= 10
-    assert set(watched.idle) == {3}
-    assert told == {0: {"steps", "bonus"}, 1: {"steps"}}, "only the first copy got a bonus"
+    told = numbers_at_ends(GymnasiumVector(watched), 60, value=4)
+    assert len(watched.idle) >= 10 and set(watched.idle) == {3}
+    assert {copy: set(numbers) for copy, numbers in told.items()} == {0: {"steps", "bonus"}, 1: {"steps"}}
 
 
-def test_processes_of_gymnasium() -> None:
+def test_processes_of_gymnasium():
     maker = MAKERS["CartPole"]
     env = vectorize(lambda: AsyncVectorEnv([maker] * 2, shared_memory=False), 1)
-    events, actions = play(env, 40)
+    assert_plays_as(env, [maker] * 2, 40)
     env.close()
-    for copy, seed in enumerate(seeds_of(5, 2)):
-        raw = maker()
-        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=False))
-        raw.close()
 
 
-FLOATS = {"nan": np.nan, "inf": np.inf, "beyond": -1e39}
+def second_float(value):
+    def change(step):
+        step["obs"] = step["obs"].astype(np.float64)
+        step["obs"][1, 2] = value
+
+    return change
+
+
+def set_to(name, value):
+    return lambda step: step.update({name: value})
+
+
+def broken(step):
+    raise RuntimeError("the pole broke")
+
+
+OF_COPY = "environment copy {}, agent_0: "
+WRONG = {
+    "nan": (second_float(np.nan), OF_COPY.format(1) + "obs: expected finite numbers, got nan in ["),
+    "inf": (second_float(np.inf), OF_COPY.format(1) + "obs: expected finite numbers, got inf in ["),
+    "beyond": (second_float(-1e39), OF_COPY.format(1) + "obs: expected values in float32's range, got -1e+39"),
+    "reward": (
+        set_to("reward", np.array([0, np.inf, 0])),
+        OF_COPY.format(1) + "reward: expected a finite number of float32, got inf",
+    ),
+    "texts": (set_to("reward", np.array(["1.0"] * 3)), OF_COPY.format(0) + "reward: expected a number, got "),
+    "shape": (set_to("obs", np.zeros((3, 3), np.float32)), OF_COPY.format(0) + "obs: expected float32 (4,), got shape"),
+    "ends": (
+        set_to("truncated", ["False"] * 3),
+        "agent_0: truncated: expected bools, got ['False', 'False', 'False']",
+    ),
+    "raise": (broken, "environment: RuntimeError: the pole broke"),
+}
+FINAL = {
+    "inf": (np.array([0, 0, np.inf, 0], np.float32), "expected finite numbers, got inf in"),
+    "beyond": (np.array([0, 0, 1e39, 0]), "expected values in float32's range, got 1e+39"),
+    "shape": (np.zeros(3, np.float32), "expected float32 (4,), got shape (3,)"),
+}
 
 
 class Wrong(SyncVectorEnv):
-    """Copy 1 returns something wrong from its second step on."""
+    """Its steps are changed, and in mode SAME_STEP the final observation of copy 1 is another."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__([MAKERS["CartPole"]] * 3)
-        self.what, self.steps = what, 0
+    def __init__(self, change=lambda step: None, final=None):
+        mode = AutoresetMode.NEXT_STEP if final is None else AutoresetMode.SAME_STEP
+        super().__init__([MAKERS["CartPole"]] * 3, autoreset_mode=mode)
+        self.change, self.final = change, final
 
-    def step(self, actions: Any) -> Any:
-        obs, reward, terminated, truncated, info = super().step(actions)
-        self.steps += 1
-        if self.steps >= 2:
-            if self.what in FLOATS:
-                obs = obs.astype(np.float64)
-                obs[1, 2] = FLOATS[self.what]
-            elif self.what == "reward":
-                reward[1] = np.inf
-            elif self.what == "texts":
-                reward = reward.astype(str)
-            elif self.what == "shape":
-                obs = obs[:, :3]
-            elif self.what == "text":
-                truncated = ["False"] * 3
-            else:
-                raise RuntimeError("the pole broke")
-        return obs, reward, terminated, truncated, info
+    def step(self, actions):
+        step = dict(zip(("obs", "reward", "terminated", "truncated", "info"), super().step(actions), strict=True))
+        self.change(step)
+        if self.final is not None:
+            finals = np.array([None] * 3, dtype=object)
+            finals[1] = self.final
+            step |= {"truncated": np.array([False, True, False]), "info": {"final_obs": finals}}
+        return tuple(step.values())
 
 
-@pytest.mark.parametrize(
-    ("what", "line"),
-    [
-        ("nan", r"^environment copy 1, agent_0: obs: expected finite numbers, got nan in \[.*nan.*\]$"),
-        ("inf", r"^environment copy 1, agent_0: obs: expected finite numbers, got inf in \[.*inf.*\]$"),
-        ("beyond", r"^environment copy 1, agent_0: obs: expected values in float32's range, got -1e\+39$"),
-        ("reward", "^environment copy 1, agent_0: reward: expected a finite number of float32, got inf$"),
-        ("texts", r"^environment copy 0, agent_0: reward: expected a number, got (np\.str_\()?'1\.0'\)?$"),
-        ("shape", r"^environment copy 0, agent_0: obs: expected float32 \(4,\), got shape \(3,\)$"),
-        ("text", r"^agent_0: truncated: expected bools, got \['False', 'False', 'False'\]$"),
-        ("raise", "^environment: RuntimeError: the pole broke$"),
-    ],
-)
-def test_a_wrong_value_is_named(what: str, line: str) -> None:
-    env = GymnasiumVector(Wrong(what))
-    env.reset(0)
-    with pytest.raises(EnvironmentFailed, match=line):
-        for _ in range(4):
-            _, [turn] = env.observe()
-            env.act(turn, np.zeros(3, np.int64))
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_value_is_named(case):
+    change, says = WRONG[case]
+    check_refused(lambda: play(GymnasiumVector(Wrong(change)), 4), EnvironmentFailed, says)
 
 
-@pytest.mark.parametrize(
-    ("last", "line"),
-    [
-        (np.array([0, 0, np.inf, 0], np.float32), "expected finite numbers, got inf in"),
-        (np.array([0, 0, 1e39, 0]), r"expected values in float32's range, got 1e\+39$"),
-        (np.zeros(3, np.float32), r"expected float32 \(4,\), got shape \(3,\)$"),
-    ],
-)
-def test_a_wrong_final_observation_is_named(last: Any, line: str) -> None:
-    env = GymnasiumVector(SyncVectorEnv([MAKERS["CartPole"]] * 3, autoreset_mode=AutoresetMode.SAME_STEP))
-    obs, over = np.zeros((3, 4), np.float32), np.array([1])
-    finals = np.array([None, last, None], dtype=object)
-    env.reset(0)
-    with pytest.raises(EnvironmentFailed, match=f"^environment copy 1, agent_0: obs: {line}"):
-        env._final_obs(obs, {"final_obs": finals}, {}, over)
-    env.close()
+@pytest.mark.parametrize("case", FINAL)
+def test_a_wrong_final_observation_is_named(case):
+    final, says = FINAL[case]
+    says = f"{OF_COPY.format(1)}obs: {says}"
+    check_refused(lambda: play(GymnasiumVector(Wrong(final=final)), 4), EnvironmentFailed, says)
 
 
 class PoolSpec:
     """What EnvPool's spec offers."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any]):
         self.config = config
 
     @staticmethod
-    def gen_config(**config: Any) -> dict[str, Any]:
+    def gen_config(**config: Any):
         return config
 
 
 class Pool:
     """EnvPool's Gymnasium interface, for machines without it: single spaces, a seed at its making, send and recv."""
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(self, spec: PoolSpec):
         self.spec, self.config = spec, spec.config
         self.inside = SyncVectorEnv([MAKERS["CartPole"]] * self.config["num_envs"])
         self.num_envs = self.config["num_envs"]
         self.observation_space, self.action_space = self.inside.single_observation_space, gym.Discrete(2)
         self.sent: Any = None
 
-    def reset(self) -> Any:
+    def reset(self):
         obs, _ = self.inside.reset(seed=self.config["seed"])
         return obs, {"env_id": np.arange(self.num_envs)}
 
-    def send(self, actions: Any) -> None:
+    def send(self, actions: Any):
         assert self.sent is None, "each send has its recv"
         self.sent = actions.copy()
 
-    def recv(self) -> Any:
+    def recv(self):
         sent, self.sent = self.sent, None
         *result, _ = self.inside.step(sent)
         return *result, {"env_id": np.arange(self.num_envs), "elapsed_step": np.full(self.num_envs, 9, np.int32)}
 
-    def close(self) -> None:
+    def close(self):
         self.inside.close()
 
 
-def test_a_stand_in_for_envpool() -> None:
+def test_a_stand_in_for_envpool():
     env = vectorize(lambda: Pool(PoolSpec({"num_envs": 3, "batch_size": 3, "seed": 1})), 8)
     assert isinstance(env, EnvPool)
-    events, actions = play(env, 120)
-    first = seeds_of(5, 1)[0] & 0x7FFFFFFF
-    for copy in range(3):
-        raw = MAKERS["CartPole"]()
-        assert_same(events[copy, "agent_0"], single(raw, first + copy, actions[copy, "agent_0"], masked=False))
-        raw.close()
-    env.reset(0)
-    told: dict[int, Any] = {}
-    while not told:
-        outcomes, [turn] = env.observe()
-        told |= dict(outcomes[0].infos) if outcomes else {}
-        env.act(turn, np.zeros(len(turn.copies), np.int64))
-    assert set(map(tuple, told.values())) == {("elapsed_step",)}
+    assert_plays_as(env, [MAKERS["CartPole"]] * 3, 120, first=seeds_of(5, 1)[0] & 0x7FFFFFFF)
+    assert set(map(tuple, numbers_at_ends(env, 40).values())) == {("elapsed_step",)}
     check_env(lambda: Pool(PoolSpec({"num_envs": 2, "batch_size": 2, "seed": 1})), steps=100)
 
 
@@ -321,18 +307,18 @@ class TestEnvPool:
     """The real one."""
 
     @pytest.fixture(autouse=True)
-    def _there(self) -> None:
+    def _there(self):
         pytest.importorskip("envpool", reason="needs envpool")
 
     @staticmethod
-    def pool(id: str, **options: Any) -> Any:
+    def pool(id: str, **options: Any):
         import envpool
 
         return envpool.make(id, env_type="gymnasium", num_threads=1, **options)
 
     @pytest.mark.filterwarnings("ignore:.*precision lowered")
     @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Catch-v0", "Blackjack-v1"])
-    def test_each_copy_acts_on_what_the_pool_returned(self, id: str) -> None:
+    def test_each_copy_acts_on_what_the_pool_returned(self, id: str):
         """Beside a plain loop over a pool with the same seed."""
         env = vectorize(lambda: self.pool(id, num_envs=3, seed=1), 7)
         assert isinstance(env, EnvPool)
@@ -361,12 +347,12 @@ class TestEnvPool:
         raw.close()
 
     @staticmethod
-    def leaves(env: EnvPool, obs: Any, copy: int) -> Any:
+    def leaves(env: EnvPool, obs: Any, copy: int):
         for part in env.spaces["agent_0"].parts:
             yield np.asarray(part.of(obs))[copy].astype(part.space.dtype)
 
     @pytest.mark.filterwarnings("ignore:.*precision lowered")
-    def test_the_seed_decides(self) -> None:
+    def test_the_seed_decides(self):
         env = EnvPool(self.pool("CartPole-v1", num_envs=2, seed=1))
         first, second, third = (play(env, 20, seed)[0] for seed in (3, 4, 3))
         check_env(env, steps=100)
@@ -374,6 +360,6 @@ class TestEnvPool:
         assert (first[0, "agent_0"][0][1][0] != second[0, "agent_0"][0][1][0]).any()
 
     @pytest.mark.filterwarnings("ignore:.*precision lowered")
-    def test_an_asynchronous_pool_is_refused(self) -> None:
+    def test_an_asynchronous_pool_is_refused(self):
         with pytest.raises(ValueError, match=r"^EnvPool batch_size: expected 4, got 2$"):
             EnvPool(self.pool("CartPole-v1", num_envs=4, batch_size=2, seed=1))

@@ -1,9 +1,6 @@
 """Joint observations beside agents' own: what is in them, where masks stay, and which environments have none."""
 
-from __future__ import annotations
-
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +19,27 @@ class Pair:
 
     possible_agents = ("a", "b")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.agents: list[str] = []
 
-    def observation_space(self, agent: str) -> gym.Space:
+    def observation_space(self, agent):
         masked = {"place": gym.Discrete(3), MASK: gym.Box(0, 1, (2,), np.int8)}
         return OWN if agent == "a" else gym.Dict(masked)
 
-    def action_space(self, agent: str) -> gym.Space:
+    def action_space(self, agent):
         return gym.Discrete(2)
 
-    def observe(self) -> dict[str, Any]:
+    def observe(self):
         return {
             "a": np.array([self.steps, -self.steps], np.float32),
             "b": {"place": self.steps % 3, MASK: np.array([1, self.steps % 2], np.int8)},
         }
 
-    def reset(self, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+    def reset(self, seed=None, options=None):
         self.agents, self.steps = ["a", "b"], 0
         return self.observe(), {"a": {}, "b": {}}
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
+    def step(self, actions):
         self.steps += 1
         acted = list(actions)
         ended = {agent: (agent == "b" and self.steps == 2) or self.steps == 4 for agent in acted}
@@ -51,18 +48,18 @@ class Pair:
         zeros = dict.fromkeys(acted, 0.0)
         return each, zeros, ended, dict.fromkeys(acted, False), {agent: {} for agent in acted}
 
-    def close(self) -> None:
+    def close(self):
         """Holds nothing."""
 
 
 class Stated(Pair):
     state_space = gym.Box(0, 99, (1, 3), np.int64)
 
-    def state(self) -> Any:
+    def state(self):
         return np.full((1, 3), self.steps)
 
 
-def test_the_joint_observation_is_all_agents_one_after_another() -> None:
+def test_the_joint_observation_is_all_agents_one_after_another():
     env = JointEnvironment(Pair(), ("a", "b"))
     observations, _ = env.reset()
     size = env.observation_space("a")[JOINT].shape[0]
@@ -78,13 +75,13 @@ def test_the_joint_observation_is_all_agents_one_after_another() -> None:
         )
 
 
-def test_a_state_beyond_float32_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_beyond_float32_is_named(monkeypatch):
     monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
     with pytest.raises(ValueError, match=r"^joint_observation: expected values in float32's range, got 1e\+39$"):
         JointEnvironment(Stated(), ("a",)).reset()
 
 
-def test_masks_stay_where_they_are() -> None:
+def test_masks_stay_where_they_are():
     env = JointEnvironment(Pair(), ("b",))
     assert env.observation_space("a") == OWN, "only those agents that were named get one"
     observations, _ = env.reset()
@@ -97,7 +94,7 @@ def test_masks_stay_where_they_are() -> None:
     vector.close()
 
 
-def test_an_environments_state_is_its_joint_observation() -> None:
+def test_an_environments_state_is_its_joint_observation():
     env = JointEnvironment(Stated(), ("a",))
     observations, _ = env.reset()
     np.testing.assert_array_equal(observations["a"][JOINT], np.zeros(3, np.float32))
@@ -105,7 +102,7 @@ def test_an_environments_state_is_its_joint_observation() -> None:
     np.testing.assert_array_equal(observations["a"][JOINT], np.ones(3, np.float32))
 
 
-def test_a_real_environment_plays_on(tmp_path: Any) -> None:
+def test_a_real_environment_plays_on(tmp_path):
     make = JointObservations(NamedEnvironment("pettingzoo-parallel:mpe2.simple_spread_v3"), ("agent_0", "agent_1"))
     env = vectorize(pickle.loads(pickle.dumps(make)), 2)
     env.reset(0)
@@ -119,7 +116,7 @@ def test_a_real_environment_plays_on(tmp_path: Any) -> None:
     env.close()
 
 
-def test_other_environments_are_refused_in_one_line() -> None:
+def test_other_environments_are_refused_in_one_line():
     for name in ("gymnasium:CartPole-v1", "treasure_hunt", "pettingzoo:mpe2.simple_spread_v3"):
         with pytest.raises(ValueError, match=r"^joint observations: expected a PettingZoo Parallel environment[^\n]+$"):
             JointObservations(NamedEnvironment(name), ("a",))()

@@ -1,35 +1,21 @@
-"""Buffers that gather what the copies of an environment tell an agent, one by one, into arrays."""
+"""A buffer that gathers what the copies of an environment tell an agent, one by one, into arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import came
-from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK
 from ..spec import as_field
-from .agent_view import AgentView, as_reward, failed, label_of, numbers
+from .agent_view import AgentView, Result, as_reward, failed, label_of, numbers
 
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
-
-
-@dataclass
-class _Told:
-    """The results of a round: one item for each copy, but for `ended` and `infos`, which are of ended episodes."""
-
-    copies: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    infos: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
 
 
 class AgentBuffer:
@@ -42,20 +28,17 @@ class AgentBuffer:
         self.view = view
         self._everywhere = np.arange(copies)
         self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
-        self._seen = self._arrays(copies)
-        self._final = self._arrays(copies)
+        fields = by_name(view.spaces.obs)
+        self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
-
-    def _arrays(self, copies: int) -> dict[str, NDArray[Any]]:
-        fields = by_name(self.view.spaces.obs)
-        return {name: np.zeros((copies, *field.shape), field.numpy) for name, field in fields.items()}
 
     def begin(self) -> None:
         """Begins an episode in every copy."""
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._told = _Told()
+        self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
+        self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
@@ -70,22 +53,17 @@ class AgentBuffer:
             self._pending[copy] = True
             self._begins[copy] = False
 
-    def tell(self, copy: int, result: tuple[Any, float, bool, bool, Mapping[str, Any]]) -> bool:
-        """Takes the result of a copy, as `Environment.last` returns it; returns whether the agent's episode ended."""
+    def tell(self, copy: int, result: Result) -> bool:
+        """Takes the result of a copy; returns whether the agent's episode ended."""
         observation, reward, terminated, truncated, info = result
         terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
         ended = terminated or truncated
         if self._pending[copy]:
-            told = self._told
-            told.copies.append(copy)
-            told.rewards.append(self._number(copy, reward))
-            told.terminated.append(terminated)
-            told.truncated.append(truncated)
+            self._results.append((copy, self._number(copy, reward), terminated, truncated))
             if ended:
-                told.ended.append(copy)
                 self._put(self._final, copy, observation, info, final=True)
-                if found := numbers(info):
-                    told.infos.append((copy, found))
+                if of_info := numbers(info):
+                    self._infos.append((copy, of_info))
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
@@ -99,22 +77,22 @@ class AgentBuffer:
             self._tags[copy] = info[TAG]
 
     def outcome(self) -> Outcome | None:
-        """What was told in this round, checked; None if nothing was. Raises EnvironmentFailed."""
-        told, self._told = self._told, _Told()
-        if not told.copies:
+        """The results of this round, checked; None without any. Raises EnvironmentFailed."""
+        results, self._results = self._results, []
+        infos, self._infos = self._infos, []
+        if not results:
             return None
-        copies, reward = self._numbers_of(told.copies), np.array(told.rewards)
+        acted, *columns = zip(*results, strict=True)
+        copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
         self.view.check_rewards(copies, reward)
         final_obs = None
-        if told.ended:
-            final_obs = self._rows(self._final, copies)
-            ended = self._numbers_of(told.ended)
-            self.view.check(ended, self._rows(self._final, ended), acting=False)
-        ends = np.array(told.terminated), np.array(told.truncated)
-        return Outcome(self.view.agent, copies, reward, *ends, final_obs, told.infos)
+        if True in columns[1] or True in columns[2]:
+            final_obs, ended = self._rows(self._final, copies), terminated | truncated
+            self.view.check(copies[ended], rows_at(final_obs, ended), acting=False)
+        return Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos)
 
     def turn(self) -> Turn | None:
-        """What was asked in this round, checked; None if nothing was. Raises EnvironmentFailed."""
+        """The turn of this round, checked; None without one. Raises EnvironmentFailed."""
         asked, self._asked = self._asked, []
         tags, self._tags = self._tags, {}
         if not asked:
@@ -138,7 +116,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, f"{name}: expected a bool, got {came(value)}")
         return bool(array)
 
-    def _numbers_of(self, copies: list[int]) -> NDArray[np.int64]:
+    def _numbers_of(self, copies: Sequence[int]) -> NDArray[np.int64]:
         return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)
 
     def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:
@@ -147,13 +125,7 @@ class AgentBuffer:
         return in_form(arrays, self.view.spaces.obs)
 
     def _put(
-        self,
-        arrays: dict[str, NDArray[Any]],
-        copy: int,
-        observation: Any,
-        info: Mapping[str, Any],
-        *,
-        final: bool = False,
+        self, arrays: dict[str, NDArray[Any]], copy: int, observation: Any, info: Mapping[str, Any], final: bool = False
     ) -> None:
         try:
             plain, mask = self.view.split(observation, info)
@@ -165,41 +137,15 @@ class AgentBuffer:
                 arrays[name][copy] = array
             if self.view.spaces.masked:
                 arrays[MASK][copy] = self._final_mask(mask) if final else self.view.mask(mask)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._failed(copy, observation, error) from error
+        except (KeyError, IndexError) as error:
+            keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
+            masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
+            reason = f"obs: expected {keys}{masked}, got {came(observation)}"
+            raise failed(copy, self.view.agent, reason) from error
+        except (TypeError, ValueError) as error:
+            raise failed(copy, self.view.agent, error) from error
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
         """Environments leave out the mask of an agent that acts no more, or allow nothing: then all is allowed."""
-        found = False if mask is None else self.view.mask(mask)
-        return found if np.any(found) else True
-
-    def _failed(self, copy: int, observation: Any, error: Exception) -> EnvironmentFailed:
-        if isinstance(error, (KeyError, IndexError)):
-            keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
-            masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
-            return failed(copy, self.view.agent, f"obs: expected {keys}{masked}, got {came(observation)}")
-        return failed(copy, self.view.agent, error)
-
-
-class AgentBuffers(dict[str, AgentBuffer]):
-    """Each agent's buffer."""
-
-    def __init__(self, agents: tuple[str, ...], views: Mapping[str, AgentView], copies: int) -> None:
-        super().__init__({agent: AgentBuffer(views[agent], copies) for agent in agents})
-
-    def __missing__(self, agent: Any) -> AgentBuffer:
-        raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
-
-    def begin_copy(self, copy: int) -> None:
-        for buffer in self.values():
-            buffer.begin_copy(copy)
-
-    def results(self) -> tuple[list[Outcome], list[Turn]]:
-        """What the copies told and asked in this round."""
-        outcomes = [outcome for buffer in self.values() if (outcome := buffer.outcome()) is not None]
-        return outcomes, [turn for buffer in self.values() if (turn := buffer.turn()) is not None]
-
-
-def child_seeds(seed: int, copies: int) -> list[int]:
-    """A seed for each copy: the children of a SeedSequence."""
-    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]
+        allowed = False if mask is None else self.view.mask(mask)
+        return allowed if np.any(allowed) else True

@@ -1,25 +1,23 @@
-"""The treasure hunt: its rules beside a plain oracle, and its vector form beside plain copies."""
-
-from __future__ import annotations
+"""The treasure hunt and the test of memory: their rules, and their vector forms beside plain copies."""
 
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from random_play import assert_same as assert_same_events
 from random_play import play as play_vector
+from refused import Refused, check_refused
 from turns import assert_same, play, record
 
-from marlcore.envs import TreasureHunt, make, vectorize
+from marlcore.envs import Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.copies import Copies
+from marlcore.envs.recall import Recalls
 from marlcore.envs.splitmix import key_of, unit
-from marlcore.envs.treasure_hunt_vector import TreasureHunts
+from marlcore.envs.treasure_hunts import TreasureHunts
+from marlcore.testing import check_env
 
 
-def board(env: TreasureHunt, size: int) -> tuple[NDArray[Any], tuple[int, int]]:
+def board(env, size):
     """The planes of agents, gems, food and bones inside the walls, and where the agent is that acts.
 
     For environments whose `view` is their `size`, so that each observation shows everything.
@@ -32,7 +30,7 @@ def board(env: TreasureHunt, size: int) -> tuple[NDArray[Any], tuple[int, int]]:
     return np.array(planes)[:, top : bottom + 1, left : right + 1], (size - top, size - left)
 
 
-def moved(planes: NDArray[Any], place: tuple[int, int], action: int) -> tuple[NDArray[Any], tuple[int, int], float]:
+def moved(planes, place, action):
     """What the rules make of a board: the plain oracle."""
     dy, dx = [(-1, 0), (1, 0), (0, -1), (0, 1)][action]
     y, x = place[0] + dy, place[1] + dx
@@ -47,7 +45,7 @@ def moved(planes: NDArray[Any], place: tuple[int, int], action: int) -> tuple[ND
 
 
 @pytest.mark.parametrize(("agents", "size", "items"), [(1, 5, 3), (3, 5, 4), (3, 2, 0), (8, 4, 2)])
-def test_agents_act_one_after_another(agents: int, size: int, items: int) -> None:
+def test_agents_act_one_after_another(agents, size, items):
     """Agents act one after another on the board the previous one left.
 
     Also: walls and agents block the way, and the reward comes at the agent's own next turn.
@@ -79,7 +77,7 @@ def test_agents_act_one_after_another(agents: int, size: int, items: int) -> Non
     assert blocked > 0
 
 
-def test_entities_come_back_before_any_agent_acts() -> None:
+def test_entities_come_back_before_any_agent_acts():
     """Entities come back at the start of a turn before any agent acts."""
     env = TreasureHunt(agents=2, size=3, view=3, horizon=30, gems=4, food=0, bones=0, respawn=1.0)
     rng = np.random.default_rng(2)
@@ -101,13 +99,13 @@ def test_entities_come_back_before_any_agent_acts() -> None:
     assert total > 100
 
 
-def test_what_was_picked_up_stays_away_when_nothing_comes_back() -> None:
+def test_what_was_picked_up_stays_away_when_nothing_comes_back():
     env = TreasureHunt(agents=1, size=3, view=3, horizon=500, gems=2, food=2, bones=2, respawn=0.0)
     rewards = [turn.reward for turn in record(env, episodes=1)]
     assert sorted(reward for reward in rewards if reward) == [-10.0, -10.0, 5.0, 5.0, 10.0, 10.0]
 
 
-def test_the_time_limit_truncates_after_the_last_action() -> None:
+def test_the_time_limit_truncates_after_the_last_action():
     """The time limit truncates every agent after its own last action."""
     turns = record(TreasureHunt(agents=3, horizon=12), episodes=1)
     assert [turn.agent for turn in turns] == ["agent_0", "agent_1", "agent_2"] * 13
@@ -115,7 +113,7 @@ def test_the_time_limit_truncates_after_the_last_action() -> None:
     assert not any(turn.terminated for turn in turns)
 
 
-def test_observations_are_ones_and_zeros() -> None:
+def test_observations_are_ones_and_zeros():
     """An observation shows walls and the agent itself in ones and zeros."""
     env = TreasureHunt(view=2)
     assert env.observation_spaces["agent_0"].shape == (5, 5, 5)
@@ -125,7 +123,7 @@ def test_observations_are_ones_and_zeros() -> None:
         assert turn.obs[1, 2, 2] == 1.0
 
 
-def forage(obs: NDArray[Any], rng: np.random.Generator) -> int:
+def forage(obs, rng):
     """Step towards what is worth most for its distance, around bones: scores spread from cell to cell."""
     _, _, gems, food, _ = obs
     free = (obs[[0, 1, 4]].sum(axis=0) == 0).astype(float)
@@ -138,8 +136,8 @@ def forage(obs: NDArray[Any], rng: np.random.Generator) -> int:
     return int(np.argmax([score[y - 1, x], score[y + 1, x], score[y, x - 1], score[y, x + 1]]))
 
 
-def test_foraging_earns_far_more_than_chance() -> None:
-    def mean_return(policy: Callable[[NDArray[Any], np.random.Generator], int], episodes: int) -> float:
+def test_foraging_earns_far_more_than_chance():
+    def mean_return(policy, episodes):
         env, rng, earned = TreasureHunt(), np.random.default_rng(0), 0.0
         for seed in range(episodes):
             env.reset(seed)
@@ -154,7 +152,7 @@ def test_foraging_earns_far_more_than_chance() -> None:
     assert mean_return(forage, episodes=3) > 80.0
 
 
-def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does() -> None:
+def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does():
     ours = TreasureHunt(horizon=20)
     record(ours, episodes=1)
     theirs = pickle.loads(pickle.dumps(ours))
@@ -162,20 +160,25 @@ def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does() -> None:
     assert_same(mine, copied)
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"agents": 0}, "TreasureHunt agents: expected an integer of at least 1, got 0"),
-        ({"horizon": 0}, "TreasureHunt horizon: expected an integer of at least 1, got 0"),
-        ({"bones": -1}, "TreasureHunt bones: expected an integer of at least 0, got -1"),
-        ({"respawn": 1.5}, "TreasureHunt respawn: expected a number from 0 to 1, got 1.5"),
-        ({"size": 3}, "TreasureHunt size: expected more than 19 cells, got 3x3"),
-    ],
-)
-def test_treasure_hunt_says_which_option_is_wrong(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as error:
-        make("treasure_hunt", **options)
-    assert str(error.value) == line
+COUNT = "expected an integer of at least"
+REFUSED: dict[str, Refused] = {
+    f"{name}={value}": (lambda name=name, value=value: make("treasure_hunt", **{name: value}), ValueError, says)
+    for name, value, says in [
+        ("agents", 0, f"TreasureHunt agents: {COUNT} 1, got 0"),
+        ("horizon", 0, f"TreasureHunt horizon: {COUNT} 1, got 0"),
+        ("bones", -1, f"TreasureHunt bones: {COUNT} 0, got -1"),
+        ("respawn", 1.5, "TreasureHunt respawn: expected a number from 0 to 1, got 1.5"),
+        ("size", 3, "TreasureHunt size: expected more than 19 cells, got 3x3"),
+    ]
+} | {
+    "cues": (lambda: make("recall", cues=1), ValueError, f"Recall cues: {COUNT} 2, got 1"),
+    "delay": (lambda: make("recall", delay=0), ValueError, f"Recall delay: {COUNT} 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case):
+    check_refused(*REFUSED[case])
 
 
 OPTIONS = [
@@ -187,18 +190,15 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "copies"),
-    [
-        (OPTIONS[0], 5),
-        *((one, 1) for one in OPTIONS),
-        *(pytest.param(one, 5, marks=pytest.mark.long) for one in OPTIONS[1:]),
-    ],
-)
-def test_the_vector_form_is_what_plain_copies_give(options: dict[str, Any], copies: int) -> None:
-    ours = vectorize(lambda: TreasureHunt(**options), copies)
-    theirs = Copies([TreasureHunt(**options) for _ in range(copies)])
-    assert isinstance(ours, TreasureHunts)
+QUICK = [(TreasureHunt, OPTIONS[0], 5), *((TreasureHunt, options, 1) for options in OPTIONS)]
+LONG = [pytest.param(TreasureHunt, options, 5, marks=pytest.mark.long) for options in OPTIONS[1:]]
+
+
+@pytest.mark.parametrize(("kind", "options", "copies"), [*QUICK, (Recall, {"cues": 3, "delay": 4}, 5), *LONG])
+def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
+    ours = vectorize(lambda: kind(**options), copies)
+    theirs = Copies([adapt(kind(**options)) for _ in range(copies)])
+    assert isinstance(ours, (TreasureHunts, Recalls))
     assert ours.agents == theirs.agents
     assert ours.spaces == theirs.spaces
     for seed in (1, 2):
@@ -209,7 +209,30 @@ def test_the_vector_form_is_what_plain_copies_give(options: dict[str, Any], copi
         assert ours.episodes == theirs.episodes > 0
 
 
-def test_what_was_observed_stays_until_the_next() -> None:
+@pytest.mark.parametrize("kind", [Recall, lambda: Recall(3, 4).vectorized(2)])
+def test_recall_keeps_the_interface(kind):
+    check_env(kind)
+
+
+@pytest.mark.parametrize(("cues", "delay"), [(2, 1), (4, 20)])
+def test_only_the_last_action_counts_and_must_name_the_cue(cues, delay):
+    env, rng, shown = Recall(cues, delay), np.random.default_rng(0), set()
+    for episode in range(60):
+        obs, _ = env.reset(seed=7 if episode == 0 else None)
+        cue = int(obs.argmax())
+        shown.add(cue)
+        assert obs.tolist() == np.eye(cues + 1)[cue].tolist() and cue < cues
+        for step in range(1, delay + 1):
+            obs, reward, terminated, truncated, _ = env.step(np.int64(rng.integers(cues)))
+            assert (reward, terminated, truncated) == (0.0, False, False)
+            assert obs.tolist() == [0.0] * cues + [float(step == delay)]
+        answer = int(rng.integers(cues))
+        _, reward, terminated, _, _ = env.step(np.int64(answer))
+        assert terminated and reward == float(answer == cue)
+    assert shown == set(range(cues))
+
+
+def test_what_was_observed_stays_until_the_next():
     env = TreasureHunt(agents=1, size=3, gems=7, food=0, bones=0, respawn=1.0, horizon=50).vectorized(3)
     rng = np.random.default_rng(0)
     env.reset(0)
@@ -222,7 +245,7 @@ def test_what_was_observed_stays_until_the_next() -> None:
 
 
 @pytest.mark.parametrize("action", [np.zeros(2, np.int64), np.array([0, 4, 0]), np.array([-1, 0, 0]), np.zeros(3)])
-def test_the_vector_form_refuses_other_actions(action: NDArray[Any]) -> None:
+def test_the_vector_form_refuses_other_actions(action):
     env = TreasureHunt().vectorized(3)
     env.reset(0)
     _, [turn] = env.observe()
@@ -230,7 +253,7 @@ def test_the_vector_form_refuses_other_actions(action: NDArray[Any]) -> None:
         env.act(turn, action)
 
 
-def test_draws_are_splitmix64() -> None:
+def test_draws_are_splitmix64():
     """Beside the first numbers of the reference implementation for the seed 1234567."""
     reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     drawn = [unit(1234567, 1 + i) for i in range(4)]
@@ -239,7 +262,7 @@ def test_draws_are_splitmix64() -> None:
     assert both.tolist() == drawn
 
 
-def test_draws_are_uniform_and_seeds_apart() -> None:
+def test_draws_are_uniform_and_seeds_apart():
     keys = np.array([key_of(seed) for seed in range(200)], np.uint64)
     draws = np.array([unit(keys, np.full(200, count, np.uint64)) for count in range(200)])
     assert len(np.unique(draws)) == draws.size

@@ -1,18 +1,104 @@
-"""Several copies of the treasure hunt that compute together; the same seeds give the same episodes as plain copies."""
+"""The rules of the treasure hunt, and several copies that compute together: with the same seeds as plain copies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from ..checks import check_whole
+from ..declared import Number, Whole, check_declared
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
-from .agent_buffers import child_seeds
-from .splitmix import key_of, unit
-from .treasure_hunt_rules import AGENT, EMPTY, ENTITY, KINDS, Hunt
+from .splitmix import keys_of, unit
+
+# What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
+WALL, AGENT, EMPTY, ENTITY = range(4)
+KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation
+WORTH = {GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
+NO_PLANE = 5
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """The rules' numbers, and what follows from them; see `TreasureHunt`."""
+
+    agents: Annotated[int, Whole(1)] = 3
+    size: Annotated[int, Whole(1)] = 11
+    view: Annotated[int, Whole(1)] = 2
+    horizon: Annotated[int, Whole(1)] = 100
+    _: KW_ONLY
+    gems: Annotated[int, Whole(0)] = 5
+    food: Annotated[int, Whole(0)] = 3
+    bones: Annotated[int, Whole(0)] = 8
+    respawn: Annotated[float, Number(0, 1)] = 0.2
+
+    def __post_init__(self) -> None:
+        check_declared(self, "TreasureHunt")
+        crowd = self.agents + self.entities
+        if crowd >= self.size * self.size:
+            raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {self.size}x{self.size}")
+
+    @property
+    def entities(self) -> int:
+        return self.gems + self.food + self.bones
+
+    @property
+    def side(self) -> int:
+        """Cells along a side of the ground; the walls are as thick as the view, so that every window fits."""
+        return self.size + 2 * self.view
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"agent_{i}" for i in range(self.agents))
+
+    @cached_property
+    def observation_space(self) -> Box:
+        width = 2 * self.view + 1
+        return Box(0.0, 1.0, (len(KINDS), width, width), np.float32)
+
+    @cached_property
+    def action_space(self) -> Discrete:
+        return Discrete(4)
+
+    @cached_property
+    def bare(self) -> NDArray[np.int16]:
+        """The ground without agents and entities, row by row."""
+        ground = np.full((self.side, self.side), WALL, np.int16)
+        ground[self.view : -self.view, self.view : -self.view] = EMPTY
+        return ground.ravel()
+
+    @cached_property
+    def inside(self) -> NDArray[np.int64]:
+        """The cells without walls."""
+        return np.flatnonzero(self.bare == EMPTY)
+
+    @cached_property
+    def moves(self) -> NDArray[np.int64]:
+        """By action: the way from a cell to the next."""
+        return np.array([-self.side, self.side, -1, 1])
+
+    @cached_property
+    def window(self) -> NDArray[np.int64]:
+        """The way from an agent's cell to each cell that it sees."""
+        reach = np.arange(-self.view, self.view + 1)
+        return (reach[:, None] * self.side + reach).ravel()
+
+    @cached_property
+    def planes(self) -> NDArray[np.int8]:
+        """By code of a cell: the plane in which it shows."""
+        kinds = [GEM] * self.gems + [FOOD] * self.food + [BONE] * self.bones
+        return np.array([PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds], np.int8)
+
+    @cached_property
+    def rewards(self) -> NDArray[np.float64]:
+        """By code of a cell: the reward for entering it."""
+        return np.array([WORTH.get(int(plane), 0.0) for plane in self.planes])
 
 
 class TreasureHunts:
@@ -26,9 +112,7 @@ class TreasureHunts:
         self._hunt = hunt
         self.copies = copies
         self.agents: tuple[str, ...] = hunt.names
-        self.spaces: Mapping[str, Spaces] = dict.fromkeys(
-            self.agents, Spaces(hunt.observation_space, hunt.action_space)
-        )
+        self.spaces: Mapping[str, Spaces] = dict.fromkeys(hunt.names, Spaces(hunt.observation_space, hunt.action_space))
         self.episodes = 0
         self.ended = np.zeros(copies, np.int64)
         self._all = np.arange(copies)
@@ -36,19 +120,16 @@ class TreasureHunts:
         shape = (copies, *hunt.observation_space.shape)
         self._seen = {agent: np.zeros(shape, np.float32) for agent in self.agents}
         self._kinds = np.array(KINDS, np.int8).reshape(1, -1, 1)
-        self._running, self._beginning = np.zeros(copies, bool), np.ones(copies, bool)
-        self._never = np.zeros(copies, bool)
+        self._never, self._always = np.zeros(copies, bool), np.ones(copies, bool)
 
     def reset(self, seed: int) -> None:
-        """Begin an episode in every copy."""
         self.episodes = 0
         self.ended[:] = 0
-        self._keys = np.array([key_of(child) for child in child_seeds(seed, self.copies)], np.uint64)
+        self._keys = keys_of(seed, self.copies)
         self._drawn = np.zeros(self.copies, np.uint64)
         self._begin()
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of the agent's previous actions, and its turn; at an episode's end those of all agents."""
         outcomes = []
         if self._turn == self._hunt.horizon:
             outcomes = [self._outcome(index, over=True) for index in range(self._hunt.agents)]
@@ -59,10 +140,9 @@ class TreasureHunts:
             outcomes = [self._outcome(self._index, over=False)]
         agent = self.agents[self._index]
         obs = self._look(self._index, self._seen[agent])
-        return outcomes, [Turn(agent, self._all, obs, self._running if self._turn else self._beginning)]
+        return outcomes, [Turn(agent, self._all, obs, self._never if self._turn else self._always)]
 
     def act(self, turn: Turn, action: NDArray[np.int64]) -> None:
-        """Move an agent in every copy."""
         actions = np.asarray(action)
         fits = actions.shape == (self.copies,) and actions.dtype.kind in "iu"
         if not fits or actions.min() < 0 or actions.max() > 3:
@@ -70,14 +150,14 @@ class TreasureHunts:
         hunt, index = self._hunt, self._index
         origin = self._positions[index]
         target = origin + hunt.moves[actions]
-        found = self._cells[target]
-        target = np.where(found >= EMPTY, target, origin)
+        codes = self._cells[target]
+        target = np.where(codes >= EMPTY, target, origin)
         self._cells[origin] = EMPTY
         self._cells[target] = AGENT
         self._positions[index] = target
-        self._earned[index] = hunt.rewards[found]
-        hits = np.flatnonzero(found >= ENTITY)
-        self._collected[hits, found[hits] - ENTITY] = True
+        self._earned[index] = hunt.rewards[codes]
+        hits = np.flatnonzero(codes >= ENTITY)
+        self._collected[hits, codes[hits] - ENTITY] = True
         self._pass_turn()
 
     def close(self) -> None:
@@ -95,7 +175,7 @@ class TreasureHunts:
         self._index = 0
 
     def _outcome(self, index: int, *, over: bool) -> Outcome:
-        truncated = ~self._never if over else self._never
+        truncated = self._always if over else self._never
         final_obs = self._look(index, np.empty_like(self._seen[self.agents[index]])) if over else None
         return Outcome(self.agents[index], self._all, self._earned[index].copy(), self._never, truncated, final_obs)
 

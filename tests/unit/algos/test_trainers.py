@@ -1,0 +1,175 @@
+"""Every trainer: one update's results, gradients, target networks, memory, and resumption."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import SMALL, batch_of
+from gymnasium import spaces as gym
+from rounding import rounding
+from updates import box_spaces, check_resumption, flattened, made_batch, made_trainer
+
+from marlcore.spaces import Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+VALUES, CONTINUOUS, QUEUES = ["dqn", "iqn", "r2d2"], ["td3", "sac"], ["ppo", "mappo", "recurrentppo"]
+OWN_METRICS = {
+    "sac": {"entropy", "temperature"},
+    **{name: {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"} for name in QUEUES},
+}
+
+
+def made(name, **options):
+    """An algorithm, its spaces, a model and a trainer whose target, if it has one, differs from the model."""
+    hyper, spaces = SMALL[name]
+    hyper = replace(hyper, **options)
+    if name not in QUEUES:
+        return hyper, spaces, *made_trainer(hyper, spaces)
+    model = hyper.make_model(spaces)
+    return hyper, spaces, model, hyper.make_trainer(model)
+
+
+def followed(name, model):
+    """The part of the model that the target follows."""
+    return model.critics if name == "sac" else model
+
+
+def tensors_of(module):
+    return [tensor.detach().clone() for tensor in module.parameters()]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_update_returns_detached_scalars_and_priorities(name):
+    hyper, spaces, _, trainer = made(name)
+    batch = batch_of(hyper, spaces)
+    update = trainer.update(copy.copy(batch))
+    expected = {"explained_variance"} if name in QUEUES else {"q_mean"}
+    assert set(update.metrics) == {"loss", "grad_norm", *expected, *OWN_METRICS.get(name, ())}
+    assert all(value.shape == () and not value.requires_grad for value in update.metrics.values())
+    if name in QUEUES:
+        assert update.priority is None and update.updates == 6
+        return
+    assert update.priority.shape == (len(batch.weight),) and update.priority.dtype == torch.float32
+    assert not update.priority.requires_grad and update.updates == 1
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training_resumed_from_a_state_dict_goes_on_bit_for_bit(name):
+    """After an odd number of updates, so that the turn of TD3's policy is remembered."""
+    hyper, spaces, model, trainer = made(name)
+    batches = [batch_of(hyper, spaces, seed) for seed in range(7)]
+    check_resumption(hyper, spaces, model, trainer, batches[:3], batches[3:])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_target_that_is_copied_at_intervals_is_resumed_too(name):
+    hyper, spaces, model, trainer = made(name, target_update_freq=4)
+    batches = [batch_of(hyper, spaces, seed) for seed in range(7)]
+    check_resumption(hyper, spaces, model, trainer, batches[:3], batches[3:])
+
+
+@pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
+def test_a_soft_update_moves_the_target_by_tau_of_the_way(name):
+    """TD3's at every second update only."""
+    hyper, spaces, model, trainer = made(name, tau=0.25)
+    for number in range(4):
+        before = tensors_of(trainer.target)
+        trainer.update(batch_of(hyper, spaces, number))
+        share = 0.25 * (name != "td3" or number % 2)
+        for slow, fast, now in zip(before, tensors_of(followed(name, model)), tensors_of(trainer.target), strict=True):
+            torch.testing.assert_close(now, slow.lerp(fast, share), **rounding(4, 4.0))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_hard_update_copies_the_network_at_intervals(name):
+    hyper, spaces, model, trainer = made(name, target_update_freq=3)
+    before = tensors_of(trainer.target)
+    for number in range(2):
+        trainer.update(batch_of(hyper, spaces, number))
+        assert all(map(torch.equal, before, tensors_of(trainer.target)))
+    trainer.update(batch_of(hyper, spaces, 2))
+    assert all(map(torch.equal, tensors_of(model), tensors_of(trainer.target)))
+
+
+@pytest.mark.parametrize("most", [1e-3, 1e9])
+@pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
+def test_a_step_uses_the_gradient_of_its_own_loss_scaled_down_to_max_grad_norm(name, most):
+    """The loss of a policy, which passes through the critics, leaves no gradient there."""
+    hyper, spaces, model, trainer = made(name, max_grad_norm=most)
+    learners = model.critics if name in CONTINUOUS else model
+    for seed in range(2):
+        norm = trainer.update(batch_of(hyper, spaces, seed)).metrics["grad_norm"].item()
+        applied = torch.cat([parameter.grad.flatten() for parameter in learners.parameters()]).norm().item()
+        assert norm > 1e-3
+        assert applied == pytest.approx(min(norm, most), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
+def test_the_target_shares_no_memory_with_a_published_model(name):
+    """The published tensors are views of one flat tensor, and stay so; a target of a part has memory of its own."""
+    hyper, spaces = SMALL[name]
+    model = hyper.make_model(spaces)
+    acting = getattr(model, "acting", model)
+    tensors = [*acting.parameters(), *acting.buffers()]
+    flat = flattened([tensor for tensor in tensors if tensor.dtype == torch.float32]).untyped_storage()
+    trainer = hyper.make_trainer(model)
+    copies = [*trainer.target.parameters(), *trainer.target.buffers()]
+    storages = [tensor.untyped_storage() for tensor in copies]
+    assert len({storage.data_ptr() for storage in (*storages, flat)}) == len(copies) + 1
+    assert all(storage.nbytes() == copy.numel() * copy.element_size() for storage, copy in zip(storages, copies))  # noqa: B905
+    followed_part = followed(name, model)
+    assert all(map(torch.equal, [*followed_part.parameters(), *followed_part.buffers()], copies))
+    for seed in range(2):
+        trainer.update(batch_of(hyper, spaces, seed))
+    held = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.dtype == torch.float32]
+    assert set(held) == {flat.data_ptr()}
+
+
+@pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
+def test_rows_of_weight_zero_teach_the_critics_nothing(name):
+    hyper, spaces, model, trainer = made(name)
+    learners = model.critics if name in CONTINUOUS else model
+    before, batch = tensors_of(learners), batch_of(hyper, spaces)
+    batch.weight = torch.zeros_like(batch.weight)
+    assert trainer.update(batch).metrics["grad_norm"].item() == 0
+    assert all(map(torch.equal, before, tensors_of(learners)))
+
+
+@pytest.mark.parametrize("name", ["dqn", "iqn", *CONTINUOUS])
+def test_a_discount_of_zero_ignores_the_next_observation(name):
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        _, spaces, _, trainer = made(name)
+        other = made_batch(spaces, seed=seed).next_obs
+        batch = made_batch(spaces, next_obs=other, discount=torch.zeros(6))
+        losses.append(trainer.update(batch).metrics["loss"].item())
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["dqn", "iqn"])
+def test_many_actions_are_learned_from(name):
+    spaces = box_spaces(actions=300)
+    _, trainer = made_trainer(SMALL[name][0], spaces)
+    assert torch.isfinite(trainer.update(made_batch(spaces)).metrics["loss"])
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("name", ["dqn", "iqn", *CONTINUOUS])
+def test_nested_observations_and_images_are_learned_from(name, stack):
+    """A Dict of numbers and an image, with and without a stack."""
+    space = gym.Dict(camera=gym.Box(0, 255, (36, 36), np.uint8), place=gym.Discrete(4), speed=gym.Box(-1, 1, (2,)))
+    spaces = Spaces(space, gym.Box(-1, 1, (2,)) if name in CONTINUOUS else gym.Discrete(3), stack=stack)
+    hyper = SMALL[name][0]
+    model, trainer = made_trainer(hyper, spaces)
+    for _ in range(2):
+        update = trainer.update(made_batch(spaces))
+        assert all(torch.isfinite(value).all() for value in [*update.metrics.values(), update.priority])
+    explore = {"epsilon": 0.3, "noise": 0.1}
+    acting, obs = getattr(model, "acting", model), made_batch(spaces, 5).obs
+    rng = np.random.default_rng(0)
+    chosen = hyper.act(acting, obs, explore=explore, state=None, mask=None, generator=rng)
+    assert len(chosen.action) == 5
