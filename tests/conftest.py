@@ -1,7 +1,5 @@
 """What every test has: a tier, a check that it leaves nothing behind, and short programs run in other processes."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

@@ -3,8 +3,6 @@
 Without a name it lists the tests that have one, each with its own first lines.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import runpy

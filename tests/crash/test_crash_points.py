@@ -3,8 +3,6 @@
 What victims do and what others must find is in crash_points.py, which runs each scenario in a process of its own.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

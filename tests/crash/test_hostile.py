@@ -11,8 +11,6 @@ runs every case for that many seconds in all, with other rounds each time unless
 It ends with how many uses gave a result and how many an exception, or with the round that ended otherwise.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

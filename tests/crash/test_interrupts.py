@@ -4,8 +4,6 @@ After each, the program's own descriptors are open, none is lost, the lane is fr
 20,000 moments of real time, in all operations or in some: python tests/long.py interrupts 20000 [attach writer ...]
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -7,8 +7,6 @@ What these do, and what they check, is in csrc/test/kill_cycles.c and kills.py. 
 goes through that many cycles, and ends with what was found in them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 The run is this file as a program: `marlcore train` with an algorithm whose disk becomes slow when it is told so.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 More kills: python tests/long.py planning_kills 1000
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -4,8 +4,6 @@ Nobody loses a segment that it holds, nobody finds half a segment, and one sweep
 many attempts: python tests/long.py segment_races 100000
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import random

@@ -4,8 +4,6 @@ A stopped server cannot see its parent's death, so the kernel must end it. A chi
 and holds no segment. For more kills: python tests/long.py stopped_servers 100
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -3,8 +3,6 @@
 Each kill at a store or copy, in turn, is the scenario add_vector of test_crash_points.py; here a sampler draws beside.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

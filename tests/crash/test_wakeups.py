@@ -3,8 +3,6 @@
 Over so many hand-offs, then the controls: python tests/long.py wakeups 10000000
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 The race over many reads that the lane calls whole, then its controls: python tests/long.py core 1000000000
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ anybody may be killed at any step. Each model passes, and each rule that is brok
 What was explored is told at the end of pytest's output: see conftest.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

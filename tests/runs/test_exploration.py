@@ -1,22 +1,19 @@
 """The numbers of exploration in whole runs: schedules, copies that differ, and how old the acting weights are."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from crowd import Crowd
-from seams import without_limits
+from whole_runs import MODES, Runs, metrics_of, saved_replay
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment
-from marlcore.training import read_metrics
 from marlcore.training.loops.policy import PublishedPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -29,6 +26,8 @@ CONFIG = mc.Config(
     updates_per_step=0.2,
     updates_tolerance=8,
 )
+ALONE = partial(Crowd, 1)
+train = Runs(CONFIG).train
 
 
 class Noting(mc.DQN):
@@ -50,7 +49,7 @@ def bases_by_version(
     """The pairs of epsilon, before a copy's power, and heat in rows of each version; and the lanes that had rows."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
     lanes = set()
-    with mc.ReplayBuffer.load(run_dir / "checkpoints" / f"{policy}.replay") as replay, without_limits():
+    with saved_replay(run_dir, policy) as replay:
         sampler = replay.sampler(512, n_step=1, seed=0, min_size=1)
         for _ in range(40):
             batch = sampler.sample()
@@ -63,23 +62,16 @@ def bases_by_version(
     return by_version, lanes
 
 
-def alone() -> Any:
-    return Crowd(1)
-
-
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> None:
     """Rows of one version of the weights have one epsilon, raised to their copy's power on Ape-X's ladder."""
     epsilon, heat = mc.Linear(1.0, 0.1, 2_000), mc.Piecewise(((0, 1.0), (1_000, 5.0), (3_000, 0.0)))
-    config = replace(
-        CONFIG, mode=mode, run_dir=str(tmp_path / "run"),
-        exploration=mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat}),
-    )  # fmt: skip
-    result = mc.train(alone, Noting(), config, progress=False)
+    exploration = mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat})
+    result = train(tmp_path, ALONE, Noting(), mode=mode, exploration=exploration)
     by_version, lanes = bases_by_version(result.run_dir, "agent_0", copies=6, ladder=7.0)
     assert len(lanes) == 6 and len(by_version) > 20
     assert all(len(found) == 1 for found in by_version.values()), "actors disagree"
-    metrics = [m for m in read_metrics(result.run_dir / "metrics.csv") if m.name in ("epsilon", "heat")]
+    metrics = [m for m in metrics_of(result.run_dir) if m.name in ("epsilon", "heat")]
     slack = 5 / 0.2 + 8 / 0.2 + 60  # steps between publications, the tolerance, and those without an outcome
     for metric in metrics:
         schedule = epsilon if metric.name == "epsilon" else heat
@@ -90,16 +82,15 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
     assert firsts == sorted(firsts, reverse=True) and firsts[0] == 1.0 and firsts[-1] < 0.2
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode: str) -> None:
     """The copies' games differ in length, so that new weights come between the turns of some and of others."""
     pytest.importorskip("pygame", reason="the game needs it")
-    config = replace(
-        CONFIG, mode=mode, run_dir=str(tmp_path / "run"), total_steps=1_000, updates_per_step=0.5,
+    result = train(
+        tmp_path, "pettingzoo:classic.tictactoe_v3", Noting(), mode=mode, total_steps=1_000, updates_per_step=0.5,
         actor=mc.ActorConfig(envs=5, sync_interval=1), learner=replace(CONFIG.learner, publish_interval=1),
         exploration=mc.ExplorationConfig(mc.Linear(1.0, 0.1, 3_000), schedules={"heat": mc.Linear(0, 3_000, 3_000)}),
     )  # fmt: skip
-    result = mc.train(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), Noting(), config, progress=False)
     for player in ("player_1", "player_2"):
         by_version, _ = bases_by_version(result.run_dir, player, copies=5)
         assert len(by_version) > 20
@@ -122,7 +113,7 @@ class LagSpy:
 
         spying.spied = act  # type: ignore[attr-defined]
         PublishedPolicy.act = spying  # type: ignore[method-assign]
-        env, path = alone(), self.folder / f"{os.getpid()}-{id(lags)}.json"
+        env, path = ALONE(), self.folder / f"{os.getpid()}-{id(lags)}.json"
 
         def close() -> None:
             PublishedPolicy.act = act  # type: ignore[method-assign]
@@ -134,16 +125,14 @@ class LagSpy:
 
 
 def lags_of(tmp_path: Path, **changes: Any) -> list[int]:
-    tmp_path.mkdir()
     folder = tmp_path / "lags"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     learner = replace(CONFIG.learner, publish_interval=1)
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), total_steps=1_500, learner=learner, **changes)
-    mc.train(LagSpy(folder), "dqn", config, progress=False)
+    train(tmp_path, LagSpy(folder), total_steps=1_500, learner=learner, **changes)
     return [lag for path in folder.iterdir() for lag in json.loads(path.read_text())]
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_no_turn_is_taken_by_weights_older_than_allowed(tmp_path: Path, mode: str) -> None:
     actor = mc.ActorConfig(envs=3, sync_interval=100)
     free = lags_of(tmp_path / "free", mode=mode, actor=actor)
@@ -153,15 +142,3 @@ def test_no_turn_is_taken_by_weights_older_than_allowed(tmp_path: Path, mode: st
         assert max(bound) == 3
     else:  # the learner publishes between an actor's look and its turn
         assert np.percentile(bound, 50) <= 3 and max(bound) <= 3 + 12, sorted(bound)[-20:]
-
-
-def breaks_down(count: int) -> Any:
-    return 0.5 if count < 500 else "half"
-
-
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
-def test_a_schedule_that_breaks_down_ends_the_run_and_is_named(tmp_path: Path, mode: str) -> None:
-    exploration = mc.ExplorationConfig(epsilon=0.1, schedules={"heat": breaks_down})
-    config = replace(CONFIG, mode=mode, run_dir=str(tmp_path / "run"), exploration=exploration)
-    with pytest.raises(mc.WorkerFailed, match=r"heat: custom .*breaks_down' at \d+: expected a number, got 'half'"):
-        mc.train(alone, "dqn", config, progress=False)

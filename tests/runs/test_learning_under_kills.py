@@ -4,8 +4,6 @@
 has done so many updates, and compares what was learned to what a run that is left alone learns in as many.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -10,8 +10,6 @@ must be known besides. The suite samples a few hundred thousand rows;
 samples at least as many as it says, and ends with what was found in them.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

@@ -3,8 +3,6 @@
 The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of docs/training.md.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A game of two that notes who acted with which weights, and an algorithm whose actions say with which it acts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The programs of csrc/test, which tests compile and run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -7,8 +7,6 @@ until it comes to its end. After each victim the survivor, attached all along, r
 left. It prints JSON: of "kill" the points of each kind, of "fail" what came of each error in each system call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

@@ -1,7 +1,5 @@
 """A cheap environment of many agents, acting at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

@@ -1,7 +1,5 @@
 """What the tests of the fork server have it fork: a module that programs import in a moment."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

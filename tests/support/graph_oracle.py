@@ -3,8 +3,6 @@
 It shares no code with the package.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ whatever they copied, until a row is torn. The second stops writers with SIGSTOP
 they counted in one line; the status is 1 when there was any fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A fork server that outlives whatever uses it."""
 
-from __future__ import annotations
-
 from marlcore.processes import ForkServer
 
 

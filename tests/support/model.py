@@ -1,7 +1,5 @@
 """The oracle of plain Python: a replay is lists of episodes of rows, and a batch must look as these say."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The seams: a function or constant of a room replaced wherever that room's files use it, and rules left out."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What tests of learning algorithms share: spaces, random batches, trainers whose target differs, resumption."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Windows of random episodes in a replay, for tests of recurrent learners."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """World models for tests: doors, slippery ground, diamonds with dead ends, and any table of transitions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
