@@ -21,8 +21,7 @@ from hypothesis import settings
 from lent import Lent
 
 from marlcore.lazy import is_installed
-from marlcore.memory import interrupt_waits_with
-from marlcore.memory.native import try_lock
+from marlcore.memory import interrupt_waits_with, try_lock
 from marlcore.processes import PRELOAD, ForkServer
 
 SUPPORT = str(Path(__file__).parent / "support")

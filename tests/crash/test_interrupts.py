@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import descriptors
 from tiers import long_but
 
 import marlcore
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
-from marlcore.memory.space import SHM_DIR
-from marlcore.processes.telemetry import Telemetry
+from marlcore.memory import SHM_DIR
+from marlcore.processes import Telemetry
 
 PACKAGE = str(Path(marlcore.__file__).parent)
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -54,12 +55,10 @@ class Program:
         while self.files:
             fd, made = self.files.pop()
             try:
-                whole = os.path.samestat(os.fstat(fd), made)
-            except OSError:
-                whole = False
-            lost += not whole
-            if whole:
+                assert os.path.samestat(os.fstat(fd), made)
                 os.close(fd)
+            except (OSError, AssertionError):
+                lost += 1
         return lost
 
 
@@ -76,7 +75,6 @@ class World:
         with self.replay.writer() as writer:
             writer.add_batch(np.zeros((20, 4), np.float32), np.zeros(20, np.int64), np.zeros(20, np.float32))
         self.replay.save(folder / "save")
-        self.shared = (self.replay, self.unlimited, self.queue, self.telemetry)
 
     def attach(self) -> None:
         ReplayBuffer.attach(self.replay.handle).close()
@@ -131,19 +129,14 @@ class World:
         self.queue.reader(8).close()
         samplers = [self.replay.sampler(8) for _ in range(16)]
         del samplers
-        for one in self.shared:
-            one.close()
+        for shared in (self.replay, self.unlimited, self.queue, self.telemetry):
+            shared.close()
 
 
 OPERATIONS = (
     "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "vector_writer",
-    "sampler",
-    "reader", "reporter", "save", "load",
+    "sampler", "reader", "reporter", "save", "load",
 )  # fmt: skip
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def attempt(act: Callable[[], None], program: Program) -> bool:
@@ -234,7 +227,7 @@ def storm(world: World, operation: str, times: int) -> Counter[str]:
         found["foreign descriptors closed"] += program.close()
         if found["tried"] % 20 == 0:
             gc.collect(1)
-            found["descriptors lost"] += max(0, descriptors() - before)
+            found["descriptors lost"] += max(0, len(descriptors()) - len(before))
             world.check()
     signal.signal(signal.SIGALRM, handler)
     return found

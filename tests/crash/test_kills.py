@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, SUPPORT, build, counted, run
+from core import CORE, SUPPORT, build, counted, python, run
 
 PROGRAM = SUPPORT / "kills.py"
 
@@ -22,10 +22,6 @@ PROGRAM = SUPPORT / "kills.py"
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CORE, "kill_cycles", tmp_path_factory.mktemp("kills"))
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-W", "error", PROGRAM, *arguments], timeout=900)
 
 
 def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[str]:
@@ -52,23 +48,24 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_killed_python_processes_stop_nobody(method: str) -> None:
-    """Python processes killed at any moment stop nobody and leave nothing."""
-    found = counts(python(method, "12"))
-    assert found["kills"] >= 12
+@pytest.mark.parametrize(("method", "kills"), [("spawn", 12), ("forkserver", 12), ("fork", 150)])
+def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
+    """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""
+    found = counts(python(PROGRAM, method, kills))
+    assert found["kills"] >= kills
     assert found["rows"] > 0
+    assert found["add_vector_working"] + found["add_vector_inside"] > kills // 20
 
 
 @pytest.mark.long
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:
     """The positive control: the same processes, and a sampler that believes whatever it copied."""
-    assert counts(python("fork", "2000", "trust"), status=1)["torn"] > 0
+    assert counts(python(PROGRAM, "fork", 2000, "trust"), status=1)["torn"] > 0
 
 
 def test_a_stopped_writer_keeps_its_lane_until_it_is_killed() -> None:
     """A successor that stands ready is refused all the while, and then goes on behind the last row."""
-    found = counts(python("zombie", "10"))
+    found = counts(python(PROGRAM, "zombie", 10))
     assert found["rounds"] == 10
     assert found["continued"] == 5
     assert found["refused"] >= 15 * 20

@@ -98,7 +98,7 @@ def main(times: int) -> int:
         found["all"] = sum(found.values(), Counter())
         controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}
     print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), found | controls)
-    return int(found["all"]["lost"] > 0 or any(one["lost"] == 0 for one in controls.values()))
+    return int(found["all"]["lost"] > 0 or any(counts["lost"] == 0 for counts in controls.values()))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,8 @@ from whole_runs import LONG, Runs
 import marlcore as mc
 from marlcore.training.record.run_directory import RunDirectory
 
-CONFIG = mc.Config(
-    total_steps=300,
-    actor=mc.ActorConfig(envs=1, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=8, warmup=20, log_interval=10, device="cpu"),
-)
-train = Runs(CONFIG).train
+runs = Runs(mode="async", total_steps=300, actor={"envs": 1}, learner={"warmup": 20})
+train = runs.train
 
 
 def ways() -> dict[str, Any]:

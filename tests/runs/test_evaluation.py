@@ -23,19 +23,17 @@ from marlcore.training.record.checkpoints import save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=1_200,
-    mode="serial",
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, publish_interval=5, log_interval=20, device="cpu"),
-    replay=mc.ReplayConfig(capacity=2_000),
-    evaluation=mc.EvaluationConfig(interval=300, episodes=4, envs=3, keep=2),
+    learner={"publish_interval": 5, "log_interval": 20},
+    replay={"capacity": 2_000},
+    evaluation={"interval": 300, "episodes": 4, "envs": 3, "keep": 2},
 )
-OFTEN = replace(CONFIG.evaluation, interval=1)
+OFTEN = {"interval": 1}
 UNEVALUATED = mc.EvaluationConfig()
 DQN = mc.DQN(hidden=(16,))
 AGENT = "agent_0"
-train = Runs(CONFIG).train
+train = runs.train
 
 
 class Corridor(gymnasium.Env):
@@ -259,7 +257,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
     started: list[mc.Run] = []
 
     def begin(env_fn: Any, **changes: Any) -> mc.Run:
-        started.append(Runs(CONFIG).start(tmp_path, env_fn, DQN, mode="async", total_steps=10**8, **changes))
+        started.append(runs.start(tmp_path, env_fn, DQN, mode="async", total_steps=10**8, **changes))
         return started[-1]
 
     yield begin

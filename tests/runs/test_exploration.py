@@ -18,16 +18,16 @@ from marlcore.training.loops.policy import PublishedPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=3_000,
-    actor=mc.ActorConfig(processes=2, envs=3, sync_interval=4),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, log_interval=10, publish_interval=5, device="cpu"),
-    replay=mc.ReplayConfig(save=True),
+    actor={"processes": 2, "envs": 3, "sync_interval": 4},
+    learner={"n_step": 1, "publish_interval": 5},
+    replay={"save": True},
     updates_per_step=0.2,
     updates_tolerance=8,
 )
 ALONE = partial(Crowd, 1)
-train = Runs(CONFIG).train
+train = runs.train
 
 
 class Noting(mc.DQN):
@@ -88,7 +88,7 @@ def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode:
     pytest.importorskip("pygame", reason="the game needs it")
     result = train(
         tmp_path, "pettingzoo:classic.tictactoe_v3", Noting(), mode=mode, total_steps=1_000, updates_per_step=0.5,
-        actor=mc.ActorConfig(envs=5, sync_interval=1), learner=replace(CONFIG.learner, publish_interval=1),
+        actor=mc.ActorConfig(envs=5, sync_interval=1), learner={"publish_interval": 1},
         exploration=mc.ExplorationConfig(mc.Linear(1.0, 0.1, 3_000), schedules={"heat": mc.Linear(0, 3_000, 3_000)}),
     )  # fmt: skip
     for player in ("player_1", "player_2"):
@@ -127,7 +127,7 @@ class LagSpy:
 def lags_of(tmp_path: Path, **changes: Any) -> list[int]:
     folder = tmp_path / "lags"
     folder.mkdir(parents=True)
-    learner = replace(CONFIG.learner, publish_interval=1)
+    learner = {"publish_interval": 1}
     train(tmp_path, LagSpy(folder), total_steps=1_500, learner=learner, **changes)
     return [lag for path in folder.iterdir() for lag in json.loads(path.read_text())]
 

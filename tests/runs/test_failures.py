@@ -24,16 +24,10 @@ from marlcore.training import EVALUATOR
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=400,
-    mode="serial",
-    actor=mc.ActorConfig(envs=2, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=8, warmup=20, n_step=1, log_interval=10, device="cpu"),
-    supervision=mc.SupervisionConfig(backoff=0.01),
-)
+runs = Runs(total_steps=400, learner={"warmup": 20, "n_step": 1}, supervision={"backoff": 0.01})
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 ONCE = mc.SupervisionConfig(max_restarts=0)
-train = Runs(CONFIG).train
+train = runs.train
 
 
 # ---- while it goes on ----

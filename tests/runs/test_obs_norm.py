@@ -18,14 +18,15 @@ from marlcore.training.loops.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
+    mode="async",
     total_steps=3_000,
-    actor=mc.ActorConfig(envs=2, sync_interval=3),
-    learner=mc.LearnerConfig(batch_size=32, warmup=100, n_step=1, gamma=0.0, publish_interval=5, device="cpu"),
-    replay=mc.ReplayConfig(save=True),
-    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.0, 2_000)),
+    actor={"sync_interval": 3},
+    learner={"batch_size": 32, "warmup": 100, "n_step": 1, "gamma": 0.0, "publish_interval": 5},
+    replay={"save": True},
+    exploration={"epsilon": mc.Linear(1.0, 0.0, 2_000)},
     updates_per_step=0.5,
-    supervision=mc.SupervisionConfig(backoff=0.01),
+    supervision={"backoff": 0.01},
 )
 
 
@@ -99,8 +100,8 @@ def publish_as_before() -> Any:
 def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> Any:
     """A run, and what its learner noted."""
     algorithm = Noting(notes=str(tmp_path / "notes"), dies_at=dies_at, learning_rate=2e-3, hidden=(32, 32))
-    learner = replace(CONFIG.learner, obs_norm=obs_norm)
-    result = Runs(CONFIG).train(tmp_path, FarAway, algorithm, learner=learner, **changes)
+    learner = {"obs_norm": obs_norm}
+    result = runs.train(tmp_path, FarAway, algorithm, learner=learner, **changes)
     return result, [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
 
 
@@ -111,7 +112,7 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
     counts = [note["count"][0] for note in notes]
     assert counts == sorted(counts) and counts[0] == 0
     final = 100 if obs_norm == "frozen" else result.updates["agent_0"]
-    assert counts[-1] == CONFIG.learner.batch_size * final
+    assert counts[-1] == runs.config.learner.batch_size * final
     by_version = {note["version"]: note for note in notes}
     checked = defaultdict(int)
     with saved_replay(result.run_dir) as replay:
@@ -133,9 +134,9 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
 @LONG
 @pytest.mark.parametrize("obs_norm", ["off", "running", "frozen"])
 def test_far_observations_are_learned_only_with_normalization(tmp_path: Path, obs_norm: str) -> None:
-    learner = replace(CONFIG.learner, obs_norm=obs_norm)
+    learner = {"obs_norm": obs_norm}
     algorithm = mc.DQN(learning_rate=2e-3, hidden=(32, 32))
-    result = Runs(CONFIG).train(tmp_path, FarAway, algorithm, mode="serial", learner=learner)
+    result = runs.train(tmp_path, FarAway, algorithm, mode="serial", learner=learner)
     learned = result.returns["agent_0"] > 17  # 20 is perfect, 10 is chance
     assert learned == (obs_norm != "off"), result.returns
 

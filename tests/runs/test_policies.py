@@ -24,14 +24,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 HUNT3 = partial(TreasureHunt, **{**HUNT.keywords, "agents": 3})
 AGENTS = ("agent_0", "agent_1", "agent_2")
 ONE = dict.fromkeys(AGENTS, "hunter")
-CONFIG = mc.Config(
-    total_steps=1_500,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, log_interval=10, device="cpu"),
-    updates_per_step=0.2,
-    updates_tolerance=4,
-)
-runs = Runs(CONFIG)
+runs = Runs(mode="async", learner={"n_step": 1}, updates_per_step=0.2, updates_tolerance=4)
 
 
 def replay_of(result: mc.Result, policy: str) -> dict[int, Any]:
@@ -73,9 +66,9 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         "agent_2": mc.DQN(learning_rate=1e-3, dueling=False, hidden=(32, 16)),
     }
     learners = {
-        "agent_0": replace(CONFIG.learner, n_step=3, gamma=0.9),
-        "agent_1": replace(CONFIG.learner, batch_size=32, warmup=100, publish_mode="triple_buffer"),
-        "agent_2": replace(CONFIG.learner, obs_norm="running"),
+        "agent_0": {"n_step": 3, "gamma": 0.9},
+        "agent_1": {"batch_size": 32, "warmup": 100, "publish_mode": "triple_buffer"},
+        "agent_2": {"obs_norm": "running"},
     }
     result = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners)
     assert all(result.updates[agent] > 50 for agent in AGENTS)
@@ -94,7 +87,7 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
 @LONG
 @pytest.mark.parametrize("policies", [None, ONE], ids=["own", "shared"])
 def test_async_makes_the_updates_of_serial(tmp_path: Path, policies: Any) -> None:
-    config = replace(CONFIG, total_steps=9_000, policies=policies)
+    config = replace(runs.config, total_steps=9_000, policies=policies)
     made = {}
     for mode in ("serial", "async"):
         result = runs.train(tmp_path / mode, HUNT3, total_steps=9_000, policies=policies, mode=mode)
@@ -109,7 +102,7 @@ def test_async_makes_the_updates_of_serial(tmp_path: Path, policies: Any) -> Non
 def test_a_hundred_policies_train_in_four_processes(tmp_path: Path) -> None:
     config = runs.configured(
         tmp_path, total_steps=60_000, exploration=mc.ExplorationConfig(epsilon=0.1),
-        learner=replace(CONFIG.learner, processes=4, gamma=0.0),
+        learner={"processes": 4, "gamma": 0.0},
     )  # fmt: skip
     names = {f"agent_{i}" for i in range(100)}
     with mc.start(Crowd, mc.DQN(hidden=(16, 16), learning_rate=1e-2), config) as run:

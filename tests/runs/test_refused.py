@@ -22,14 +22,10 @@ from marlcore.training.record.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=400,
-    actor=mc.ActorConfig(envs=2),
-    learner=mc.LearnerConfig(batch_size=8, warmup=20, n_step=1, device="cpu"),
-)
+runs = Runs(mode="async", total_steps=400, learner={"warmup": 20, "n_step": 1})
 PAIR = partial(Crowd, 2)
 PLAY = {"pool": 4, "admit_updates": 10}
-train = Runs(CONFIG).train
+train = runs.train
 not_callable = 5
 
 

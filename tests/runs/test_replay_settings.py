@@ -2,31 +2,28 @@
 
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crowd import Crowd
-from processes import await_group, start_python, until
+from processes import await_group, start_python, sweep, until
 from whole_runs import LONG, MODES, Runs, past, values_of
 
 import marlcore as mc
-from marlcore.memory.survey import sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
+    mode="async",
     total_steps=3_000,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=32, warmup=100, n_step=3, log_interval=20, device="cpu"),
-    replay=mc.ReplayConfig(prioritized=True, alpha=1.0, beta=0.2, beta_steps=200),
-    exploration=mc.ExplorationConfig(epsilon=1.0),
+    learner={"batch_size": 32, "warmup": 100, "n_step": 3, "log_interval": 20},
+    replay={"prioritized": True, "alpha": 1.0, "beta": 0.2, "beta_steps": 200},
+    exploration={"epsilon": 1.0},
     updates_per_step=0.2,
 )
 ALONE = partial(Crowd, 1)
-runs = Runs(CONFIG)
 
 
 class Favouring(mc.DQN):
@@ -51,7 +48,7 @@ class Favouring(mc.DQN):
 )
 def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str, prefetch: int) -> None:
     """Beta rises meanwhile: the weights of rare rows fall."""
-    learner = replace(CONFIG.learner, prefetch=prefetch)
+    learner = {"prefetch": prefetch}
     result = runs.train(tmp_path, ALONE, Favouring(), mode=mode, learner=learner)
     ones, weights = values_of(result.run_dir, "ones"), values_of(result.run_dir, "least_weight")
     assert result.updates["agent_0"] > 500
@@ -69,7 +66,7 @@ def test_uniform_draws_are_half_and_half(tmp_path: Path) -> None:
 
 @LONG
 def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
-    learner = replace(CONFIG.learner, prefetch=2)
+    learner = {"prefetch": 2}
     result = runs.train(tmp_path, ALONE, learner=learner, replay=mc.ReplayConfig(), total_steps=6_000)
     due = 0.2 * (6_000 - 100)
     assert due * 0.99 <= result.updates["agent_0"] <= due + 1
@@ -105,7 +102,7 @@ def test_replays_in_files_are_gone_after_the_run(tmp_path: Path, large: Path, mo
     assert files(large) == [] and result.steps >= steps
 
 
-ENDLESS = {"learner": replace(CONFIG.learner, checkpoint_interval=20), "total_steps": 10**9}
+ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -13,12 +13,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
-from processes import until
+from processes import sweep, until
 from refused import check_refused
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of
 
 import marlcore as mc
-from marlcore.memory.survey import sweep
 from marlcore.spaces import Spaces
 from marlcore.training.config.policies import assign
 from marlcore.training.record.describe import describe, described_run
@@ -27,16 +26,10 @@ from marlcore.training.record.run_directory import RunDirectory, read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=3000,
-    mode="serial",
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-    exploration=mc.ExplorationConfig(epsilon="exponential(1, 0.02, rate=0.95, every=20, of=updates)"),
-)
+runs = Runs(total_steps=3000, exploration={"epsilon": "exponential(1, 0.02, rate=0.95, every=20, of=updates)"})
 SAVED = mc.ReplayConfig(capacity=2000, save=True)
 AGENTS = ("agent_0", "agent_1")
-train = Runs(CONFIG).train
+train = runs.train
 
 
 def checkpoints(run: Path) -> list[dict[str, Any]]:
@@ -78,21 +71,9 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
 
 
 @LONG
-def test_the_weights_that_were_saved_are_those_that_act_first(tmp_path: Path) -> None:
-    first = train(tmp_path, HUNT, "iqn")
-    before = checkpoints(first.run_dir)
-    more = train(tmp_path, HUNT, "iqn", total_steps=first.steps + 1, resume=True)  # fewer than the warm-up
-    assert more.steps > first.steps and more.updates == first.updates
-    for old, new in zip(before, checkpoints(more.run_dir), strict=True):
-        assert all(torch.equal(old["network"][name], tensor) for name, tensor in new["network"].items())
-        assert torch.equal(old["torch"], new["torch"])
-        assert torch.equal(old["sampler"]["generator"], new["sampler"]["generator"])
-
-
-@LONG
 @pytest.mark.parametrize("save", [True, False])
 def test_a_replay_that_was_saved_is_what_the_run_goes_on_with(tmp_path: Path, save: bool) -> None:
-    same = {"replay": mc.ReplayConfig(save=save), "learner": replace(CONFIG.learner, warmup=1000)}
+    same = {"replay": mc.ReplayConfig(save=save), "learner": {"warmup": 1000}}
     first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent
     more = train(tmp_path, HUNT, "iqn", total_steps=3400, resume=True, **same)
     assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
@@ -135,8 +116,8 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
     changes = {"total_steps": 100, "supervision": mc.SupervisionConfig(max_restarts=7)}
     train(tmp_path, HUNT, **changes)
-    decided = replace(CONFIG.replay, stack=1)  # by the environment
-    expected = Runs(CONFIG).configured(tmp_path, replay=decided, **changes)
+    decided = {"stack": 1}  # by the environment
+    expected = runs.configured(tmp_path, replay=decided, **changes)
     assert mc.Config.from_dict(read_config(tmp_path / "run")) == expected
     assert mc.Config.from_dict({}) == mc.Config()
 
@@ -149,8 +130,8 @@ def test_learners_in_a_file_take_the_rest_from_learner() -> None:
 
 @LONG
 def test_a_checkpoint_is_written_after_so_many_seconds(tmp_path: Path) -> None:
-    learner = replace(CONFIG.learner, checkpoint_seconds=1.0, checkpoint_interval=10**9)
-    with Runs(CONFIG).start(tmp_path, HUNT, mode="async", total_steps=10**9, learner=learner):
+    learner = {"checkpoint_seconds": 1.0, "checkpoint_interval": 10**9}
+    with runs.start(tmp_path, HUNT, mode="async", total_steps=10**9, learner=learner):
         until((tmp_path / "run" / "checkpoints" / "agent_0.pt").exists)
 
 
@@ -261,7 +242,7 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     ),
     "priorities": (as_it_was, {"replay": replace(SAVED, prioritized=True)}, "expected replay.prioritized False"),
     "normalization": (
-        as_it_was, {"learner": replace(CONFIG.learner, obs_norm="running")}, "expected learner.obs_norm 'off'",
+        as_it_was, {"learner": {"obs_norm": "running"}}, "expected learner.obs_norm 'off'",
     ),
     "more copies than the replay's lanes": (
         as_it_was, {"actor": mc.ActorConfig(envs=3)}, f"resume: expected actor.envs 2{HAD}3",

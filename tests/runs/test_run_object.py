@@ -19,17 +19,12 @@ import marlcore as mc
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=10**9,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-    updates_per_step=0.1,
-)
-start = Runs(CONFIG).start
+runs = Runs(mode="async", total_steps=10**9)
+start = runs.start
 
 
 def trained(folder: Path, env_fn: Any, total_steps: int = 2_000, **changes: Any) -> Path:
-    return Runs(CONFIG).train(folder, env_fn, mode="serial", total_steps=total_steps, **changes).run_dir
+    return runs.train(folder, env_fn, mode="serial", total_steps=total_steps, **changes).run_dir
 
 
 @MODES

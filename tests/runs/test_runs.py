@@ -13,19 +13,14 @@ from typing import Any
 
 import pytest
 from hunt import HUNT, bar
-from processes import await_group, until
+from processes import await_group, sweep, until
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of
 
 import marlcore as mc
-from marlcore.memory.survey import sweep
 
-CONFIG = mc.Config(
-    total_steps=6_000,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-)
+runs = Runs(mode="async", total_steps=6_000)
 AGENTS = {"agent_0", "agent_1"}
-train = Runs(CONFIG).train
+train = runs.train
 
 
 def check_run(result: mc.Result, total_steps: int) -> list[Any]:
@@ -50,7 +45,7 @@ def check_run(result: mc.Result, total_steps: int) -> list[Any]:
 @pytest.mark.parametrize("algorithm", ["dqn", pytest.param("iqn", marks=LONG)])
 def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str) -> None:
     result = train(tmp_path, HUNT, algorithm)
-    assert 6_000 <= result.steps < 6_000 + CONFIG.actor.envs
+    assert 6_000 <= result.steps < 6_000 + runs.config.actor.envs
     check_run(result, 6_000)
     logs = sorted(path.name for path in (result.run_dir / "logs").iterdir())
     assert logs == ["actor-0.log", "learner-agent_0.log", "learner-agent_1.log"]
@@ -59,19 +54,6 @@ def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str)
 @LONG
 def test_several_actors_share_the_steps(tmp_path: Path) -> None:
     assert train(tmp_path, HUNT, total_steps=2001, actor=mc.ActorConfig(processes=2, envs=1)).steps == 2001
-
-
-@LONG
-def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path) -> None:
-    runs = []
-    for i, seed in enumerate([3, 3, 4]):
-        result = train(tmp_path / str(i), HUNT, "iqn", mode="serial", seed=seed, total_steps=3000)
-        metrics = check_run(result, 3000)
-        # Rates and waits are measured by the clock, and so is the time of each row; nothing else is.
-        runs.append([(m.step, m.agent, m.name, m.value) for m in metrics if not m.name.endswith("_s")])
-    assert len(runs[0]) > 100
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
 
 
 @LONG

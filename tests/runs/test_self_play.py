@@ -21,14 +21,12 @@ from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=4_000,
-    mode="serial",
-    updates_per_step=0.1,
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, publish_interval=5, log_interval=50, device="cpu"),
-    replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
-    self_play=mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.2, anchors={weak: 0.2}, draw="uniform"),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"n_step": 1, "publish_interval": 5, "log_interval": 50},
+    replay={"capacity": 48_000, "save": True, "mixture": {"anchor": 0.25, "pool": 0.75}},
+    self_play={"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"},
 )
 
 
@@ -36,7 +34,7 @@ def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
     """A run of the arena, whose notes lie in `tmp_path`/notes."""
     folder = tmp_path / "notes"
     folder.mkdir(parents=True, exist_ok=True)
-    return Runs(CONFIG).train(tmp_path, partial(Arena, folder), algorithm or Marking(), **changes)
+    return runs.train(tmp_path, partial(Arena, folder), algorithm or Marking(), **changes)
 
 
 def acts_of(tmp_path: Path) -> list[list[float]]:
@@ -96,7 +94,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "serial":
         return request.getfixturevalue("run")
     folder = tmp_path_factory.mktemp("self_play")
-    actor = replace(CONFIG.actor, processes=2, envs=2)
+    actor = {"processes": 2, "envs": 2}
     return train(folder, mode="async", actor=actor), folder / "notes"
 
 
@@ -188,9 +186,9 @@ def test_a_serial_run_of_self_play_repeats_itself(run: tuple[mc.Result, Path], t
 
 def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> None:
     """With a pool of two, opponents are replaced during most episodes against them."""
-    settings = replace(CONFIG.self_play, pool=2, admit_updates=3, latest=0.0, anchors={})
-    replay = replace(CONFIG.replay, mixture={})
-    learner = replace(CONFIG.learner, publish_interval=1)
+    settings = {"pool": 2, "admit_updates": 3, "latest": 0.0, "anchors": {}}
+    replay = {"mixture": {}}
+    learner = {"publish_interval": 1}
     result = train(
         tmp_path, self_play=settings, replay=replay, learner=learner, updates_per_step=0.2, total_steps=2_000
     )
@@ -203,8 +201,8 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
 
 
 def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
-    settings = replace(CONFIG.self_play, side="right", latest=0.0, anchors={}, explore=True)
-    replay = replace(CONFIG.replay, mixture={})
+    settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
+    replay = {"mixture": {}}
     result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)
     (rows,) = rows_of(result.run_dir, parts=1)
     assert {side for _, _, side, _ in rows} == {1}
@@ -213,8 +211,8 @@ def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Pa
 
 
 def test_an_anchor_may_be_a_class_with_an_object_a_copy(tmp_path: Path) -> None:
-    settings = replace(CONFIG.self_play, latest=0.0, anchors={Counted: 1.0})
-    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
+    settings = {"latest": 0.0, "anchors": {Counted: 1.0}}
+    train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=500)
     anchors = [set(acted) for acted in acts_of(tmp_path) if acted[0] < 0]
     assert len(anchors) > 40 and all(actions == {-2.0} for actions in anchors)
 
@@ -222,8 +220,8 @@ def test_an_anchor_may_be_a_class_with_an_object_a_copy(tmp_path: Path) -> None:
 def test_an_anchor_may_be_a_checkpoint(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
     first, _ = run
     earlier = str(opponent_path(first.run_dir, "main", 3))
-    settings = replace(CONFIG.self_play, latest=0.5, anchors={earlier: 0.5})
-    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
+    settings = {"latest": 0.5, "anchors": {earlier: 0.5}}
+    train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=500)
     assert {acted[0] for acted in acts_of(tmp_path) if acted[0] % 1 == 0} == {marks(first.run_dir)[3]}
 
 
@@ -245,9 +243,7 @@ def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypat
         return batch
 
     monkeypatch.setattr(mc.Mixture, "sample", noting)
-    result = train(
-        tmp_path, total_steps=2_000, replay=replace(CONFIG.replay, mixture={"anchor": share, "pool": 1 - share})
-    )
+    result = train(tmp_path, total_steps=2_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
     drawn = np.concatenate(sources[10:])
     assert abs((drawn == 0).mean() - share) < 0.01
     rows = sum(len(part) for part in rows_of(result.run_dir))
@@ -256,9 +252,9 @@ def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypat
 
 def test_an_environments_own_tags_are_routes_too(tmp_path: Path) -> None:
     tags = ("easy", "hard:cliff", "hard")
-    Runs(CONFIG).train(
+    runs.train(
         tmp_path, partial(Arena, tmp_path, tags), Marking(), self_play=mc.SelfPlayConfig(), total_steps=2_000,
-        replay=replace(CONFIG.replay, mixture={"easy": 0.5, "hard": 0.5}), policies=dict.fromkeys(SIDES, "main"),
+        replay={"mixture": {"easy": 0.5, "hard": 0.5}}, policies=dict.fromkeys(SIDES, "main"),
     )  # fmt: skip
     easy, hard = rows_of(tmp_path / "run")
     assert {episode % 3 for _, episode, _, _ in easy} == {0} and {episode % 3 for _, episode, _, _ in hard} == {1, 2}
@@ -271,7 +267,7 @@ def test_an_environments_own_tags_are_routes_too(tmp_path: Path) -> None:
 def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed) as caught:
         env_fn = partial(Arena, tmp_path, ("pool", "boss"))
-        Runs(CONFIG).train(tmp_path, env_fn, Marking(), self_play=mc.SelfPlayConfig())
+        runs.train(tmp_path, env_fn, Marking(), self_play=mc.SelfPlayConfig())
     last = caught.value.traceback.strip().splitlines()[-1]
     assert last.endswith(
         "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
@@ -307,7 +303,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
         "self_play": play,
         "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
         "evaluation": mc.EvaluationConfig(interval=200, episodes=4),
-        "learner": replace(CONFIG.learner, warmup=20),
+        "learner": {"warmup": 20},
     }
     train(tmp_path, total_steps=400, **settings)
     assert {"eval_return/anchor:weak", "eval_return/pool"} < newest_values(tmp_path / "run").keys()

@@ -1,7 +1,6 @@
 """Self-play of games that people play: PettingZoo's classic ones, with masks, and the puck."""
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ from marlcore.envs.puck import chaser, idle, two_player_puck
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=1_000,
-    mode="serial",
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=16, warmup=100, device="cpu"),
-    replay=mc.ReplayConfig(capacity=20_000, save=True),
-    self_play=mc.SelfPlayConfig(pool=4, admit_updates=20, latest=0.3),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"warmup": 100},
+    replay={"capacity": 20_000, "save": True},
+    self_play={"pool": 4, "admit_updates": 20, "latest": 0.3},
 )
 DQN = mc.DQN(hidden=(16,))
-train = Runs(CONFIG).train
+train = runs.train
 
 
 def first_allowed(obs: Any) -> int:
@@ -42,7 +40,7 @@ def payoff_of(run_dir: Path) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("game", ["tictactoe_v3", pytest.param("connect_four_v3", marks=LONG)])
 def test_classic_games_are_played_by_their_rules(tmp_path: Path, game: str) -> None:
     """No stored action is illegal, and the sign of the return says who won."""
-    settings = replace(CONFIG.self_play, anchors={first_allowed: 0.3})
+    settings = {"anchors": {first_allowed: 0.3}}
     result = train(tmp_path, f"pettingzoo:classic.{game}", DQN, self_play=settings)
     with saved_replay(result.run_dir, "main") as replay:
         batch = replay.sampler(2_048, min_size=1, seed=0).sample()
@@ -57,8 +55,8 @@ def test_classic_games_are_played_by_their_rules(tmp_path: Path, game: str) -> N
 @pytest.mark.parametrize("prioritized", [pytest.param(False, marks=LONG), True])
 def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized: bool) -> None:
     """With priorities, actors compute the first ones, also where opponents share the copies."""
-    settings = replace(CONFIG.self_play, anchors={chaser: 0.3, idle: 0.2})
-    replay = replace(CONFIG.replay, prioritized=prioritized, mixture={"anchor": 0.5, "pool": 0.5})
+    settings = {"anchors": {chaser: 0.3, idle: 0.2}}
+    replay = {"prioritized": prioritized, "mixture": {"anchor": 0.5, "pool": 0.5}}
     algorithm = mc.DQN(hidden=(16,), actor_priorities=prioritized)
     result = train(tmp_path, two_player_puck, algorithm, self_play=settings, replay=replay)
     table = payoff_of(result.run_dir)
@@ -75,7 +73,7 @@ def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized
 @pytest.mark.parametrize("algorithm", [mc.TD3(hidden=(16,)), pytest.param(mc.SAC(hidden=(16,)), marks=LONG)])
 def test_puck_is_trained_with_continuous_actions(tmp_path: Path, algorithm: Any) -> None:
     """Opponents act within the bounds of their half of the Box, each with its own weights."""
-    learner = replace(CONFIG.learner, n_step=1)
+    learner = {"n_step": 1}
     result = train(tmp_path, partial(two_player_puck, False), algorithm, learner=learner)
     with saved_replay(result.run_dir, "main") as replay:
         actions = replay.sampler(512, min_size=1, seed=0).sample().action
@@ -86,7 +84,7 @@ def test_puck_is_trained_with_continuous_actions(tmp_path: Path, algorithm: Any)
 
 def test_puck_is_trained_on_policy(tmp_path: Path) -> None:
     """The queue holds the rows of the learning policy alone, and a lane that is not its side's stops no batch."""
-    settings = replace(CONFIG.self_play, admit_updates=2)
+    settings = {"admit_updates": 2}
     algorithm = mc.PPO(hidden=(16,), batch_size=128, minibatch_size=128, epochs=1)
     result = train(
         tmp_path, two_player_puck, algorithm, total_steps=2_000, self_play=settings,

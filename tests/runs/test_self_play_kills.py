@@ -11,27 +11,22 @@ from typing import Any
 import pytest
 import torch
 from arena import SIDES, Arena, Marking, episodes_of
-from processes import await_group, start_python, until
+from processes import await_group, start_python, sweep, until
 from whole_runs import Runs, kill
 
-import marlcore as mc
-from marlcore.memory.survey import sweep
 from marlcore.training.record.run_directory import read_progress
 from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
 pytestmark = pytest.mark.long
 
-CONFIG = mc.Config(
+runs = Runs(
+    mode="async",
     total_steps=10**9,
-    updates_per_step=0.1,
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(
-        batch_size=16, warmup=50, n_step=1, publish_interval=1, checkpoint_interval=40, device="cpu"
-    ),
-    self_play=mc.SelfPlayConfig(pool=4, admit_updates=25, latest=0.0, draw="uniform"),
-    supervision=mc.SupervisionConfig(backoff=0.0, max_restarts=100),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"n_step": 1, "publish_interval": 1, "checkpoint_interval": 40},
+    self_play={"pool": 4, "admit_updates": 25, "latest": 0.0, "draw": "uniform"},
+    supervision={"backoff": 0.0, "max_restarts": 100},
 )
-runs = Runs(CONFIG)
 
 
 def saved(run_dir: Path) -> dict[str, Any]:

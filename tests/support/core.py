@@ -41,6 +41,16 @@ def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Pat
     return binary
 
 
+def python(program: str | Path, *arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+    """A program of the tests, for which warnings are errors."""
+    return run([sys.executable, "-W", "error", program, *map(str, arguments)], timeout)
+
+
+def report(counts: Mapping[str, float]) -> None:
+    """Prints what a program counted, as `counted` reads it."""
+    print(*(f"{name} {value}" for name, value in counts.items()), flush=True)
+
+
 def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:
     """What a program counted, by name; one that broke off is a failure."""
     assert done.returncode in (0, 1), done.stdout + done.stderr

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from marlcore.memory import SHM_DIR, survey_segments
+from marlcore.memory.survey import sweep as sweep
 from marlcore.testing.victim import living
 
 PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
@@ -24,6 +26,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def generations(pid: int) -> list[list[int]]:
+    """The processes that a process led to: its children, their children, and so on."""
+    found = []
+    while generation := [child for parent in (found[-1] if found else [pid]) for child in children(parent)]:
+        found.append(generation)
+    return found
+
+
 def state(pid: int) -> str:
     """R, S, T where it is stopped, Z where it is dead and not reaped, and so on; see proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -31,6 +41,15 @@ def state(pid: int) -> str:
 
 def descriptors() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
+
+
+def segments_of(pid: int) -> set[Path]:
+    """The segments in /dev/shm that a process holds."""
+    from marlcore.cli.gc import holders  # which imports the parser of options
+
+    files = survey_segments()
+    pids = holders(SHM_DIR, {file.inode for file in files})
+    return {SHM_DIR / file.name for file in files if pid in pids.get(file.inode, [])}
 
 
 def await_ends(pidfds: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,32 @@ LONG = pytest.mark.long
 MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Makes runs that differ little from one configuration; each lies in its `folder`/run."""
+SMALL = mc.Config(
+    total_steps=1_500,
+    mode="serial",
+    actor=mc.ActorConfig(envs=2, sync_interval=10),
+    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+)
 
-    config: mc.Config
+
+def changed(config: mc.Config, **changes: Any) -> mc.Config:
+    """Other settings; a dict changes some of a part, such as `learner={"n_step": 1}`."""
+    parts = {
+        name: replace(getattr(config, name), **value)
+        for name, value in changes.items()
+        if isinstance(value, dict) and is_dataclass(getattr(config, name))
+    }
+    return replace(config, **{**changes, **parts})
+
+
+class Runs:
+    """Makes runs that differ from SMALL by some changes; each lies in its `folder`/run."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.config = changed(SMALL, **changes)
 
     def configured(self, folder: Path, **changes: Any) -> mc.Config:
-        return replace(self.config, run_dir=str(folder / "run"), **changes)
+        return changed(self.config, run_dir=str(folder / "run"), **changes)
 
     def train(
         self, folder: Path, env_fn: Any, algorithm: Any = "dqn", resume: bool = False, **changes: Any
