@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Explored
 from core import CORE, mutants, run, spin_models
 
 needs_relacy = pytest.mark.skipif(
@@ -72,14 +71,14 @@ def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[An
 @pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("part", SCENARIOS)
-def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explored: Explored, part: str) -> None:
+def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], record_property: Any, part: str) -> None:
     """All interleavings and weakly ordered reads of a small lane, and many random ones of what is larger."""
     for name in SCENARIOS[part]:
         done = searches[name].result()
         assert done.returncode == 0, done.stdout + done.stderr
         executions = re.fullmatch(rf"{name}: (\d+) executions, no failure\n", done.stdout)
         assert executions is not None and int(executions[1]) > 10_000
-        explored.states[f"{part}, Relacy"] += int(executions[1])
+        record_property("explored", (f"{part}, Relacy", int(executions[1])))
         assert name != "sample" or int(executions[1]) > 1_000_000
 
 
@@ -87,14 +86,14 @@ def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explor
 @needs_relacy
 @pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
 def test_a_core_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], explored: Explored, name: str
+    searches: dict[Any, Future[Any]], record_property: Any, name: str
 ) -> None:
     """Each rule of the protocol is needed: without it the model, or the race of threads, shows a torn row."""
     verdicts = searches[name].result()
     for check, (found, said) in verdicts.items():
         assert found, f"{check} did not find the mutant out: {said}"
     for part in {part for part, names in SCENARIOS.items() if not verdicts.keys().isdisjoint(names)}:
-        explored.killed[f"{part}, Relacy"].append(name)
+        record_property("killed", (f"{part}, Relacy", 1))
 
 
 def test_each_mutant_changes_the_core_in_one_place(tmp_path: Path) -> None:
@@ -113,23 +112,23 @@ def test_each_scenario_belongs_to_a_part() -> None:
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("sizes"))
 def test_no_state_of_a_model_fails(
-    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
+    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """All interleavings of its processes, each of which may be killed between any two steps."""
-    found = searches[model.name, macros].result()
-    assert found.failure is None
-    assert found.states > 10_000
-    explored.states[f"{model.name}, SPIN"] += found.states
+    search = searches[model.name, macros].result()
+    assert search.failure is None
+    assert search.states > 10_000
+    record_property("explored", (f"{model.name}, SPIN", search.states))
 
 
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("mutants"))
 def test_a_model_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
+    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """Each rule is needed: without it the search comes upon a state, or a run, that must not be."""
     assert searches[model.name, macros].result().failure is not None
-    explored.killed[f"{model.name}, SPIN"] += macros
+    record_property("killed", (f"{model.name}, SPIN", len(macros)))
 
 
 @pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)
