@@ -49,8 +49,8 @@ class SlowTrainer(DQNTrainer):
     """Notes the updates of each slow checkpoint in a file of its process, before the disk has it."""
 
     def state_dict(self) -> dict[str, Any]:
-        assert isinstance(self.dqn, SlowDQN)
-        folder = Path(self.dqn.folder)
+        assert isinstance(self.hyper, SlowDQN)
+        folder = Path(self.hyper.folder)
         if (folder / "slow").exists():
             seconds = float((folder / "slow").read_text())
             os.fsync = partial(crawl, folder / f"saving-{os.getpid()}", self.updates, seconds)
