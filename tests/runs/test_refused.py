@@ -23,7 +23,7 @@ from marlcore.training.record.run_directory import RunDirectory
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(mode="async", total_steps=400, learner={"warmup": 20, "n_step": 1})
-PAIR = partial(Crowd, 2)
+PAIR, ARENA = partial(Crowd, 2), partial(Arena, Path())
 PLAY = {"pool": 4, "admit_updates": 10}
 train = runs.train
 not_callable = 5
@@ -40,10 +40,6 @@ def no_number(count: int) -> Any:
     return "half"
 
 
-def explored(**options: Any) -> dict[str, Any]:
-    return {"exploration": mc.ExplorationConfig(**options)}
-
-
 def played(env_fn: Any = PAIR, **changes: Any) -> dict[str, Any]:
     """A run of self-play; settings of the pool, and of the run by their own names."""
     algorithm = Marking() if "Arena" in repr(env_fn) else "dqn"
@@ -58,167 +54,114 @@ class Odd(mc.PPO):
 
 NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
 CARTPOLE = "gymnasium:CartPole-v1"
-MAKER = "env_fn: expected a function "
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
 PPO_HAS_NONE = {
     "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
-    "replay.capacity: expected the default 100000": {"replay": mc.ReplayConfig(capacity=5000)},
-    "replay.prioritized: expected the default False": {"replay": mc.ReplayConfig(prioritized=True)},
+    "replay.capacity: expected the default 100000": {"replay": {"capacity": 5000}},
+    "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
     "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
     "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
     "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},
-    "exploration.epsilon: expected the default None": explored(epsilon=0.5),
-    "exploration.ladder: expected the default 0.0": explored(ladder=7),
+    "exploration.epsilon: expected the default None": {"exploration": {"epsilon": 0.5}},
+    "exploration.ladder: expected the default 0.0": {"exploration": {"ladder": 7}},
 }
 
-# By case: what is asked of `mc.train`, and what it must say.
-RUNS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "an observation space": (
-        lambda: {"env_fn": partial(space_of, NESTED)},
-        "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple",
-    ),
-    "an action space": (
-        lambda: {"env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))},
-        "agent_0: action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got Tuple",
-    ),
-    "an action space for the algorithm": (
-        lambda: {"env_fn": "gymnasium:Pendulum-v1"}, "DQN: expected a Discrete, MultiDiscrete or MultiBinary",
-    ),
-    "a discrete action space for a continuous algorithm": (
-        lambda: {"env_fn": CARTPOLE, "algorithm": "td3"},
-        "TD3: expected a Box of floats as the action space, got Discrete(2)",
-    ),
-    "an action space without bounds": (
-        lambda: {"env_fn": partial(space_of, None, gym.Box(-np.inf, np.inf, (2,))), "algorithm": "sac"},
-        "SAC: expected an action space with finite bounds, got Box(-inf, inf, (2,), float32)",
-    ),
-    "joint observations of one agent": (
-        lambda: {"env_fn": CARTPOLE, "algorithm": "mappo"},
-        "joint observations: expected a PettingZoo Parallel environment",
-    ),
-    "a Gymnasium environment instead of its maker": (
-        lambda: {"env_fn": Corridor()}, "got an environment, Corridor",
-    ),
-    "a PettingZoo environment instead of its maker": (lambda: {"env_fn": Relay()}, "got an environment, Relay"),
-    "an environment of ours instead of its maker": (
-        lambda: {"env_fn": mc.TreasureHunt()}, "got an environment, TreasureHunt",
-    ),
-    "no environment": (lambda: {"env_fn": None}, MAKER),
-    "a class of algorithms": (lambda: {"algorithm": mc.DQN}, ALGORITHM),
-    "an environment as the algorithm": (lambda: {"algorithm": Corridor()}, ALGORITHM),
-    "no algorithm": (lambda: {"algorithm": None}, ALGORITHM),
-    "an unknown algorithm": (lambda: {"algorithm": "sarsa"}, "sarsa"),
-    "an agent of the policies": (
-        lambda: {"policies": {"agent_0": "a", "agnt_1": "a"}},
-        "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?",
-    ),
-    "an agent without a policy": (
-        lambda: {"policies": {"agent_0": "a"}}, "policies: expected a policy for each agent, got none for 'agent_1'",
-    ),
-    "a policy of the algorithms": (
-        lambda: {"algorithm": {"agent_0": "dqn", "agent_1": "dqn", "agent_2": "iqn"}},
-        "algorithm: expected the policies ['agent_0', 'agent_1'], got 'agent_2'",
-    ),
-    "a policy of the learners": (
-        lambda: {"learners": {"agent_7": mc.LearnerConfig()}},
-        "learners: expected the policies ['agent_0', 'agent_1'], got 'agent_7'",
-    ),
-    "learners of another kind": (lambda: {"learners": 5}, "learners: expected a dict, got 5"),
-    "policies of another kind": (lambda: {"policies": 5}, "policies: expected the policy of each agent, got 5"),
-    "a schedule without a number": (
-        lambda: explored(schedules={"heat": no_number}), "at 0: expected a number, got 'half'",
-    ),
-    "an epsilon without a number": (lambda: explored(epsilon=no_number), "at 0: expected a number, got 'half'"),
-    "an epsilon that is no probability": (lambda: explored(epsilon=1.5), "epsilon: expected a probability"),
-    "a learning rate that is no schedule": (
-        lambda: {"env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()},
-        "learning_rate: expected a number or one of",
-    ),
-    "a directory for replays": (
-        lambda: {"replay": mc.ReplayConfig(path="/nowhere")}, "path: expected an existing directory, got '/nowhere'",
-    ),
-    "more memory than there is": (lambda: {"replay": mc.ReplayConfig(capacity=2**32 - 1)}, "bytes asked for"),
-    "a way to normalize": (
-        lambda: {"learner": mc.LearnerConfig(obs_norm="always")},
-        "obs_norm: expected off, frozen or running, got 'always'",
-    ),
-    "returns that the algorithm makes itself": (
-        lambda: {"env_fn": "recall", "algorithm": "r2d2", "learner": mc.LearnerConfig(n_step=4)},
-        "learner.n_step: expected the default 3, since R2D2, ",
-    ),
-    "a source of another kind": (
-        lambda: {"env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000},
-        "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'",
-    ),
+# What `mc.train` says, and what it was asked.
+RUNS: dict[str, Callable[[], dict[str, Any]]] = {
+    "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a": lambda: {
+        "env_fn": partial(space_of, NESTED)
+    },
+    "agent_0: action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got Tuple": lambda: {
+        "env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))
+    },
+    "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},
+    "TD3: expected a Box of floats as the action space, got Discrete(2)": lambda: {
+        "env_fn": CARTPOLE, "algorithm": "td3"
+    },
+    "SAC: expected an action space with finite bounds, got Box(-inf, inf, (2,), float32)": lambda: {
+        "env_fn": partial(space_of, None, gym.Box(-np.inf, np.inf, (2,))), "algorithm": "sac"
+    },
+    "joint observations: expected a PettingZoo Parallel environment": lambda: {
+        "env_fn": CARTPOLE, "algorithm": "mappo"
+    },
+    "got an environment, Corridor": lambda: {"env_fn": Corridor()},
+    "got an environment, Relay": lambda: {"env_fn": Relay()},
+    "got an environment, TreasureHunt": lambda: {"env_fn": mc.TreasureHunt()},
+    "env_fn: expected a function ": lambda: {"env_fn": None},
+    f"{ALGORITHM}, got the class DQN": lambda: {"algorithm": mc.DQN},
+    f"{ALGORITHM}, got <corridor.Corridor object": lambda: {"algorithm": Corridor()},
+    f"{ALGORITHM}, got None": lambda: {"algorithm": None},
+    "sarsa": lambda: {"algorithm": "sarsa"},
+    "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?": lambda: {
+        "policies": {"agent_0": "a", "agnt_1": "a"}
+    },
+    "policies: expected a policy for each agent, got none for 'agent_1'": lambda: {"policies": {"agent_0": "a"}},
+    "algorithm: expected the policies ['agent_0', 'agent_1'], got 'agent_2'": lambda: {
+        "algorithm": {"agent_0": "dqn", "agent_1": "dqn", "agent_2": "iqn"}
+    },
+    "learners: expected the policies ['agent_0', 'agent_1'], got 'agent_7'": lambda: {
+        "learners": {"agent_7": mc.LearnerConfig()}
+    },
+    "learners: expected a dict, got 5": lambda: {"learners": 5},
+    "policies: expected the policy of each agent, got 5": lambda: {"policies": 5},
+    "no_number' at 0: expected a number, got 'half'": lambda: {"exploration": {"schedules": {"heat": no_number}}},
+    "at 0: expected a number, got 'half'": lambda: {"exploration": {"epsilon": no_number}},
+    "epsilon: expected a probability": lambda: {"exploration": {"epsilon": 1.5}},
+    "learning_rate: expected a number or one of": lambda: {
+        "env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()
+    },
+    "path: expected an existing directory, got '/nowhere'": lambda: {"replay": {"path": "/nowhere"}},
+    "bytes asked for": lambda: {"replay": {"capacity": 2**32 - 1}},
+    "obs_norm: expected off, frozen or running, got 'always'": lambda: {"learner": {"obs_norm": "always"}},
+    "learner.n_step: expected the default 3, since R2D2, ": lambda: {
+        "env_fn": "recall", "algorithm": "r2d2", "learner": {"n_step": 4}
+    },
+    "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
+        "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
+    },
     **{
-        f"on policy, {says.partition(':')[0]}": (
-            partial(dict, {"env_fn": CARTPOLE, "algorithm": "ppo", "learner": mc.LearnerConfig()}, **changes),
-            f"{says}, since PPO, the algorithm of 'agent_0', ",
+        f"{says}, since PPO, the algorithm of 'agent_0', ": partial(
+            dict, {"env_fn": CARTPOLE, "algorithm": "ppo", "learner": mc.LearnerConfig()}, **changes
         )
         for says, changes in PPO_HAS_NONE.items()
     },
-    "self-play of one player": (
-        lambda: played(CARTPOLE), "self_play: expected an environment of two agents, got ['agent_0']",
+    "self_play: expected an environment of two agents, got ['agent_0']": lambda: played(CARTPOLE),
+    "self_play: expected an environment of two agents, got ['agent_0', 'agent_1', 'agent_2']": lambda: played(
+        partial(Crowd, 3)
     ),
-    "self-play of three": (
-        lambda: played(partial(Crowd, 3)),
-        "self_play: expected an environment of two agents, got ['agent_0', 'agent_1', 'agent_2']",
+    "self_play: expected one policy for both agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
+        policies={"agent_0": "a", "agent_1": "b"}
     ),
-    "self-play of two policies": (
-        lambda: played(policies={"agent_0": "a", "agent_1": "b"}),
-        "self_play: expected one policy for both agents, got {'agent_0': 'a', 'agent_1': 'b'}",
-    ),
-    "an unknown side": (
-        lambda: played(side="agent_2"),
-        "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'",
-    ),
-    "an anchor that does not exist": (
-        lambda: played(anchors={"arena:strong": 0.5}),
-        "self_play.anchors: expected something that can be imported, got 'arena:strong' "
-        "(AttributeError: module 'arena' has no attribute 'strong')",
-    ),
-    "an anchor that is no function": (
+    "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'": lambda: played(side="agent_2"),
+    "self_play.anchors: expected something that can be imported, got 'arena:strong' "
+    "(AttributeError: module 'arena' has no attribute 'strong')": lambda: played(anchors={"arena:strong": 0.5}),
+    "anchor:not_callable: expected a function of an observation, or a class or object with a method act(obs), got 5":
         lambda: played(anchors={"test_refused:not_callable": 0.5}),
-        "anchor:not_callable: expected a function of an observation, or a class or object with a method act(obs), "
-        "got 5",
+    "anchor:Crowd: expected a class with a method act(obs), got <class 'crowd.Crowd'>": lambda: played(
+        anchors={"crowd:Crowd": 0.5}
     ),
-    "an anchor's class without act": (
-        lambda: played(anchors={"crowd:Crowd": 0.5}),
-        "anchor:Crowd: expected a class with a method act(obs), got <class 'crowd.Crowd'>",
+    "self_play.anchors: expected a checkpoint, got '/nowhere/main.pt', which does not exist": lambda: played(
+        anchors={"/nowhere/main.pt": 0.5}
     ),
-    "an anchor's checkpoint that does not exist": (
-        lambda: played(anchors={"/nowhere/main.pt": 0.5}),
-        "self_play.anchors: expected a checkpoint, got '/nowhere/main.pt', which does not exist",
+    "self_play: tag: expected one of ['anchor', 'boss'], as replay.mixture has them, got 'pool:latest'": lambda: played(
+        replay={"mixture": {"anchor": 0.5, "boss": 0.5}}
     ),
-    "a mixture without a part for the pool": (
-        lambda: played(replay=mc.ReplayConfig(mixture={"anchor": 0.5, "boss": 0.5})),
-        "self_play: tag: expected one of ['anchor', 'boss'], as replay.mixture has them, got 'pool:latest'",
+    "self_play: tag: expected one of ['pool'], as replay.mixture has them, got 'anchor:weak'": lambda: played(
+        ARENA, replay={"mixture": {"pool": 1.0}}, anchors={"arena:weak": 0.5}
     ),
-    "a mixture without a part for an anchor": (
-        lambda: played(
-            partial(Arena, Path()), replay=mc.ReplayConfig(mixture={"pool": 1.0}), anchors={"arena:weak": 0.5}
-        ),
-        "self_play: tag: expected one of ['pool'], as replay.mixture has them, got 'anchor:weak'",
-    ),
-    "evaluations too short for all opponents": (
-        lambda: played(
-            partial(Arena, Path()), evaluation=mc.EvaluationConfig(100, episodes=3), anchors={"arena:weak": 0.5}
-        ),
-        "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3",
-    ),
-    "lanes too short for parts": (
-        lambda: played(replay=mc.ReplayConfig(capacity=23, mixture={"pool": 0.5, "anchor": 0.5})),
-        "learner.warmup: expected at most the 16 rows that replay.capacity gives a replay, got 20",
+    "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3":
+        lambda: played(ARENA, evaluation={"interval": 100, "episodes": 3}, anchors={"arena:weak": 0.5}),
+    "learner.warmup: expected at most the 16 rows that replay.capacity gives a replay, got 20": lambda: played(
+        replay={"capacity": 23, "mixture": {"pool": 0.5, "anchor": 0.5}}
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
-@pytest.mark.parametrize("case", RUNS)
-def test_train_refuses(tmp_path: Path, case: str, mode: str) -> None:
-    asked, says = RUNS[case]
+@pytest.mark.parametrize("says", RUNS)
+def test_train_refuses(tmp_path: Path, says: str, mode: str) -> None:
     errors: Any = (ValueError, TypeError, mc.SharedMemoryFull)
-    check_refused(lambda: train(tmp_path, **{"env_fn": PAIR, "mode": mode, **asked()}), errors, says)
+    check_refused(lambda: train(tmp_path, **{"env_fn": PAIR, "mode": mode, **RUNS[says]()}), errors, says)
     assert list(tmp_path.iterdir()) == []
 
 
