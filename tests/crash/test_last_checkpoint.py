@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 import torch
 from processes import segments_of, until
-from whole_runs import checkpoint
+from whole_runs import checkpoint, steps_of
 
 from marlcore import algos
 from marlcore.__main__ import main
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.processes import Control, Interrupts
-from marlcore.training.record.run_directory import read_progress
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
@@ -99,11 +98,6 @@ class Run:
         """What was written of files that had no time to become whole."""
         return sorted(file.name for file in (self.path / "checkpoints").glob(".*"))
 
-    @property
-    def steps(self) -> int:
-        """How many the run has noted."""
-        return sum(read_progress(self.path).get("steps", {}).values())
-
     def checkpoints(self) -> list[dict[str, Any]]:
         return [checkpoint(self.path, agent) for agent in AGENTS]
 
@@ -155,7 +149,9 @@ def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     assert [name.split(".")[1] for name in run.unfinished] == [*AGENTS]
     assert not any(path.exists() for path in segments)
     (run.folder / "slow").unlink()
-    again = run.program("--resume", str(run.path), "--total-steps", str(run.steps + 1))  # it saves last checkpoints
+    again = run.program(
+        "--resume", str(run.path), "--total-steps", str(steps_of(run.path) + 1)
+    )  # it saves last checkpoints
     _, said = again.communicate()
     assert again.returncode == 0, said
     assert run.unfinished == []

@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 from processes import until
 from refused import check_refused
-from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, past
+from whole_runs import LONG, Runs, change_checkpoint, checkpoint, kill, metrics_of, past
 
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.training import EVALUATOR, supervised
-from marlcore.training.record.checkpoints import save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -164,7 +163,7 @@ def test_an_environments_own_stack_is_the_default(tmp_path: Path) -> None:
 
 def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
     path = train(tmp_path, Corridor, DQN).run_dir
-    save_checkpoint(path / "checkpoints" / f"{AGENT}.best.pt", {**checkpoint(path, f"{AGENT}.best"), "return": 1e9})
+    change_checkpoint(path / "checkpoints" / f"{AGENT}.best.pt", **{"return": 1e9})
     train(tmp_path, Corridor, DQN, total_steps=1_800, resume=True)
     assert checkpoint(path, f"{AGENT}.best")["return"] == 1e9
     assert evaluations(path)[-1][0] == 1_800

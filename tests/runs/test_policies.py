@@ -17,7 +17,6 @@ from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
-from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -28,8 +27,8 @@ runs = Runs(mode="async", learner={"n_step": 1}, updates_per_step=0.2, updates_t
 
 
 def replay_of(result: mc.Result, policy: str) -> dict[int, Any]:
-    spaces = {one.name: one.spaces for one in SavedRun.of(result.run_dir).policies}
-    return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces[policy])
+    spaces = mc.load_policy(result.run_dir, policy).spaces
+    return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces)
 
 
 def due(config: mc.Config, agents: int, sharing: int = 1) -> float:

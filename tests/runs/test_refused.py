@@ -18,7 +18,6 @@ from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.training.record.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -261,7 +260,8 @@ def complaint(
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_command_refuses(complaint: Callable[..., str], options: str) -> None:
     if options == "--run-dir run":
-        RunDirectory.create(Path("run"), {}).close()
+        Path("run").mkdir()
+        Path("run/config.json").write_text("{}")
     assert OPTIONS[options] in complaint(*options.split())
 
 
@@ -274,7 +274,7 @@ def test_a_settings_file_is_refused(complaint: Callable[..., str], text: str, sa
 
 @pytest.mark.parametrize("text", ["[1]", '{"actor": 5}', '{"env": "treasure_hunt", "total_steps": "many"}'])
 def test_a_damaged_configuration_is_refused(complaint: Callable[..., str], text: str) -> None:
-    RunDirectory.create(Path("run"), {}).close()
+    Path("run").mkdir()
     Path("run/config.json").write_text(text)
     said = complaint("--resume", "run")
     assert said.startswith("marlcore: resume: expected ") and "run' (" in said

@@ -1,6 +1,5 @@
 """A run that was ended, by itself, by Ctrl-C or by SIGKILL, goes on from its last checkpoints, or is refused."""
 
-import json
 import shutil
 import signal
 import time
@@ -15,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
 from refused import check_refused
-from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of
+from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.spaces import Spaces
@@ -34,12 +33,6 @@ train = runs.train
 
 def checkpoints(run: Path) -> list[dict[str, Any]]:
     return [checkpoint(run, agent) for agent in AGENTS]
-
-
-def steps_of(run: Path) -> int:
-    """How many steps a run has noted that its actor took."""
-    path = run / "checkpoints" / "run.json"
-    return json.loads(path.read_text())["steps"]["actor-0"] if path.exists() else 0
 
 
 # ---- what goes on ----

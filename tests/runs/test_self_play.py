@@ -13,11 +13,9 @@ import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
 from refused import check_refused
-from whole_runs import LONG, Runs, metrics_of, saved_replay
+from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay
 
 import marlcore as mc
-from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -42,13 +40,10 @@ def acts_of(tmp_path: Path) -> list[list[float]]:
     return [acted[side] for acted in episodes_of(tmp_path / "notes").values() for side in SIDES]
 
 
-def marks(run_dir: Path, most: int = 64) -> dict[int, float]:
+def marks(run_dir: Path) -> dict[int, float]:
     """By number: the weight of each opponent that was admitted."""
-    found = {}
-    for number in saved_opponents(run_dir, "main", most):
-        state = torch.load(opponent_path(run_dir, "main", number), weights_only=True)
-        found[number] = float(state["acting"]["model.mark"][0])
-    return found
+    states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir).items()}
+    return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
 
 
 def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, int]]]:
@@ -194,10 +189,8 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
     )
     frozen = [acted for acted in acts_of(tmp_path) if acted[0] % 1 == 0]
     assert len(frozen) > 100 and all(len(set(acted)) == 1 for acted in frozen)
-    kept = {path.name for path in (result.run_dir / "checkpoints").glob("main.opponent-*.pt")}
-    newest = max(marks(result.run_dir))
-    assert newest > 40
-    assert kept == {f"main.opponent-{number}.pt" for number in (1, newest - 1, newest)}
+    kept = list(opponents_of(result.run_dir))
+    assert kept[-1] > 40 and kept == [1, kept[-1] - 1, kept[-1]]
 
 
 def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
@@ -219,7 +212,7 @@ def test_an_anchor_may_be_a_class_with_an_object_a_copy(tmp_path: Path) -> None:
 
 def test_an_anchor_may_be_a_checkpoint(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
     first, _ = run
-    earlier = str(opponent_path(first.run_dir, "main", 3))
+    earlier = str(opponents_of(first.run_dir)[3])
     settings = {"latest": 0.5, "anchors": {earlier: 0.5}}
     train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=500)
     assert {acted[0] for acted in acts_of(tmp_path) if acted[0] % 1 == 0} == {marks(first.run_dir)[3]}
@@ -280,16 +273,15 @@ def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
 def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     """As an anchor, and among a resumed run's opponents, which stay as they are."""
     pool = mc.SelfPlayConfig(pool=4, admit_updates=10)
-    saved = train(tmp_path, total_steps=400, self_play=pool).run_dir / "checkpoints" / "main.opponent-2.pt"
+    saved = opponents_of(train(tmp_path, total_steps=400, self_play=pool).run_dir)[2]
     anchored = replace(pool, anchors={str(saved): 0.5})
     check_refused(
         lambda: train(tmp_path / "other", Marking(2), self_play=anchored), ValueError,
         "self_play.anchors: expected a checkpoint of main's network, got ",
     )  # fmt: skip
     assert not (tmp_path / "other" / "run").exists()
-    state = torch.load(saved, weights_only=True)
-    state["acting"]["model.mark"] = torch.zeros(2)
-    save_checkpoint(saved, state)
+    acting = torch.load(saved, weights_only=True)["acting"]
+    change_checkpoint(saved, acting={**acting, "model.mark": torch.zeros(2)})
     check_refused(
         lambda: train(tmp_path, total_steps=800, self_play=pool, resume=True), ValueError,
         "resume: expected an opponent of main's network, got ",

@@ -12,10 +12,7 @@ import pytest
 import torch
 from arena import SIDES, Arena, Marking, episodes_of
 from processes import await_group, start_python, sweep, until
-from whole_runs import Runs, kill
-
-from marlcore.training.record.run_directory import read_progress
-from marlcore.training.self_play.pool import opponent_path, saved_opponents
+from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
 
 pytestmark = pytest.mark.long
 
@@ -87,27 +84,26 @@ def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) ->
     process = start_python(PROGRAM, tmp_path, notes, beside=__file__)
     try:
         until(
-            lambda: games(run_dir) > 100 and len(saved_opponents(run_dir, "main", 4)) == 4,
+            lambda: games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4,
             lambda: process.poll() is None,
         )
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     await_group(process.pid)
-    before, held = saved(run_dir), saved_opponents(run_dir, "main", 4)
-    weights = {n: torch.load(opponent_path(run_dir, "main", n), weights_only=True)["acting"] for n in held}
+    before = saved(run_dir)
+    newest = list(opponents_of(run_dir).values())[-4:]
+    restored = {float(torch.load(path, weights_only=True)["acting"]["model.mark"][0]) for path in newest}
     assert sum(table(run_dir).values()) <= sum(sum(one) for one in before.values()), "never newer than the checkpoint"
     resumed = tmp_path / "resumed"
     resumed.mkdir()
-    reached = torch.load(run_dir / "checkpoints" / "main.pt", weights_only=True)["step"]
-    steps = max(sum(read_progress(run_dir)["steps"].values()), reached) + 3_000
+    steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 3_000
     runs.train(tmp_path, partial(Arena, resumed), Marking(), total_steps=steps, resume=True)
     after = saved(run_dir)
     assert all(now >= then for n, counts in before.items() for now, then in zip(after[n], counts, strict=True))
     new = played(resumed)
     total = Counter({kind: sum(one[i] for one in before.values()) for kind, i in (("wins", 0), ("losses", 2))})
     assert table(run_dir) == total + new
-    restored = {float(one["model.mark"][0]) for one in weights.values()}
     firsts = {acted[side][0] for acted in episodes_of(resumed).values() for side in SIDES}
     frozen = {action for action in firsts if action % 1 == 0}
     assert len(restored & frozen) >= 2, "restored opponents have played, with their own weights"

@@ -18,7 +18,6 @@ from relay import Relay
 from whole_runs import Runs
 
 import marlcore as mc
-from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -112,15 +111,14 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
     env_fn = partial(case.make, records)
     result = runs.train(folder, env_fn, algorithm, total_steps=case.steps, replay=replay, **changes)
-    told, compared, policies = read_records(records), 0, SavedRun.of(result.run_dir).policies
-    for policy in policies:
-        lanes = read_replay(result.run_dir / "checkpoints" / f"{policy.name}.replay", policy.spaces)
-        assert result.updates[policy.name] > 0 or case.steps < STEPS
-        for number, agent in enumerate(policy.agents):
-            for copy in range(COPIES):
-                compared += check_rows(lanes[number * COPIES + copy], told[copy, agent])
+    told, compared, spaces = read_records(records), 0, []
+    for agent, updates in result.updates.items():
+        spaces.append(mc.load_policy(result.run_dir, agent).spaces)
+        lanes = read_replay(result.run_dir / "checkpoints" / f"{agent}.replay", spaces[-1])
+        assert updates > 0 or case.steps < STEPS
+        for copy in range(COPIES):
+            compared += check_rows(lanes[copy], told[copy, agent])
     assert result.steps - compared <= 2 * len(told)
-    spaces = [policy.spaces for policy in policies]
     return {
         "environment": case.name,
         "agents": len(told) // COPIES,

@@ -1,5 +1,6 @@
 """Whole runs: made in one call, watched, killed, and read afterwards."""
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.processes import PID
 from marlcore.training import read_metrics
+from marlcore.training.record.checkpoints import save_checkpoint
 
 LONG = pytest.mark.long
 MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
@@ -91,6 +93,23 @@ def values_of(run_dir: Path, name: str) -> list[float]:
 def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
     state: dict[str, Any] = torch.load(run_dir / "checkpoints" / f"{name}.pt")
     return state
+
+
+def change_checkpoint(path: Path, **changes: Any) -> None:
+    """Saves it with other values, as a whole file."""
+    save_checkpoint(path, {**torch.load(path), **changes})
+
+
+def opponents_of(run_dir: Path) -> dict[int, Path]:
+    """The checkpoints of a run's pool of opponents, by number."""
+    paths = (run_dir / "checkpoints").glob("main.opponent-*.pt")
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
+
+
+def steps_of(run_dir: Path) -> int:
+    """How many steps a run has noted that its actors took."""
+    path = run_dir / "checkpoints" / "run.json"
+    return sum(json.loads(path.read_text())["steps"].values()) if path.exists() else 0
 
 
 @contextmanager
