@@ -205,7 +205,7 @@ def test_an_exception_before_any_instruction_is_harmless(operation: str, world: 
 
 def storm(world: World, operation: str, times: int) -> Counter[str]:
     """Interrupts it at moments of real time; what came of it."""
-    program, act, found = Program(), getattr(world, operation), Counter[str]()
+    program, act, counts = Program(), getattr(world, operation), Counter[str]()
 
     def ring(*_: object) -> None:
         program.open()
@@ -216,29 +216,29 @@ def storm(world: World, operation: str, times: int) -> Counter[str]:
         act()
     longest = 1.2 * (time.perf_counter() - began) / 20
     before, handler = descriptors(), signal.signal(signal.SIGALRM, ring)
-    while found["interrupted"] < times:
-        found["tried"] += 1
+    while counts["interrupted"] < times:
+        counts["tried"] += 1
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, longest))
-            found["interrupted"] += attempt(act, program)
+            counts["interrupted"] += attempt(act, program)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             pass  # it came behind the operation
-        found["foreign descriptors closed"] += program.close()
-        if found["tried"] % 20 == 0:
+        counts["foreign descriptors closed"] += program.close()
+        if counts["tried"] % 20 == 0:
             gc.collect(1)
-            found["descriptors lost"] += max(0, len(descriptors()) - len(before))
+            counts["descriptors lost"] += max(0, len(descriptors()) - len(before))
             world.check()
     signal.signal(signal.SIGALRM, handler)
-    return found
+    return counts
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
 @pytest.mark.parametrize("operation", long_but(["writer"], ["attach", "writer", "create"]))
 def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, world: World) -> None:
-    found = storm(world, operation, 200)
-    assert found["foreign descriptors closed"] == found["descriptors lost"] == 0
+    counts = storm(world, operation, 200)
+    assert counts["foreign descriptors closed"] == counts["descriptors lost"] == 0
 
 
 def main() -> None:
@@ -248,8 +248,8 @@ def main() -> None:
         world = World(Path(folder))
         operations = sys.argv[2:] or OPERATIONS
         for operation in operations:
-            found = storm(world, operation, int(sys.argv[1]) // len(operations))
-            sys.stdout.write(f"{operation}: {dict(found)}\n")
+            counts = storm(world, operation, int(sys.argv[1]) // len(operations))
+            sys.stdout.write(f"{operation}: {dict(counts)}\n")
         world.close()
 
 

@@ -31,13 +31,13 @@ SCENARIOS = {
 
 def spin_cases(kind: str) -> list[Any]:
     """Every (model, macros) of that kind, "sizes" or "mutants"; the quick tier has one of each model."""
-    found = []
+    params = []
     for model in spin_models.MODELS:
         cases = model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants]
         for macros in cases:
             tier = () if macros == cases[-1] else pytest.mark.long
-            found.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
-    return found
+            params.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
+    return params
 
 
 Submit = Callable[..., Future[Any]]
@@ -47,19 +47,19 @@ Submit = Callable[..., Future[Any]]
 def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
     """Everything that the selected tests below look at, two searches at a time."""
     folder = tmp_path_factory.mktemp("models")
-    found: dict[Any, Future[Any]] = {}
+    running: dict[Any, Future[Any]] = {}
     selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     params = [each.params for each in selected if each]
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow compilation first: what needs it comes after SPIN's searches, which go on beside it.
-        asked = mutants.RELACY.exists() and any({"part", "name"} & one.keys() for one in params)
+        asked = mutants.RELACY.exists() and any({"part", "name"} & case.keys() for case in params)
         world = pool.submit(mutants.build_world, folder) if asked else None
         if spin_models.SPIN is not None:
-            for model, macros in ((one["model"], one["macros"]) for one in params if "macros" in one):
-                found[model.name, macros] = pool.submit(spin_models.search, model, macros)
+            for model, macros in ((case["model"], case["macros"]) for case in params if "macros" in case):
+                running[model.name, macros] = pool.submit(spin_models.search, model, macros)
         if world is not None:
-            found |= _submit_relacy(pool.submit, world, folder)
-    return found
+            running |= _submit_relacy(pool.submit, world, folder)
+    return running
 
 
 def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[Any, Future[Any]]:

@@ -38,21 +38,21 @@ class NotingTD3(mc.TD3):
 
     def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
         chosen = super().act(model, obs, explore=explore, **others)
-        given = {name: np.full(len(chosen.action), explore[name], np.float32) for name in ("epsilon", "noise")}
-        return chosen._replace(extras=given)
+        extras = {name: np.full(len(chosen.action), explore[name], np.float32) for name in ("epsilon", "noise")}
+        return chosen._replace(extras=extras)
 
 
 def numbers_by_version(run_dir: Path) -> dict[int, set[tuple[float, float]]]:
     """The pairs of epsilon and noise in the rows of each version of the weights."""
-    found: dict[int, set[tuple[float, float]]] = {}
+    pairs_by_version: dict[int, set[tuple[float, float]]] = {}
     with saved_replay(run_dir) as replay:
         sampler = replay.sampler(512, n_step=1, seed=0, min_size=1)
         for _ in range(20):
             batch = sampler.sample()
             pairs = zip(batch.extras["epsilon"].tolist(), batch.extras["noise"].tolist(), strict=True)
             for version, pair in zip(batch.policy_version.tolist(), pairs, strict=True):
-                found.setdefault(version, set()).add(pair)
-    return found
+                pairs_by_version.setdefault(version, set()).add(pair)
+    return pairs_by_version
 
 
 @MODES

@@ -84,8 +84,8 @@ def test_a_program_hands_over_its_own_function(tmp_path: Path, how: str) -> None
     program = DEFINITIONS + (GUARDED if "guard" in how else CALL)
     (tmp_path / "script.py").write_text(program)
     arguments = {"an argument": ["-c", program], "standard input": ["-"]}.get(how, ["script.py"])
-    told = program if how == "standard input" else None
-    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, input=told, capture_output=True, text=True)
+    typed = program if how == "standard input" else None
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, input=typed, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "300\n", "")
 
 

@@ -92,9 +92,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tmp_path: Path) -> None:
     """The same run gives the same evaluations, and learns as it does without them."""
-    found = evaluations(run_dir)
-    assert len(found) == 4 and found[-1][0] == 1_200
-    assert all(due - 60 <= step <= due for due, (step, _) in zip((300, 600, 900), found, strict=False))
+    evaluated = evaluations(run_dir)
+    assert len(evaluated) == 4 and evaluated[-1][0] == 1_200
+    assert all(due - 60 <= step <= due for due, (step, _) in zip((300, 600, 900), evaluated, strict=False))
     again = train(tmp_path / "again", Corridor, DQN).run_dir
     for name in ("eval_return", "eval_length", "eval_return_std"):
         assert evaluations(again, name) == evaluations(run_dir, name)
@@ -105,12 +105,12 @@ def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tm
 
 
 def test_the_best_and_the_last_policies_can_be_loaded(run_dir: Path) -> None:
-    found = evaluations(run_dir)
+    evaluated = evaluations(run_dir)
     best = checkpoint(run_dir, f"{AGENT}.best")
-    assert (best["step"], best["return"]) == max(found, key=lambda one: (one[1], -one[0]))
+    assert (best["step"], best["return"]) == max(evaluated, key=lambda one: (one[1], -one[0]))
     names = sorted(path.name for path in (run_dir / "checkpoints").glob("*.*.pt"))
-    assert names == sorted([*(f"{AGENT}.{step}.pt" for step, _ in found[-2:]), f"{AGENT}.best.pt"])
-    for which in ("best", found[-1][0]):
+    assert names == sorted([*(f"{AGENT}.{step}.pt" for step, _ in evaluated[-2:]), f"{AGENT}.best.pt"])
+    for which in ("best", evaluated[-1][0]):
         assert mc.load_policy(run_dir, AGENT, str(which)).act(np.ones(1, np.float32)) in (0, 1)
 
 

@@ -70,7 +70,7 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
     result = train(tmp_path, ALONE, Noting(), mode=mode, exploration=exploration)
     by_version, lanes = bases_by_version(result.run_dir, "agent_0", copies=6, ladder=7.0)
     assert len(lanes) == 6 and len(by_version) > 20
-    assert all(len(found) == 1 for found in by_version.values()), "actors disagree"
+    assert all(len(pairs) == 1 for pairs in by_version.values()), "actors disagree"
     metrics = [m for m in metrics_of(result.run_dir) if m.name in ("epsilon", "heat")]
     slack = 5 / 0.2 + 8 / 0.2 + 60  # steps between publications, the tolerance, and those without an outcome
     for metric in metrics:
@@ -94,7 +94,7 @@ def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode:
     for player in ("player_1", "player_2"):
         by_version, _ = bases_by_version(result.run_dir, player, copies=5)
         assert len(by_version) > 20
-        assert all(len(found) == 1 for found in by_version.values())
+        assert all(len(pairs) == 1 for pairs in by_version.values())
 
 
 class LagSpy:

@@ -61,8 +61,8 @@ def returns(folder: Path) -> dict[str, float]:
 def test_a_run_under_kills_learns(tmp_path: Path) -> None:
     """A run whose workers are killed every two seconds learns."""
     kills = learn(tmp_path, 8 * EVERY, PAUSE_S, least=3)
-    found = returns(tmp_path)
-    assert min(found.values()) > bar(), found
+    learned = returns(tmp_path)
+    assert min(learned.values()) > bar(), learned
     assert min(kills["actor"], kills["learner"]) >= 3
 
 
@@ -76,10 +76,10 @@ def main(seconds: float, updates: int) -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             kills = learn(Path(folder), updates, pause, seconds if pause < math.inf else 0.0)
-            found = returns(Path(folder))
+            learned = returns(Path(folder))
             done = [checkpoint(Path(folder) / "run", agent)["updates"] for agent in HUNT().agents]
-        good = good and min(found.values()) > low
-        play = ", ".join(f"{agent} {value:.1f}" for agent, value in found.items())
+        good = good and min(learned.values()) > low
+        play = ", ".join(f"{agent} {value:.1f}" for agent, value in learned.items())
         print(f"{what}: {dict(kills)}, {done} updates in {time.monotonic() - began:.0f} s: {play} (bar {low:.1f})")
     return 0 if good else 1
 

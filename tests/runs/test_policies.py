@@ -48,10 +48,10 @@ def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, 
     )
     assert result.updates.keys() == {"relay"} and result.updates["relay"] > 0
     assert [path.name for path in (result.run_dir / "checkpoints").glob("*.pt")] == ["relay.pt"]
-    lanes, told = replay_of(result, "relay"), read_records(records)
-    assert len(lanes) == len(told) == 6
+    lanes, recorded_rows = replay_of(result, "relay"), read_records(records)
+    assert len(lanes) == len(recorded_rows) == 6
     compared = sum(
-        check_rows(lanes[2 * i + copy], told[copy, agent]) for i, agent in enumerate("abc") for copy in (0, 1)
+        check_rows(lanes[2 * i + copy], recorded_rows[copy, agent]) for i, agent in enumerate("abc") for copy in (0, 1)
     )
     assert result.steps - 12 <= compared <= result.steps
     assert result.returns.keys() == {"a", "b", "c"}

@@ -73,13 +73,13 @@ def write_episode(writer, ticket, episode, words):
     places = np.arange(length + 1)
     tickets = ticket + places
     obs = filled(words, tickets, episode, places)
-    state, given = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
+    state, priority = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
     reward, last = rewards(tickets).astype(np.float32), places == length - 1
     if writer.lane % 2:
         rows = slice(length)
         writer.add_batch(
             obs[rows], tickets[rows], reward[rows], last[rows] & (ending == 0), last[rows] & (ending == 2),
-            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=given[rows],
+            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=priority[rows],
             state=state[rows],
         )  # fmt: skip
     else:
@@ -87,7 +87,7 @@ def write_episode(writer, ticket, episode, words):
             final = obs[length] if i == length - 1 and ending in (1, 2) else None
             writer.add(
                 obs[i], tickets[i], reward[i], last[i] and ending < 2, last[i] and ending == 2, final,
-                episode=episode, priority=given[i], state=state[i],
+                episode=episode, priority=priority[i], state=state[i],
             )  # fmt: skip
     if ending == 3:
         writer.new_episode()

@@ -48,7 +48,7 @@ def marks(run_dir: Path) -> dict[int, float]:
 
 def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, int]]]:
     """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
-    found = []
+    counters = []
     with saved_replay(run_dir, "main") as replay:
         size = replay.lanes // parts
         for part in range(parts):
@@ -58,8 +58,8 @@ def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, 
                     sampler = replay.sampler(4096, lanes=range(lane, lane + 1), min_size=1, seed=0)
                     seen = {tuple(map(int, obs)) for _ in range(3) for obs in sampler.sample().obs}
                     counter.update(seen)  # a row is drawn with a probability beyond doubt
-            found.append(counter)
-    return found
+            counters.append(counter)
+    return counters
 
 
 def kind_of(acted: dict[str, list[float]], side: str, frozen: set[float]) -> str:

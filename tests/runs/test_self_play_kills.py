@@ -38,12 +38,12 @@ def games(run_dir: Path) -> int:
 
 def played(folder: Path) -> Counter[str]:
     """Games that the environments saw the learning policy win, and not: it explores, so it adds a quarter."""
-    found: Counter[str] = Counter()
+    games: Counter[str] = Counter()
     for acted in episodes_of(folder).values():
-        (mine,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
-        (other,) = (side for side in SIDES if side != mine)
-        found["wins" if sum(acted[mine]) > sum(acted[other]) else "losses"] += 1
-    return found
+        (learning,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
+        (frozen,) = (side for side in SIDES if side != learning)
+        games["wins" if sum(acted[learning]) > sum(acted[frozen]) else "losses"] += 1
+    return games
 
 
 def table(run_dir: Path) -> Counter[str]:

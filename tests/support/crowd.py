@@ -56,6 +56,6 @@ class Naming(Crowd):
     def step(self, actions: dict[str, Any]) -> Any:
         assert all(self._do.contains(action) for action in actions.values())
         numbers = dict(zip(self.possible_agents, self._numbers[:, 0].tolist(), strict=True))
-        told = super().step(dict.fromkeys(actions, 0))
+        result = super().step(dict.fromkeys(actions, 0))
         rewards = {agent: -abs(float(action[1]) - numbers[agent]) for agent, action in actions.items()}
-        return told[0], rewards, *told[2:]
+        return result[0], rewards, *result[2:]

@@ -39,13 +39,13 @@ class Child:
 
 
 def tell(report: Connection, what: str) -> None:
-    found = {
+    answers = {
         "environment": lambda: os.environ.get("MARLCORE_TEST"),
         "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "numbers": lambda: np.random.random(),
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
     }
-    report.send(found[what]())
+    report.send(answers[what]())
 
 
 def end(report: Connection, how: int) -> None:

@@ -19,19 +19,19 @@ PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
 def children(pid: int) -> list[int]:
     """The processes that a process started."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def generations(pid: int) -> list[list[int]]:
     """The processes that a process led to: its children, their children, and so on."""
-    found = []
-    while generation := [child for parent in (found[-1] if found else [pid]) for child in children(parent)]:
-        found.append(generation)
-    return found
+    pids = []
+    while generation := [child for parent in (pids[-1] if pids else [pid]) for child in children(parent)]:
+        pids.append(generation)
+    return pids
 
 
 def state(pid: int) -> str:

@@ -77,23 +77,23 @@ def _watch_rounds(env: Any, recorder: Recorder, by_agent: Callable[[Any], dict[s
     reset, step = env.reset, env.step
 
     def watched_reset(**options: Any) -> Any:
-        obs, infos = told = reset(**options)
+        obs, infos = result = reset(**options)
         recorder.begin()
         for agent, value in by_agent(obs).items():
             recorder.see(agent, value, by_agent(infos).get(agent, {}))
-        return told
+        return result
 
     def watched_step(actions: Any) -> Any:
         for agent, action in by_agent(actions).items():
             recorder.act(agent, action)
-        told = step(actions)
-        obs, rewards, terminated, truncated, infos = map(by_agent, told)
+        result = step(actions)
+        obs, rewards, terminated, truncated, infos = map(by_agent, result)
         for agent, value in obs.items():
             ends, info = (terminated[agent], truncated[agent]), infos.get(agent, {})
             recorder.tell(agent, rewards[agent], *ends, value, info)
             if not any(ends):
                 recorder.see(agent, value, info)
-        return told
+        return result
 
     env.reset, env.step = watched_reset, watched_step
 
@@ -124,23 +124,23 @@ def _watch_copies(env: Any, recorder: Recorder) -> None:
     ended = np.zeros(env.num_envs, bool)
 
     def watched_reset(**options: Any) -> Any:
-        obs, _ = told = reset(**options)
+        obs, _ = result = reset(**options)
         ended[:] = False
         for copy in copies:
             recorder.see("agent_0", obs[copy], {}, copy)
-        return told
+        return result
 
     def watched_step(actions: Any) -> Any:
         acting = ~ended
         for copy in np.flatnonzero(acting).tolist():
             recorder.act("agent_0", actions[copy], copy)
-        obs, reward, terminated, truncated, _ = told = step(actions)
+        obs, reward, terminated, truncated, _ = result = step(actions)
         ended[:] = (terminated | truncated) & acting
         for copy in copies:
             if acting[copy]:
                 recorder.tell("agent_0", reward[copy], terminated[copy], truncated[copy], obs[copy], {}, copy)
             recorder.see("agent_0", obs[copy], {}, copy)
-        return told
+        return result
 
     env.reset, env.step = watched_reset, watched_step
 
@@ -181,26 +181,26 @@ def read_records(folder: Path) -> dict[tuple[int, str], list[Transition]]:
 
 def read_replay(path: Path, spaces: mc.Spaces, batch: int = 512) -> dict[int, list[Transition]]:
     """Every transition that can be drawn from a saved replay, by lane, in order."""
-    found: dict[int, tuple[Any, ...]] = {}
+    transitions: dict[int, tuple[Any, ...]] = {}
     start = getattr(spaces.action, "start", 0)
     with mc.ReplayBuffer.load(path) as replay, without_limits():
         sampler = replay.sampler(batch, n_step=1, gamma=0.5, seed=0, min_size=1)
         lanes, fresh = replay.lanes, 0
         while fresh < 60:  # batches in a row without a new transition
             drawn = sampler.sample()
-            before = len(found)
+            before = len(transitions)
             for row, index in enumerate(drawn.index.tolist()):
-                if index in found:
+                if index in transitions:
                     continue
                 ends = bool(drawn.terminated[row]), bool(drawn.truncated[row])
                 assert drawn.discount[row] == (0.0 if ends[0] else 0.5)
                 action = drawn.action[row] + start if np.any(start) else drawn.action[row].copy()
                 obs, next_obs = _rows(spaces, drawn.obs, row), _rows(spaces, drawn.next_obs, row)
-                found[index] = Transition(obs, action, float(drawn.reward[row]), *ends, next_obs)
-            fresh = 0 if len(found) > before else fresh + 1
+                transitions[index] = Transition(obs, action, float(drawn.reward[row]), *ends, next_obs)
+            fresh = 0 if len(transitions) > before else fresh + 1
     by_lane: dict[int, list[Transition]] = defaultdict(list)
-    for index in sorted(found):
-        by_lane[index % lanes].append(found[index])
+    for index in sorted(transitions):
+        by_lane[index % lanes].append(transitions[index])
     return by_lane
 
 
