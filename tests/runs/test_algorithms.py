@@ -10,11 +10,14 @@ import pytest
 import torch
 from crowd import Naming
 from hunt import HUNT
+from odd_spaces import Counting
 from processes import until
 from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, values_of
 
 import marlcore as mc
 from marlcore.envs import Recall
+from marlcore.training.after.loaded_policy import SavedRun
+from marlcore.training.workers.blueprint import build_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -29,6 +32,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "td3": (Naming, mc.TD3(), {"learner": {"n_step": 1}}),
     "sac": (Naming, mc.SAC(), {"learner": {"n_step": 1}}),
 }
+BOTH = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
 runs = Runs(total_steps=1_200)
 
 
@@ -117,3 +121,46 @@ def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
             obs, reward, over, _, _ = env.step(np.int64(policy.act(obs, reward=reward)))
         right += reward
     assert right > 45
+
+
+# ---- TD3 and SAC ----
+
+
+@BOTH
+def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
+    run_dir = runs.train(tmp_path, Naming, algorithm(), total_steps=200, learner={"n_step": 1}).run_dir
+    policy = SavedRun.of(run_dir).policies[0]
+    model = build_model(policy, runs.config, 0)
+    assert {name.split(".")[1] for name in model.acting.state_dict()} == {"torso", "output"}
+    assert len(model.whole.state_dict()) > len(model.acting.state_dict())
+
+
+@LONG
+@BOTH
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_everything_a_learner_draws_works_together(tmp_path: Path, algorithm: Any, mode: str) -> None:
+    """Nested observations in stacks, 3-step returns, priorities, normalization and a prefetch."""
+    result = runs.train(
+        tmp_path, partial(Counting, gymnasium.spaces.Box(-1, 1, (2,))), algorithm(), mode=mode,
+        learner={"obs_norm": "running", "prefetch": 1, "n_step": 3}, replay={"stack": 2, "prioritized": True},
+        updates_per_step=0.2,
+    )  # fmt: skip
+    assert result.updates["agent_0"] > 100
+    losses = values_of(result.run_dir, "loss")
+    assert losses and np.isfinite(losses).all()
+    assert np.isfinite(list(mc.evaluate(result.run_dir, episodes=3).mean.values())).all()
+
+
+@LONG
+@BOTH
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_two_agents_share_a_policy_that_learns(tmp_path: Path, algorithm: Any, mode: str) -> None:
+    """Uniform actions are 0.67 from the number on average: -13.3 in an episode."""
+    learner = {"gamma": 0.0, "batch_size": 64, "n_step": 1, "warmup": 100}
+    result = runs.train(
+        tmp_path, partial(Naming, 2), algorithm(reward_scale=1.0), mode=mode, total_steps=3_000, learner=learner,
+        updates_per_step=0.5, updates_tolerance=8, actor={"envs": 3, "sync_interval": 4},
+        policies={"agent_0": "both", "agent_1": "both"},
+    )  # fmt: skip
+    outcome = mc.evaluate(result.run_dir, episodes=10)
+    assert all(mean > -3.0 for mean in outcome.mean.values()), outcome.mean

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import Crowd
-from whole_runs import MODES, Runs, metrics_of, saved_replay
+from crowd import Crowd, Naming
+from whole_runs import MODES, Runs, metrics_of, saved_replay, values_of
 
 import marlcore as mc
 from marlcore.training.loops.policy import PublishedPolicy
@@ -30,23 +30,27 @@ ALONE = partial(Crowd, 1)
 train = runs.train
 
 
-class Noting(mc.DQN):
-    """DQN that stores in each row the exploration by which it acted."""
+def noting(base: Any, name: str) -> Any:
+    """An algorithm that stores in each row epsilon and the schedule `name`, by which it acted."""
 
-    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
-        return replace(super().transition(spaces), extras={"epsilon": mc.Field((), "float64"), "heat": mc.Field()})
+    class Noting(base):
+        def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+            extras = {"epsilon": mc.Field((), "float64"), name: mc.Field((), "float64")}
+            return replace(super().transition(spaces), extras=extras)
 
-    def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
-        chosen = super().act(model, obs, explore=explore, **others)
-        rows = len(chosen.action)
-        epsilon = np.broadcast_to(np.asarray(explore["epsilon"], np.float64), rows)
-        return chosen._replace(extras={"epsilon": epsilon, "heat": np.full(rows, explore["heat"], np.float32)})
+        def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
+            chosen = super().act(model, obs, explore=explore, **others)
+            rows = len(chosen.action)
+            extras = {key: np.broadcast_to(np.float64(explore[key]), rows) for key in ("epsilon", name)}
+            return chosen._replace(extras=extras)
+
+    return Noting
 
 
-def bases_by_version(
-    run_dir: Path, policy: str, copies: int, ladder: float = 0.0
+def numbers_by_version(
+    run_dir: Path, name: str = "heat", policy: str = "agent_0", copies: int = 1, ladder: float = 0.0
 ) -> tuple[dict[int, set[tuple[float, float]]], set[int]]:
-    """The pairs of epsilon, before a copy's power, and heat in rows of each version; and the lanes that had rows."""
+    """The pairs of epsilon, before a copy's power, and the schedule in rows of each version; and the lanes of rows."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
     lanes = set()
     with saved_replay(run_dir, policy) as replay:
@@ -57,8 +61,8 @@ def bases_by_version(
             powers = 1 + ladder * lane / max(copies - 1, 1)
             bases = (batch.extras["epsilon"] ** (1 / powers)).round(9)
             lanes |= set(lane.tolist())
-            for version, base, heat in zip(batch.policy_version, bases, batch.extras["heat"], strict=True):
-                by_version[int(version)].add((float(base), float(heat)))
+            for version, base, value in zip(batch.policy_version, bases, batch.extras[name], strict=True):
+                by_version[int(version)].add((float(base), float(value)))
     return by_version, lanes
 
 
@@ -67,8 +71,8 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
     """Rows of one version of the weights have one epsilon, raised to their copy's power on Ape-X's ladder."""
     epsilon, heat = mc.Linear(1.0, 0.1, 2_000), mc.Piecewise(((0, 1.0), (1_000, 5.0), (3_000, 0.0)))
     exploration = mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat})
-    result = train(tmp_path, ALONE, Noting(), mode=mode, exploration=exploration)
-    by_version, lanes = bases_by_version(result.run_dir, "agent_0", copies=6, ladder=7.0)
+    result = train(tmp_path, ALONE, noting(mc.DQN, "heat")(), mode=mode, exploration=exploration)
+    by_version, lanes = numbers_by_version(result.run_dir, copies=6, ladder=7.0)
     assert len(lanes) == 6 and len(by_version) > 20
     assert all(len(pairs) == 1 for pairs in by_version.values()), "actors disagree"
     metrics = [m for m in metrics_of(result.run_dir) if m.name in ("epsilon", "heat")]
@@ -87,14 +91,34 @@ def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode:
     """The copies' games differ in length, so that new weights come between the turns of some and of others."""
     pytest.importorskip("pygame", reason="the game needs it")
     result = train(
-        tmp_path, "pettingzoo:classic.tictactoe_v3", Noting(), mode=mode, total_steps=1_000, updates_per_step=0.5,
-        actor=mc.ActorConfig(envs=5, sync_interval=1), learner={"publish_interval": 1},
+        tmp_path, "pettingzoo:classic.tictactoe_v3", noting(mc.DQN, "heat")(), mode=mode, total_steps=1_000,
+        updates_per_step=0.5, actor=mc.ActorConfig(envs=5, sync_interval=1), learner={"publish_interval": 1},
         exploration=mc.ExplorationConfig(mc.Linear(1.0, 0.1, 3_000), schedules={"heat": mc.Linear(0, 3_000, 3_000)}),
     )  # fmt: skip
     for player in ("player_1", "player_2"):
-        by_version, _ = bases_by_version(result.run_dir, player, copies=5)
+        by_version, _ = numbers_by_version(result.run_dir, policy=player, copies=5)
         assert len(by_version) > 20
         assert all(len(pairs) == 1 for pairs in by_version.values())
+
+
+@MODES
+def test_actors_draw_uniformly_until_the_first_update_and_then_add_noise(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, Naming, noting(mc.TD3, "noise")(noise=0.25), mode=mode, total_steps=1_200)
+    by_version, _ = numbers_by_version(result.run_dir, "noise")
+    assert by_version.pop(1) == {(1.0, 0.25)}, "the first version's learner has made no update"
+    assert len(by_version) > 10 and set().union(*by_version.values()) == {(0.0, 0.25)}
+    assert set(values_of(result.run_dir, "noise")) == {0.25}
+    policy = mc.load_policy(result.run_dir, "agent_0")
+    assert policy._numbers == {"epsilon": 0.0, "noise": 0.25}
+
+
+def test_the_configurations_schedules_replace_the_algorithms(tmp_path: Path) -> None:
+    exploration = {"epsilon": 0.5, "schedules": {"noise": mc.Linear(1.0, 0.0, 1_000)}}
+    result = train(tmp_path, Naming, noting(mc.TD3, "noise")(), total_steps=1_200, exploration=exploration)
+    by_version, _ = numbers_by_version(result.run_dir, "noise")
+    assert {epsilon for pairs in by_version.values() for epsilon, _ in pairs} == {0.5}
+    noises = [max(noise for _, noise in by_version[version]) for version in sorted(by_version)]
+    assert noises[0] == 1.0 and noises == sorted(noises, reverse=True) and noises[-1] < 0.1
 
 
 class LagSpy:
