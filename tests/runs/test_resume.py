@@ -65,27 +65,19 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
 
 @LONG
 @pytest.mark.parametrize("save", [True, False])
-def test_a_replay_that_was_saved_is_what_the_run_goes_on_with(tmp_path: Path, save: bool) -> None:
-    same = {"replay": mc.ReplayConfig(save=save), "learner": {"warmup": 1000}}
-    first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent
-    more = train(tmp_path, HUNT, "iqn", total_steps=3400, resume=True, **same)
-    assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
-
-
-@LONG
-@pytest.mark.parametrize("save", [True, False])
-def test_priorities_are_restored_with_their_rows_alone(tmp_path: Path, save: bool) -> None:
+def test_a_replay_and_its_priorities_come_back_where_they_were_saved(tmp_path: Path, save: bool) -> None:
     """Without its rows, a replay begins anew, and so do they; rows that are saved no more do not come back."""
-    replay = replace(SAVED, prioritized=True, save=save)
-    first = train(tmp_path, HUNT, "iqn", replay=replay)
+    same = {"replay": replace(SAVED, prioritized=True, save=save), "learner": {"warmup": 1000}}
+    first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent
     assert all(state["sampler"]["masses"].sum() > 0 for state in checkpoints(first.run_dir))
     saved = first.run_dir / "checkpoints" / "agent_0.replay"
     assert saved.exists() == save
-    more = train(tmp_path, HUNT, "iqn", replay=replay, total_steps=6000, resume=True)
-    assert all(more.updates[agent] > first.updates[agent] for agent in AGENTS)
-    train(tmp_path, HUNT, "iqn", replay=replace(replay, save=False), total_steps=7000, resume=True)
-    assert not saved.exists()
-    train(tmp_path, HUNT, "iqn", replay=replay, total_steps=8000, resume=True)
+    more = train(tmp_path, HUNT, "iqn", total_steps=3400, resume=True, **same)
+    assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
+    unsaved = {**same, "replay": replace(SAVED, prioritized=True, save=False)}
+    later = train(tmp_path, HUNT, "iqn", total_steps=7000, resume=True, **unsaved)
+    assert not saved.exists() and all(later.updates[agent] > first.updates[agent] for agent in AGENTS)
+    train(tmp_path, HUNT, "iqn", total_steps=8000, resume=True, **same)
 
 
 def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
