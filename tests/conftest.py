@@ -1,7 +1,5 @@
 """What every test has: a tier, a check that it leaves nothing behind, and short programs run in other processes."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc
@@ -10,21 +8,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from lent import Lent
+from processes import children
 
 from marlcore.lazy import is_installed
-from marlcore.memory import interrupt_waits_with
-from marlcore.memory.native import try_lock
+from marlcore.memory import interrupt_waits_with, try_lock
 from marlcore.processes import PRELOAD, ForkServer
 
 SUPPORT = str(Path(__file__).parent / "support")
@@ -99,61 +94,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     items[:] = [item for item in items if not item.get_closest_marker("long")]
-    config.stash[left_out_key] = len(left_out)
     config.hook.pytest_deselected(items=left_out)
 
 
-@dataclass
-class Explored:
-    """What the model checkers came to, by model: executions or states explored, and the mutants killed."""
-
-    states: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    killed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-
-explored_key = pytest.StashKey[Explored]()
-left_out_key = pytest.StashKey[int]()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands over what the summary says."""
-    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        told = session.config.stash.get(explored_key, Explored())
-        output["left_out"] = session.config.stash.get(left_out_key, 0)
-        output["states"], output["killed"] = dict(told.states), dict(told.killed)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    output = getattr(node, "workeroutput", None)
-    if output is None:
-        return  # it crashed
-    node.config.stash[left_out_key] = output["left_out"]  # each worker collects everything
-    told = node.config.stash.setdefault(explored_key, Explored())
-    for model, states in output["states"].items():
-        told.states[model] += states
-    for model, mutants in output["killed"].items():
-        told.killed[model] += mutants
-
-
-@pytest.fixture(scope="session")
-def explored(pytestconfig: pytest.Config) -> Explored:
-    """What is told at the end of pytest's output."""
-    return pytestconfig.stash.setdefault(explored_key, Explored())
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left_out = config.stash.get(left_out_key, 0)
-    if left_out:
-        terminalreporter.write_line(f"{left_out} long tests were left out: python -m pytest --long runs them too")
-    told = config.stash.get(explored_key, Explored())
-    if told.states:
+    """Says what the model checkers came to: executions or states explored, and the mutants killed, by model."""
+    if not config.getoption("--long"):
+        terminalreporter.write_line("long tests were left out: python -m pytest --long runs them too")
+    states, killed = Counter[str](), Counter[str]()
+    for report in terminalreporter.getreports("passed"):
+        for name, (model, count) in (each for each in report.user_properties if each[0] in ("explored", "killed")):
+            (states if name == "explored" else killed)[model] += count
+    if states:
         terminalreporter.section("model checking")
-    for model, states in told.states.items():
+    for model, explored in states.items():
         unit = "executions" if "Relacy" in model else "states"
-        killed = told.killed[model]
-        terminalreporter.write_line(f"{model}: {states} {unit} explored, {len(killed)} mutants killed")
+        terminalreporter.write_line(f"{model}: {explored} {unit} explored, {killed[model]} mutants killed")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -187,15 +143,9 @@ def _left() -> dict[str, set[str]]:
             continue  # the descriptor that listed the directory
         if "/mpl-data/fonts/" not in target:  # matplotlib keeps each font that it drew with open for good
             descriptors.add(f"{fd} -> {target}")
-    children = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            children.update((task / "children").read_text().split())
-        except FileNotFoundError:
-            continue  # a thread that ended meanwhile
     return {
         "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*") if _orphaned(path)},
-        "process": children,
+        "process": set(map(str, children(os.getpid()))),
         "descriptor": descriptors,
     }
 
@@ -238,8 +188,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             if after != before:
                 collect()
                 after = _left()
-    for kind, found in after.items():
-        left = sorted(found - before[kind])
+    for kind, present in after.items():
+        left = sorted(present - before[kind])
         assert not left, f"the test left a {kind} behind: {left}"
 
 
@@ -297,8 +247,8 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.end()
+    for each in started:
+        each.end()
 
 
 @pytest.fixture(scope="session")
@@ -307,6 +257,16 @@ def fork_server() -> Iterator[ForkServer]:
     with closing(ForkServer(PRELOAD)) as server:
         server.begin()
         yield server
+
+
+class Lent:
+    """What runs and groups of workers see of a server that its owner closes."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.fork = server.fork
+
+    def close(self) -> None:
+        """Leaves it open."""
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 Without a name it lists the tests that have one, each with its own first lines.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import runpy
@@ -16,8 +14,8 @@ HERE = Path(__file__).parent
 
 def forms() -> dict[str, Path]:
     """By name, the tests that can be run as programs."""
-    found = {path.stem.removeprefix("test_"): path for path in sorted(HERE.rglob("test_*.py"))}
-    return {name: path for name, path in found.items() if '\nif __name__ == "__main__"' in path.read_text()}
+    tests = {path.stem.removeprefix("test_"): path for path in sorted(HERE.rglob("test_*.py"))}
+    return {name: path for name, path in tests.items() if '\nif __name__ == "__main__"' in path.read_text()}
 
 
 def main() -> None:

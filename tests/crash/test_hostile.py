@@ -11,14 +11,11 @@ runs every case for that many seconds in all, with other rounds each time unless
 It ends with how many uses gave a result and how many an exception, or with the round that ended otherwise.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re
 import secrets
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -30,13 +27,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from core import CORE, mutants, run
+from core import CORE, counted, mutants, python, report, run
 from mapped import Mapped
+from victims import fork, kill
 
 from marlcore import (
     Field,
@@ -49,10 +47,9 @@ from marlcore import (
     TrajectoryQueue,
     TransitionSpec,
 )
-from marlcore.memory.shared_object import Shared
+from marlcore.memory import Shared
 from marlcore.observations import in_form
-from marlcore.processes.control import READY, STEPS, Control
-from marlcore.processes.telemetry import Metric, Telemetry
+from marlcore.processes import READY, STEPS, Control, Metric, Telemetry
 from marlcore.queue import reader as reader_module
 from marlcore.replay import row_source as source_module
 
@@ -71,11 +68,12 @@ Use = Callable[[], object]
 
 
 def row_of(spec: TransitionSpec) -> dict[str, Any]:
-    fields = {"action": spec.action, **spec.extras}
-    row: dict[str, Any] = {name: np.ones(one.shape, one.dtype) for name, one in fields.items()}
-    obs = {name: np.ones(one.shape, one.dtype) for name, one in spec.obs_fields.items()}
-    row["obs"] = in_form(obs, spec.obs)
-    return row | {"reward": 1.0} | ({"next_obs": row["obs"]} if spec.next_obs else {})
+    def ones(fields: Any) -> dict[str, Any]:
+        return {name: np.ones(field.shape, field.dtype) for name, field in fields.items()}
+
+    obs = in_form(ones(spec.obs_fields), spec.obs)
+    row = {"obs": obs, "reward": 1.0, **ones({"action": spec.action, **spec.extras})}
+    return row | ({"next_obs": obs} if spec.next_obs else {})
 
 
 def check_batch(batch: Any) -> object:
@@ -132,7 +130,7 @@ class Replay(Case):
         ]
 
     def open(self) -> None:
-        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **one) for i, one in enumerate(self.options())]
+        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **kind) for i, kind in enumerate(self.options())]
         self.states = [sampler.state_dict() for sampler in self.samplers]
         self.index = np.arange(8)
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
@@ -140,10 +138,11 @@ class Replay(Case):
     def uses(self) -> dict[str, Use]:
         uses: dict[str, Use] = {"len": self.count, "save": self.save, "load": self.load}
         for i, sampler in enumerate(self.samplers):
-            uses[f"sample {i}"] = partial(self.sample, sampler)
-            uses[f"can_sample {i}"] = sampler.can_sample
-            uses[f"state_dict {i}"] = partial(self.state, i)
-            uses[f"load_state_dict {i}"] = partial(lambda i: self.samplers[i].load_state_dict(self.states[i]), i)
+            uses |= {
+                f"sample {i}": partial(self.sample, sampler), f"can_sample {i}": sampler.can_sample,
+                f"state_dict {i}": partial(self.state, i),
+                f"load_state_dict {i}": partial(lambda i: self.samplers[i].load_state_dict(self.states[i]), i),
+            }  # fmt: skip
             if sampler.prioritized:
                 uses[f"update {i}"] = partial(self.update, sampler)
         for lane, writer in enumerate(self.writers):
@@ -402,15 +401,26 @@ def begin(name: str, folder: Path) -> Case:
 LEAST = 12  # rounds, however slow the machine is: some end in an exception
 
 
+def say(*words: object) -> None:
+    """Where the child is, for the case that it goes no further."""
+    print(*words, file=sys.stderr, flush=True)
+
+
+def rounds(seconds: float) -> Iterator[int]:
+    end, number = time.monotonic() + seconds, 0
+    while number < LEAST or time.monotonic() < end:
+        yield number
+        number += 1
+
+
 def live(case: Case, seed: int, seconds: float) -> Counter[str]:
     """Rounds of changes and uses."""
     tally: Counter[str] = Counter()
     body = Mapped(case.shared).body
     whole, control = body.copy(), control_bytes(case.shared)
-    end, number = time.monotonic() + seconds, 0
-    while number < LEAST or time.monotonic() < end:
+    for number in rounds(seconds):
         rng = np.random.default_rng([seed, number])
-        print("round", number, flush=True)
+        say("round", number)
         body[:] = whole
         uses = case.uses()
         for name in rng.choice(list(uses), 12):
@@ -419,9 +429,8 @@ def live(case: Case, seed: int, seconds: float) -> Counter[str]:
                 attack(body, rng, control)
             elif what < 0.75:
                 body[:] = whole
-            print(name, flush=True)
+            say(name)
             use(name, uses[name], tally)
-        number += 1
     return tally
 
 
@@ -429,32 +438,27 @@ def racing(case: Case, seed: int, seconds: float) -> Counter[str]:
     """Uses, while another process changes what they look at."""
     tally: Counter[str] = Counter()
     body, control = Mapped(case.shared).body, control_bytes(case.shared)
+    rng = np.random.default_rng(seed)
     with warnings.catch_warnings():  # the enemy takes no locks, which the threads of others may have held
         warnings.simplefilter("ignore", DeprecationWarning)
-        enemy = os.fork()
-    if enemy == 0:
-        attack_for_ever(body, np.random.default_rng(seed), control)
+        enemy = fork(attack_for_ever, body, np.random.default_rng(seed), control)
     try:
-        rng, end, number = np.random.default_rng(seed), time.monotonic() + seconds, 0
-        while number < LEAST or time.monotonic() < end:
+        for _ in rounds(seconds):
             uses = case.uses()
             for name in rng.choice(list(uses), 12):
                 use(name, uses[name], tally)
-            number += 1
     finally:
-        os.kill(enemy, signal.SIGKILL)
-        os.waitpid(enemy, 0)
+        kill(enemy)
     return tally
 
 
-def attack_for_ever(body: np.ndarray, rng: np.random.Generator, control: int) -> NoReturn:
+def attack_for_ever(body: np.ndarray, rng: np.random.Generator, control: int) -> None:
     """The enemy's process: killed by its parent, or gone after it."""
     whole, parent = body.copy(), os.getppid()
     while os.getppid() == parent:
         body[:] = whole
         for _ in range(20):
             attack(body, rng, control)
-    os._exit(0)
 
 
 def changes(raw: bytes, used: int) -> Iterator[tuple[int, bytes]]:
@@ -485,7 +489,7 @@ def headers(case: Case) -> Counter[str]:
     used = FIXED + struct.unpack_from("<Q", raw, 40)[0]
     for at, changed in changes(raw, used):
         rewrite(path, changed)
-        print("byte", at, changed[max(0, at - 20) : at + 20], flush=True)
+        say("byte", at, changed[max(0, at - 20) : at + 20])
         try:
             shared = kind.attach(path)
         except MarlcoreError:
@@ -498,20 +502,21 @@ def headers(case: Case) -> Counter[str]:
     return tally
 
 
+KINDS = {"live": live, "racing": racing, "headers": lambda case, seed, seconds: headers(case)}
+
+
 def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
-    """Prints what each case counted, in a line that begins with its name."""
+    """Reports what each case counted."""
     faulthandler.enable()
+    tallies: Counter[str] = Counter()
     for name in names:
-        print("case", name, flush=True)
+        say("case", name)
         with tempfile.TemporaryDirectory() as folder:
-            if kind == "headers":
-                case = CASES[name](Path(folder))
-                tally = headers(case)
-            else:
-                case = begin(name, Path(folder))
-                tally = {"live": live, "racing": racing}[kind](case, seed, seconds)
+            case = CASES[name](Path(folder)) if kind == "headers" else begin(name, Path(folder))
+            tally = KINDS[kind](case, seed, seconds)
             case.shared.close()
-        print("counted", name, *(f"{what} {count}" for what, count in sorted(tally.items())), flush=True)
+        tallies.update({f"{name}:{what}": count for what, count in tally.items()})
+    report(tallies)
 
 
 # ---- the tests ----
@@ -519,23 +524,20 @@ def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
 
 def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, Counter[str]]:
     """Runs cases in a process of their own, each for so many seconds; what each counted."""
-    command = [sys.executable, "-W", "error", __file__, kind, ",".join(names), str(seed), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=len(names) * seconds + PATIENCE_S)
-    ended = f"{kind}, seed {seed}: ended with {done.returncode}"
-    assert done.returncode == 0, f"{ended}\n{done.stdout[-1000:]}\n{done.stderr[-6000:]}"
-    counted = {}
-    for words in (line.split() for line in done.stdout.splitlines() if line.startswith("counted")):
-        counted[words[1]] = Counter({what: int(n) for what, n in zip(words[2::2], words[3::2], strict=True)})
-    assert list(counted) == names
-    return counted
+    done = python(__file__, kind, ",".join(names), seed, seconds, timeout=len(names) * seconds + PATIENCE_S)
+    assert done.returncode == 0, f"{kind}, seed {seed}: ended with {done.returncode}\n{done.stderr[-6000:]}"
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for key, count in counted(done).items():
+        name, what = key.split(":")
+        counts[name][what] = count
+    return counts
 
 
 @pytest.mark.long
 def test_a_changed_header_is_refused_or_works():
     """Also with a checksum that is right, which only the checks behind it can refuse."""
-    for counted in child("headers", HEADERS, SEED, 0.0).values():
-        assert counted["refused"] > 2 * PAGE
-        assert counted["results"] > 0
+    for counts in child("headers", HEADERS, SEED, 0.0).values():
+        assert counts["refused"] > 2 * PAGE and counts["results"] > 0
 
 
 @pytest.mark.parametrize(
@@ -543,15 +545,15 @@ def test_a_changed_header_is_refused_or_works():
     [pytest.param(["replay"], 0.0, id="replay"), pytest.param(list(CASES), 0.7, id="all", marks=pytest.mark.long)],
 )
 def test_no_counters_and_rows_end_a_process_by_a_signal(names: list[str], seconds: float):
-    for name, counted in child("live", names, SEED, seconds).items():
-        assert counted["results"] > 0
-        assert counted["exceptions"] > 0 or name == "control"
+    for name, counts in child("live", names, SEED, seconds).items():
+        assert counts["results"] > 0
+        assert counts["exceptions"] > 0 or name == "control"
 
 
 @pytest.mark.long
 def test_a_segment_that_always_changes_ends_no_process():
-    for counted in child("racing", list(CASES), SEED, 0.7).values():
-        assert counted["results"] > 0
+    for counts in child("racing", list(CASES), SEED, 0.7).values():
+        assert counts["results"] > 0
 
 
 FUZZ = ["-g", "-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
@@ -582,14 +584,14 @@ def main(seconds: float, seed: int) -> None:
     tally: Counter[str] = Counter()
     for kind in ("live", "racing"):
         for name in CASES:
-            counted = child(kind, [name], seed, seconds / (2 * len(CASES)))[name]
-            print(kind, name, dict(counted), flush=True)
-            tally += counted
+            counts = child(kind, [name], seed, seconds / (2 * len(CASES)))[name]
+            print(kind, name, dict(counts), flush=True)
+            tally += counts
     print(f"{tally['results']} results, {tally['exceptions']} exceptions, 0 signals")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("live", "racing", "headers"):
+    if sys.argv[1] in KINDS:
         run_child(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), float(sys.argv[4]))
     else:
         main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32))

@@ -4,8 +4,6 @@ After each, the program's own descriptors are open, none is lost, the lane is fr
 20,000 moments of real time, in all operations or in some: python tests/long.py interrupts 20000 [attach writer ...]
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -22,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import descriptors
 from tiers import long_but
 
 import marlcore
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
-from marlcore.memory.space import SHM_DIR
-from marlcore.processes.telemetry import Telemetry
+from marlcore.memory import SHM_DIR
+from marlcore.processes import Telemetry
 
 PACKAGE = str(Path(marlcore.__file__).parent)
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -56,12 +55,10 @@ class Program:
         while self.files:
             fd, made = self.files.pop()
             try:
-                whole = os.path.samestat(os.fstat(fd), made)
-            except OSError:
-                whole = False
-            lost += not whole
-            if whole:
+                assert os.path.samestat(os.fstat(fd), made)
                 os.close(fd)
+            except (OSError, AssertionError):
+                lost += 1
         return lost
 
 
@@ -78,7 +75,6 @@ class World:
         with self.replay.writer() as writer:
             writer.add_batch(np.zeros((20, 4), np.float32), np.zeros(20, np.int64), np.zeros(20, np.float32))
         self.replay.save(folder / "save")
-        self.shared = (self.replay, self.unlimited, self.queue, self.telemetry)
 
     def attach(self) -> None:
         ReplayBuffer.attach(self.replay.handle).close()
@@ -133,19 +129,14 @@ class World:
         self.queue.reader(8).close()
         samplers = [self.replay.sampler(8) for _ in range(16)]
         del samplers
-        for one in self.shared:
-            one.close()
+        for shared in (self.replay, self.unlimited, self.queue, self.telemetry):
+            shared.close()
 
 
 OPERATIONS = (
     "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "vector_writer",
-    "sampler",
-    "reader", "reporter", "save", "load",
+    "sampler", "reader", "reporter", "save", "load",
 )  # fmt: skip
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def attempt(act: Callable[[], None], program: Program) -> bool:
@@ -214,7 +205,7 @@ def test_an_exception_before_any_instruction_is_harmless(operation: str, world: 
 
 def storm(world: World, operation: str, times: int) -> Counter[str]:
     """Interrupts it at moments of real time; what came of it."""
-    program, act, found = Program(), getattr(world, operation), Counter[str]()
+    program, act, counts = Program(), getattr(world, operation), Counter[str]()
 
     def ring(*_: object) -> None:
         program.open()
@@ -225,29 +216,29 @@ def storm(world: World, operation: str, times: int) -> Counter[str]:
         act()
     longest = 1.2 * (time.perf_counter() - began) / 20
     before, handler = descriptors(), signal.signal(signal.SIGALRM, ring)
-    while found["interrupted"] < times:
-        found["tried"] += 1
+    while counts["interrupted"] < times:
+        counts["tried"] += 1
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, longest))
-            found["interrupted"] += attempt(act, program)
+            counts["interrupted"] += attempt(act, program)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             pass  # it came behind the operation
-        found["foreign descriptors closed"] += program.close()
-        if found["tried"] % 20 == 0:
+        counts["foreign descriptors closed"] += program.close()
+        if counts["tried"] % 20 == 0:
             gc.collect(1)
-            found["descriptors lost"] += max(0, descriptors() - before)
+            counts["descriptors lost"] += max(0, len(descriptors()) - len(before))
             world.check()
     signal.signal(signal.SIGALRM, handler)
-    return found
+    return counts
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
 @pytest.mark.parametrize("operation", long_but(["writer"], ["attach", "writer", "create"]))
 def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, world: World) -> None:
-    found = storm(world, operation, 200)
-    assert found["foreign descriptors closed"] == found["descriptors lost"] == 0
+    counts = storm(world, operation, 200)
+    assert counts["foreign descriptors closed"] == counts["descriptors lost"] == 0
 
 
 def main() -> None:
@@ -257,8 +248,8 @@ def main() -> None:
         world = World(Path(folder))
         operations = sys.argv[2:] or OPERATIONS
         for operation in operations:
-            found = storm(world, operation, int(sys.argv[1]) // len(operations))
-            sys.stdout.write(f"{operation}: {dict(found)}\n")
+            counts = storm(world, operation, int(sys.argv[1]) // len(operations))
+            sys.stdout.write(f"{operation}: {dict(counts)}\n")
         world.close()
 
 

@@ -7,8 +7,6 @@ What these do, and what they check, is in csrc/test/kill_cycles.c and kills.py. 
 goes through that many cycles, and ends with what was found in them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from core import CORE, SUPPORT, build, counted, run
+from core import CORE, SUPPORT, build, counted, python, run
 
 PROGRAM = SUPPORT / "kills.py"
 
@@ -26,10 +24,6 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CORE, "kill_cycles", tmp_path_factory.mktemp("kills"))
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-W", "error", PROGRAM, *arguments], timeout=900)
-
-
 def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[str]:
     assert done.returncode == status, done.stdout + done.stderr
     return counted(done)
@@ -37,10 +31,10 @@ def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[s
 
 def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
     """Also inside an append, asleep, before they have the lane, and nearly all at once."""
-    found = counts(run([core, "--cycles", "600"]))
-    assert found["kills"] > found["cycles"] == 600
-    assert min(found[phase] for phase in ("starting", "inside", "waiting")) > 0
-    assert found["witnessed"] > 0
+    tally = counts(run([core, "--cycles", "600"]))
+    assert tally["kills"] > tally["cycles"] == 600
+    assert min(tally[phase] for phase in ("starting", "inside", "waiting")) > 0
+    assert tally["witnessed"] > 0
 
 
 @pytest.mark.parametrize("control", ["--lower-reserved", "--no-validation"])
@@ -54,26 +48,27 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_killed_python_processes_stop_nobody(method: str) -> None:
-    """Python processes killed at any moment stop nobody and leave nothing."""
-    found = counts(python(method, "12"))
-    assert found["kills"] >= 12
-    assert found["rows"] > 0
+@pytest.mark.parametrize(("method", "kills"), [("spawn", 12), ("forkserver", 12), ("fork", 150)])
+def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
+    """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""
+    tally = counts(python(PROGRAM, method, kills))
+    assert tally["kills"] >= kills
+    assert tally["rows"] > 0
+    assert tally["add_vector_working"] + tally["add_vector_inside"] > kills // 20
 
 
 @pytest.mark.long
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:
     """The positive control: the same processes, and a sampler that believes whatever it copied."""
-    assert counts(python("fork", "2000", "trust"), status=1)["torn"] > 0
+    assert counts(python(PROGRAM, "fork", 2000, "trust"), status=1)["torn"] > 0
 
 
 def test_a_stopped_writer_keeps_its_lane_until_it_is_killed() -> None:
     """A successor that stands ready is refused all the while, and then goes on behind the last row."""
-    found = counts(python("zombie", "10"))
-    assert found["rounds"] == 10
-    assert found["continued"] == 5
-    assert found["refused"] >= 15 * 20
+    tally = counts(python(PROGRAM, "zombie", 10))
+    assert tally["rounds"] == 10
+    assert tally["continued"] == 5
+    assert tally["refused"] >= 15 * 20
 
 
 def main(what: str, cycles: str) -> int:

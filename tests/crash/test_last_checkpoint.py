@@ -3,14 +3,12 @@
 The run is this file as a program: `marlcore train` with an algorithm whose disk becomes slow when it is told so.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from processes import segments_of, until
+from whole_runs import checkpoint, steps_of
 
 from marlcore import algos
 from marlcore.__main__ import main
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.cli.gc import holders
-from marlcore.memory.space import SHM_DIR
-from marlcore.memory.survey import survey_segments
-from marlcore.processes.control import Control
-from marlcore.training.record.run_directory import read_progress
+from marlcore.processes import Control, Interrupts
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
@@ -52,8 +48,8 @@ class SlowTrainer(DQNTrainer):
     """Notes the updates of each slow checkpoint in a file of its process, before the disk has it."""
 
     def state_dict(self) -> dict[str, Any]:
-        assert isinstance(self.dqn, SlowDQN)
-        folder = Path(self.dqn.folder)
+        assert isinstance(self.hyper, SlowDQN)
+        folder = Path(self.hyper.folder)
         if (folder / "slow").exists():
             seconds = float((folder / "slow").read_text())
             os.fsync = partial(crawl, folder / f"saving-{os.getpid()}", self.updates, seconds)
@@ -71,41 +67,29 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
         self.process = self.program(*OPTIONS, "--algorithm.folder", str(folder), "--run-dir", str(self.path))
-        self.until(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
+        self.await_(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
 
     @staticmethod
     def program(*options: str) -> subprocess.Popen[str]:
         command = [sys.executable, __file__, "train", *options]
         return subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
-    def until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            assert self.process.poll() is None, self.process.communicate()[1]
-            time.sleep(0.05)
+    def await_(self, done: Callable[[], Any]) -> None:
+        until(done, lambda: self.process.poll() is None)
 
     def slow_down(self, seconds: float) -> None:
         """From now on each checkpoint takes so long."""
         (self.folder / "slow.new").write_text(str(seconds))
         (self.folder / "slow.new").rename(self.folder / "slow")
 
-    def interrupt(self, signum: int = signal.SIGINT) -> None:
-        self.process.send_signal(signum)
-
     @property
     def saving(self) -> list[int]:
         """By learner: the updates of the last slow checkpoint that it began."""
         return sorted(int(note.read_text() or -1) for note in self.folder.glob("saving-*"))
 
-    @property
-    def segments(self) -> set[Path]:
-        """What the parent has in /dev/shm."""
-        files = survey_segments()
-        pids = holders(SHM_DIR, {file.inode for file in files})
-        return {SHM_DIR / file.name for file in files if self.process.pid in pids.get(file.inode, [])}
-
     def stops(self) -> bool:
         """Whether the first signal has come to its attention; a second one before that would be none."""
-        (path,) = (path for path in self.segments if path.name.startswith("marlcore-control-"))
+        (path,) = (path for path in segments_of(self.process.pid) if path.name.startswith("marlcore-control-"))
         with Control.watch(path) as control:
             return control.stopping
 
@@ -114,23 +98,18 @@ class Run:
         """What was written of files that had no time to become whole."""
         return sorted(file.name for file in (self.path / "checkpoints").glob(".*"))
 
-    @property
-    def steps(self) -> int:
-        """How many the run has noted."""
-        return sum(read_progress(self.path).get("steps", {}).values())
-
     def checkpoints(self) -> list[dict[str, Any]]:
-        return [torch.load(self.path / "checkpoints" / f"{agent}.pt") for agent in AGENTS]
+        return [checkpoint(self.path, agent) for agent in AGENTS]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
-    one = Run(tmp_path)
-    yield one
-    if one.process.poll() is None:
-        one.process.kill()
-        one.process.wait()
-    one.process.stderr.close()
+def run(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path)
+    yield started
+    if started.process.poll() is None:
+        started.process.kill()
+        started.process.wait()
+    started.process.stderr.close()
 
 
 @pytest.mark.long
@@ -141,11 +120,11 @@ def run(tmp_path: Path) -> Any:
 )
 def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run, signals: tuple[int, ...], code: int) -> None:
     """Also a signal that comes twice at once."""
-    segments = run.segments
+    segments = segments_of(run.process.pid)
     assert len(segments) == 2 + 2 * len(AGENTS) and all(path.exists() for path in segments)
     run.slow_down(3.0)
     for signum in signals:
-        run.interrupt(signum)
+        run.process.send_signal(signum)
         time.sleep(0.05)
     _, said = run.process.communicate()
     assert run.process.returncode == code and "Traceback" not in said
@@ -156,14 +135,14 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run, signals: t
 @pytest.mark.long
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     """A second Ctrl-C waits for nothing and what was saved before is whole."""
-    segments = run.segments
+    segments = segments_of(run.process.pid)
     run.slow_down(FOR_EVER_S)
-    run.until(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)
+    run.await_(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)
     before = run.checkpoints()
-    run.interrupt()
-    run.until(run.stops)
+    run.process.send_signal(signal.SIGINT)
+    run.await_(run.stops)
     time.sleep(1.1)  # the first was seen before this, and another within a second of it does not count
-    run.interrupt()
+    run.process.send_signal(signal.SIGINT)
     _, said = run.process.communicate()
     assert run.process.returncode == 130 and "Traceback" not in said
     assert [state["updates"] for state in run.checkpoints()] == [state["updates"] for state in before]
@@ -171,12 +150,22 @@ def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     assert not any(path.exists() for path in segments)
     (run.folder / "slow").unlink()
     again = run.program(
-        "--resume", str(run.path), "--total-steps", str(run.steps + 1)
-    )  # it saves last checkpoints, and nothing else
+        "--resume", str(run.path), "--total-steps", str(steps_of(run.path) + 1)
+    )  # it saves last checkpoints
     _, said = again.communicate()
     assert again.returncode == 0, said
     assert run.unfinished == []
     assert all(new["updates"] >= old["updates"] for new, old in zip(run.checkpoints(), before, strict=True))
+
+
+def test_a_second_stop_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    interrupts = Interrupts()
+    interrupts.stop()
+    now[0] = 60.0
+    interrupts.stop()
+    assert interrupts.signum is not None and not interrupts.again
 
 
 if __name__ == "__main__":

@@ -3,20 +3,17 @@
 More kills: python tests/long.py planning_kills 1000
 """
 
-from __future__ import annotations
-
-import contextlib
 import os
 import random
-import select
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import pytest
+from processes import await_ends, children, generations, until
 from world_models import Slippery, World
 
 from marlcore import WorkerFailed, WorldModelFailed
@@ -25,19 +22,9 @@ from marlcore.planning import build_graph
 MODEL = Slippery(2, 6, 10)
 
 
-def children(pid: int) -> dict[int, int]:
-    """The processes that a process started, and those that they started, each with the one that started it."""
-    found = {}
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            for child in map(int, path.read_text().split()):
-                found |= {child: pid, **children(child)}
-    return found
-
-
-def planners(before: set[int]) -> list[int]:
-    """The processes of a pool: those that the fork server started."""
-    return [pid for pid, parent in children(os.getpid()).items() if pid not in before and parent != os.getpid()]
+def planners(before: frozenset[int] = frozenset()) -> set[int]:
+    """The processes of a pool: those that the fork servers started."""
+    return {pid for server in children(os.getpid()) for pid in children(server)} - before
 
 
 class Killer(threading.Thread):
@@ -45,26 +32,21 @@ class Killer(threading.Thread):
 
     def __init__(self, rng: random.Random, longest_s: float) -> None:
         super().__init__()
-        self._before = set(children(os.getpid()))
+        self._before = frozenset(planners())
         self._pause, self._rng = rng.uniform(0.0, longest_s), rng
         self.over = threading.Event()
         self.killed = 0
 
     def run(self) -> None:
-        while not self.over.is_set():
-            try:
-                found = planners(self._before)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # one of them has just ended
-            if found:
-                self.over.wait(self._pause)
-                try:
-                    os.kill(self._rng.choice(found), signal.SIGKILL)
-                    self.killed = 1
-                except ProcessLookupError:
-                    pass
+        while not (workers := planners(self._before)):
+            if self.over.wait(0.001):
                 return
-            time.sleep(0.001)
+        self.over.wait(self._pause)
+        try:
+            os.kill(self._rng.choice(sorted(workers)), signal.SIGKILL)
+            self.killed = 1
+        except ProcessLookupError:
+            pass  # it has ended
 
 
 def kill_workers(kills: int, seed: int = 0) -> int:
@@ -141,14 +123,13 @@ def test_deaths_seen_while_this_process_expands_a_state_are_an_error() -> None:
 
 
 def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
-    before = set(children(os.getpid()))
+    before = frozenset(planners())
 
     def stop_then_kill() -> None:
-        while not (found := planners(before)):
-            time.sleep(0.001)
-        os.kill(found[0], signal.SIGSTOP)
+        worker = min(until(lambda: planners(before)))
+        os.kill(worker, signal.SIGSTOP)
         time.sleep(0.5)
-        os.kill(found[0], signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
 
     thread = threading.Thread(target=stop_then_kill)
     thread.start()
@@ -180,17 +161,15 @@ def test_a_signal_ends_everything(program: Any, signum: int, seconds: float) -> 
     building = program(PROGRAM)
     assert building.line() == "begins"
     time.sleep(seconds)
-    pidfds = [os.pidfd_open(pid) for pid in children(building.pid)]
+    pidfds = [os.pidfd_open(pid) for pid in chain(*generations(building.pid))]
     os.kill(building.pid, signum)
     assert building.line() == ""
-    for pidfd in pidfds:
-        select.select([pidfd], [], [])
-        os.close(pidfd)
+    await_ends(pidfds)
 
 
 @pytest.mark.long
 def test_a_model_that_raises_ends_workers_too() -> None:
-    before = set(children(os.getpid()))
+    before = planners()
 
     class Raises(Slippery):
         def transition_probabilities(self, state: Any, profile: Any) -> Any:
@@ -203,7 +182,7 @@ def test_a_model_that_raises_ends_workers_too() -> None:
         with pytest.raises(WorldModelFailed, match="not this one") as caught:
             build_graph(Raises(2, 6, 10), workers=workers, batch=4)
         messages.add((caught.value.state, caught.value.profile))
-        assert set(children(os.getpid())) <= before
+        assert planners() <= before
     assert len(messages) == 1
 
 

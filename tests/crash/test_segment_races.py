@@ -4,40 +4,33 @@ Nobody loses a segment that it holds, nobody finds half a segment, and one sweep
 many attempts: python tests/long.py segment_races 100000
 """
 
-from __future__ import annotations
-
-import mmap
 import os
 import random
 import select
-import signal
 import sys
 import tempfile
 import time
-import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
-from core import run
+from core import counted, python, report
 from marlcore._core import lib
 from seams import replace
 from tiers import long_but
+from victims import fork, kill, shared_numbers
 
 from marlcore import SegmentNotFound
+from marlcore.memory import File, Segment, new_file, survey_segments
 from marlcore.memory import native as locking
-from marlcore.memory import new_file
-from marlcore.memory.files import File
-from marlcore.memory.segment import Segment
-from marlcore.memory.survey import survey_segments
 from marlcore.testing.rows import filled
 
 WORKERS = 6
 HELD = 6
 PATIENCE = 200_000  # attempts until a broken rule must have shown
-COUNTS = ("created", "attached", "not found", "sweeps", "removed")
+COUNTS = ("created", "attached", "not_found", "sweeps", "removed")
 ATTEMPTS = slice(0, 4)
 PAGE_WORDS = 512
 GONE, SEED = 0, 1  # words of a body: whether its creator takes its name away, and what the others follow from
@@ -94,7 +87,7 @@ class Worker:
         try:
             segment = Segment.attach(path, writable=self.random.random() < 0.5)
         except SegmentNotFound:
-            self.count("not found")
+            self.count("not_found")
             if any(held.path == path and not held.body.view(np.uint64)[GONE] for held in self.created + self.attached):
                 raise Fault(f"{path}: not found while it was held") from None
             return
@@ -176,9 +169,7 @@ def name_before_the_lock() -> None:
     replace("memory", give_name=give_name_unlocked)
 
 
-BROKEN = {
-    broken.__name__: broken for broken in (sweep_without_asking, attach_without_a_second_look, name_before_the_lock)
-}
+BROKEN = {rule.__name__: rule for rule in (sweep_without_asking, attach_without_a_second_look, name_before_the_lock)}
 
 
 class Race:
@@ -188,30 +179,23 @@ class Race:
         self.directory = directory
         self.broken = broken
         self.random = random.Random()
-        self.counts = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64, WORKERS * len(COUNTS)).reshape(WORKERS, -1)
+        self.counts = shared_numbers(WORKERS, len(COUNTS))
         self.faults, self._report = os.pipe()
         self.pids = [self._start(slot) for slot in range(WORKERS)]
         self.killed = 0
 
     def _start(self, slot: int) -> int:
-        parent, seed = os.getpid(), self.random.getrandbits(32)
-        pid = os.fork()
-        if pid == 0:
-            self._work(slot, parent, seed)
-        return pid
+        return fork(self._work, slot, os.getpid(), self.random.getrandbits(32))
 
-    def _work(self, slot: int, parent: int, seed: int) -> NoReturn:
+    def _work(self, slot: int, parent: int, seed: int) -> None:
+        os.dup2(self._report, 2)  # where a fault's traceback goes
         replace("memory", SHM_DIR=self.directory)
         worker = Worker(self.directory, self.counts[slot], seed)
         replace("memory", sweep_once=worker.sweep)
-        try:
-            dawdle(seed)
-            if self.broken is not None:
-                self.broken()
-            worker.live(parent)
-        except BaseException:
-            os.write(self._report, traceback.format_exc().encode())
-        os._exit(1)
+        dawdle(seed)
+        if self.broken is not None:
+            self.broken()
+        worker.live(parent)
 
     @property
     def attempts(self) -> int:
@@ -234,19 +218,21 @@ class Race:
         return bool(select.select([self.faults], [], [], wait)[0])
 
     def _kill(self, slot: int) -> None:
-        os.kill(self.pids[slot], signal.SIGKILL)
-        os.waitpid(self.pids[slot], 0)
+        try:
+            kill(self.pids[slot])
+        except AssertionError:
+            assert self.at_fault(0.0)
         self.killed += 1
 
     def told(self) -> str:
         """What workers said of faults, "" when there was none; all workers are dead."""
         os.close(self._report)
-        with open(self.faults) as report:
-            return report.read()
+        with open(self.faults) as faults:
+            return faults.read()
 
 
 def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
-    """Says what happened in a race; 1 when somebody was at fault or something is left. It forks: not beside threads."""
+    """Reports a race; 1 when somebody was at fault or something is left. It forks: not beside threads."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="segment-races-", dir="/dev/shm") as folder:
         directory = Path(folder)
@@ -255,47 +241,47 @@ def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
         orphans = survey_segments(directory, remove=True)
         left = list(directory.iterdir())
     faults = race.told()
-    counts = ", ".join(f"{count} {name}" for name, count in zip(COUNTS, race.counts.sum(0).tolist(), strict=True))
-    print(f"{race.attempts} attempts: {counts}; {race.killed} killed, {time.monotonic() - began:.0f} s")
-    print(f"{faults.count('Traceback')} faults; {len(orphans)} segments at the end, {len(left)} after one sweep")
-    print(faults, end="")
+    counts = dict(zip(COUNTS, race.counts.sum(0).tolist(), strict=True))
+    ends = {"orphans": len(orphans), "left": len(left), "faults": faults.count("Traceback")}
+    report({"attempts": race.attempts, **counts, "killed": race.killed, **ends, "seconds": time.monotonic() - began})
+    sys.stderr.write(faults)
     return int(bool(faults or left))
 
 
-def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[int, str]:
-    """The status and what was said by `race_alone` in a process of its own."""
-    done = run([sys.executable, __file__, "race", str(attempts), *broken], timeout)
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[str], str]:
+    """What `race_alone` counts in a process of its own, and the faults that it tells of."""
+    done = python(__file__, "race", attempts, *broken, timeout=timeout)
+    counts = counted(done)
+    assert done.returncode == bool(done.stderr or counts["left"])
+    return counts, done.stderr
 
 
 @pytest.mark.parametrize("attempts", long_but([500], [500, 2000]))
 def test_no_held_segment_is_swept_and_every_orphan_is(attempts: int) -> None:
     """No segment is swept while it is held, and one sweep removes those of killed processes."""
-    code, told = child(attempts)
-    assert code == 0, told
-    assert "\n0 faults; " in told
-    counted = {name: int(told.split(f" {name}")[0].split()[-1]) for name in (*COUNTS, "attempts", "killed")}
-    assert counted["attempts"] >= attempts and all(counted.values()), told
+    counts, faults = child(attempts)
+    assert faults == "" and counts["left"] == counts["faults"] == 0, faults
+    assert counts["attempts"] >= attempts and all(counts[name] for name in (*COUNTS, "killed")), counts
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("broken", BROKEN)
 def test_without_a_rule_a_segment_is_swept_while_it_is_held(broken: str) -> None:
     """The positive control: what asks the kernel, and when, is what keeps a segment there."""
-    code, told = child(PATIENCE, broken)
-    assert code == 1 and "Fault: " in told and "while it was held" in told, told
+    _, faults = child(PATIENCE, broken)
+    assert "Fault: " in faults and "while it was held" in faults, faults
 
 
 def main(attempts: int) -> int:
     """The race, then the controls; 1 when one fails."""
-    code, told = child(attempts, timeout=86_400)
-    print(told, end="", flush=True)
+    counts, faults = child(attempts, timeout=86_400)
+    print(dict(counts), faults, flush=True)
+    failed = bool(faults or counts["left"])
     for name in BROKEN:
-        caught, told = child(PATIENCE, name)
-        print(f"{name}: {told.splitlines()[-1] if caught else 'not caught'}")
-        code |= not caught
-    return code
+        _, faults = child(PATIENCE, name)
+        print(f"{name}: {faults.splitlines()[-1] if faults else 'not caught'}")
+        failed |= not faults
+    return failed
 
 
 if __name__ == "__main__":

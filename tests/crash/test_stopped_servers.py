@@ -4,11 +4,7 @@ A stopped server cannot see its parent's death, so the kernel must end it. A chi
 and holds no segment. For more kills: python tests/long.py stopped_servers 100
 """
 
-from __future__ import annotations
-
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,10 +15,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 
 import pytest
-
-from marlcore.cli.gc import holders
-from marlcore.memory.space import SHM_DIR
-from marlcore.memory.survey import survey_segments, sweep
+from processes import await_ends, children, generations, segments_of, sweep
 
 STARTS = {
     "workers": """
@@ -82,30 +75,8 @@ STARTS = {
 DEPTH = {"workers": 2, "planning": 2, "run": 3}  # of the processes that a start leads to
 
 
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            found += map(int, path.read_text().split())
-    return found
-
-
 def is_server(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
-
-
-def generations(pid: int) -> list[list[int]]:
-    """The processes that came of a process: its children, their children, and so on."""
-    found = []
-    while generation := children(pid) if not found else [child for one in found[-1] for child in children(one)]:
-        found.append(generation)
-    return found
-
-
-def await_ends(pidfds: list[int]) -> None:
-    for pidfd in pidfds:
-        select.select([pidfd], [], [])
-        os.close(pidfd)
 
 
 def kill_a_parent(start: str, run_dir: Path) -> None:
@@ -117,9 +88,7 @@ def kill_a_parent(start: str, run_dir: Path) -> None:
             time.sleep(0.02)
         [server] = filter(is_server, children(parent.pid))
         os.kill(server, signal.SIGSTOP)
-        files = survey_segments()
-        holding = holders(SHM_DIR, {file.inode for file in files})
-        segments = {file.name for file in files if parent.pid in holding.get(file.inode, [])}
+        segments = segments_of(parent.pid)
         assert len(segments) >= {"workers": 2, "planning": 0, "run": 4}[start]
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
         below = [[server], *generations(server)]
@@ -129,7 +98,7 @@ def kill_a_parent(start: str, run_dir: Path) -> None:
         parent.wait()
     await_ends(ended)
     sweep()
-    assert not segments & {file.name for file in survey_segments()}
+    assert not any(path.exists() for path in segments)
     for pid in chain(*below[2:]):
         os.kill(pid, signal.SIGKILL)  # what an environment forked has outlived all others
     await_ends(others)  # multiprocessing's tracker of resources lives as long as any process that knows it

@@ -3,8 +3,6 @@
 Over so many hand-offs, then the controls: python tests/long.py wakeups 10000000
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -48,9 +46,9 @@ BROKEN = [
 
 def handed_over(done: subprocess.CompletedProcess[str]) -> Counter[str]:
     """What happened how often, by name."""
-    found = counted(done)
-    assert done.returncode == (found["lost"] > 0)
-    return found
+    counts = counted(done)
+    assert done.returncode == (counts["lost"] > 0)
+    return counts
 
 
 def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
@@ -72,10 +70,10 @@ def handoffs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", long_but(["in bursts, 2 readers"], FORMS))
 def test_no_wake_up_is_lost(handoffs: Path, form: str) -> None:
     """No wait lasts until its time is up when what it waited for was done and notified."""
-    found = hand_over(handoffs, form, 20_000)
-    assert found["lost"] == 0
-    assert found["handoffs"] >= 20_000
-    assert found["sleeps"] > 0
+    counts = hand_over(handoffs, form, 20_000)
+    assert counts["lost"] == 0
+    assert counts["handoffs"] >= 20_000
+    assert counts["sleeps"] > 0
 
 
 @pytest.mark.long
@@ -96,11 +94,11 @@ def main(times: int) -> int:
     """So many hand-offs, of every form as many, then the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         handoffs = build(CORE, "handoffs", Path(folder))
-        found = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}
-        found["all"] = sum(found.values(), Counter())
+        counts = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}
+        counts["all"] = sum(counts.values(), Counter())
         controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}
-    print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), found | controls)
-    return int(found["all"]["lost"] > 0 or any(one["lost"] == 0 for one in controls.values()))
+    print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), counts | controls)
+    return int(counts["all"]["lost"] > 0 or any(counts["lost"] == 0 for counts in controls.values()))
 
 
 if __name__ == "__main__":

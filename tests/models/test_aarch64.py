@@ -4,8 +4,6 @@ The emulator translates to this machine's memory order, which may be the stronge
 programs are right on aarch64, and says nothing about fences. Those are the model checkers', in test_models.py.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 The race over many reads that the lane calls whole, then its controls: python tests/long.py core 1000000000
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -67,10 +65,10 @@ BROKEN = [mutant for mutant in mutants.MUTANTS if "stress" in mutant.checks]
 
 def raced(done: subprocess.CompletedProcess[str]) -> Counter[str]:
     """What readers found, by name."""
-    found = counted(done)
-    assert found["accepted"] + found["lapped"] == found["reads"]
-    assert done.returncode == (found["torn"] > 0)
-    return found
+    counts = counted(done)
+    assert counts["accepted"] + counts["lapped"] == counts["reads"]
+    assert done.returncode == (counts["torn"] > 0)
+    return counts
 
 
 def race(stress: Path, name: str) -> Counter[str]:
@@ -92,9 +90,9 @@ def race_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("name", long_but(["frames", "double_buffer"], STRESSES))
 def test_readers_lapped_by_a_writer_accept_no_torn_row(stress: Path, name: str) -> None:
-    found = race(stress, name)
-    assert found["torn"] == 0 and found["accepted"] > 0
-    assert found["reads"] >= int(STRESSES[name].split()[1]) * 0.99
+    counts = race(stress, name)
+    assert counts["torn"] == 0 and counts["accepted"] > 0
+    assert counts["reads"] >= int(STRESSES[name].split()[1]) * 0.99
 
 
 @pytest.mark.parametrize("name", UNVALIDATED)
@@ -104,7 +102,8 @@ def test_readers_that_do_not_validate_accept_torn_rows(stress: Path, name: str) 
 
 
 @pytest.mark.parametrize(
-    "mutant", [pytest.param(one, id=one.name, marks=() if one is BROKEN[0] else pytest.mark.long) for one in BROKEN]
+    "mutant",
+    [pytest.param(mutant, id=mutant.name, marks=() if mutant is BROKEN[0] else pytest.mark.long) for mutant in BROKEN],
 )
 def test_readers_of_a_lane_that_breaks_a_rule_accept_torn_rows(tmp_path: Path, mutant: mutants.Mutant) -> None:
     """The positive control of the validation itself."""
@@ -144,15 +143,15 @@ def main(accepted: int) -> int:
     """Races of every kind, again and again until so many reads were accepted, then the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         stress = mutants.build_stress(CORE, Path(folder) / "stress_lane")
-        found = {name: Counter[str]() for name in STRESSES}
-        while sum(one["accepted"] for one in found.values()) < accepted:
-            for name, one in found.items():
-                one += race(stress, name)
-        found["all"] = sum(found.values(), Counter())
+        counts = {name: Counter[str]() for name in STRESSES}
+        while sum(tally["accepted"] for tally in counts.values()) < accepted:
+            for name, tally in counts.items():
+                tally += race(stress, name)
+        counts["all"] = sum(counts.values(), Counter())
         controls = {f"{name}, not validated": race_unvalidated(stress, name) for name in UNVALIDATED}
         controls |= {mutant.name: race_broken(mutant, Path(folder)) for mutant in BROKEN}
-    print_counts(("appended", "reads", "accepted", "lapped", "torn"), found | controls)
-    return int(found["all"]["torn"] > 0 or any(one["torn"] == 0 for one in controls.values()))
+    print_counts(("appended", "reads", "accepted", "lapped", "torn"), counts | controls)
+    return int(counts["all"]["torn"] > 0 or any(tally["torn"] == 0 for tally in controls.values()))
 
 
 if __name__ == "__main__":

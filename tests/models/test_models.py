@@ -4,8 +4,6 @@ anybody may be killed at any step. Each model passes, and each rule that is brok
 What was explored is told at the end of pytest's output: see conftest.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Explored
 from core import CORE, mutants, run, spin_models
 
 needs_relacy = pytest.mark.skipif(
@@ -34,13 +31,13 @@ SCENARIOS = {
 
 def spin_cases(kind: str) -> list[Any]:
     """Every (model, macros) of that kind, "sizes" or "mutants"; the quick tier has one of each model."""
-    found = []
+    params = []
     for model in spin_models.MODELS:
         cases = model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants]
         for macros in cases:
             tier = () if macros == cases[-1] else pytest.mark.long
-            found.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
-    return found
+            params.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
+    return params
 
 
 Submit = Callable[..., Future[Any]]
@@ -50,19 +47,19 @@ Submit = Callable[..., Future[Any]]
 def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
     """Everything that the selected tests below look at, two searches at a time."""
     folder = tmp_path_factory.mktemp("models")
-    found: dict[Any, Future[Any]] = {}
+    running: dict[Any, Future[Any]] = {}
     selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     params = [each.params for each in selected if each]
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow compilation first: what needs it comes after SPIN's searches, which go on beside it.
-        asked = mutants.RELACY.exists() and any({"part", "name"} & one.keys() for one in params)
+        asked = mutants.RELACY.exists() and any({"part", "name"} & case.keys() for case in params)
         world = pool.submit(mutants.build_world, folder) if asked else None
         if spin_models.SPIN is not None:
-            for model, macros in ((one["model"], one["macros"]) for one in params if "macros" in one):
-                found[model.name, macros] = pool.submit(spin_models.search, model, macros)
+            for model, macros in ((case["model"], case["macros"]) for case in params if "macros" in case):
+                running[model.name, macros] = pool.submit(spin_models.search, model, macros)
         if world is not None:
-            found |= _submit_relacy(pool.submit, world, folder)
-    return found
+            running |= _submit_relacy(pool.submit, world, folder)
+    return running
 
 
 def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[Any, Future[Any]]:
@@ -74,14 +71,14 @@ def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[An
 @pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("part", SCENARIOS)
-def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explored: Explored, part: str) -> None:
+def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], record_property: Any, part: str) -> None:
     """All interleavings and weakly ordered reads of a small lane, and many random ones of what is larger."""
     for name in SCENARIOS[part]:
         done = searches[name].result()
         assert done.returncode == 0, done.stdout + done.stderr
         executions = re.fullmatch(rf"{name}: (\d+) executions, no failure\n", done.stdout)
         assert executions is not None and int(executions[1]) > 10_000
-        explored.states[f"{part}, Relacy"] += int(executions[1])
+        record_property("explored", (f"{part}, Relacy", int(executions[1])))
         assert name != "sample" or int(executions[1]) > 1_000_000
 
 
@@ -89,14 +86,14 @@ def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], explor
 @needs_relacy
 @pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
 def test_a_core_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], explored: Explored, name: str
+    searches: dict[Any, Future[Any]], record_property: Any, name: str
 ) -> None:
     """Each rule of the protocol is needed: without it the model, or the race of threads, shows a torn row."""
     verdicts = searches[name].result()
     for check, (found, said) in verdicts.items():
         assert found, f"{check} did not find the mutant out: {said}"
     for part in {part for part, names in SCENARIOS.items() if not verdicts.keys().isdisjoint(names)}:
-        explored.killed[f"{part}, Relacy"].append(name)
+        record_property("killed", (f"{part}, Relacy", 1))
 
 
 def test_each_mutant_changes_the_core_in_one_place(tmp_path: Path) -> None:
@@ -115,23 +112,23 @@ def test_each_scenario_belongs_to_a_part() -> None:
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("sizes"))
 def test_no_state_of_a_model_fails(
-    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
+    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """All interleavings of its processes, each of which may be killed between any two steps."""
-    found = searches[model.name, macros].result()
-    assert found.failure is None
-    assert found.states > 10_000
-    explored.states[f"{model.name}, SPIN"] += found.states
+    search = searches[model.name, macros].result()
+    assert search.failure is None
+    assert search.states > 10_000
+    record_property("explored", (f"{model.name}, SPIN", search.states))
 
 
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("mutants"))
 def test_a_model_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], explored: Explored, model: Any, macros: tuple[str, ...]
+    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """Each rule is needed: without it the search comes upon a state, or a run, that must not be."""
     assert searches[model.name, macros].result().failure is not None
-    explored.killed[f"{model.name}, SPIN"] += macros
+    record_property("killed", (f"{model.name}, SPIN", len(macros)))
 
 
 @pytest.mark.parametrize("model", spin_models.MODELS, ids=lambda model: model.name)

@@ -1,7 +1,5 @@
 """The soak that users can run: a real run whose processes are killed, and the checks that it counts on."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

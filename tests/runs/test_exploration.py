@@ -1,56 +1,59 @@
 """The numbers of exploration in whole runs: schedules, copies that differ, and how old the acting weights are."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from crowd import Crowd
-from seams import without_limits
+from crowd import Crowd, Naming
+from whole_runs import MODES, Runs, metrics_of, saved_replay, values_of
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment
-from marlcore.training import read_metrics
 from marlcore.training.loops.policy import PublishedPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=3_000,
-    actor=mc.ActorConfig(processes=2, envs=3, sync_interval=4),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, log_interval=10, publish_interval=5, device="cpu"),
-    replay=mc.ReplayConfig(save=True),
+    actor={"processes": 2, "envs": 3, "sync_interval": 4},
+    learner={"n_step": 1, "publish_interval": 5},
+    replay={"save": True},
     updates_per_step=0.2,
     updates_tolerance=8,
 )
+ALONE = partial(Crowd, 1)
+train = runs.train
 
 
-class Noting(mc.DQN):
-    """DQN that stores in each row the exploration by which it acted."""
+def noting(base: Any, name: str) -> Any:
+    """An algorithm that stores in each row epsilon and the schedule `name`, by which it acted."""
 
-    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
-        return replace(super().transition(spaces), extras={"epsilon": mc.Field((), "float64"), "heat": mc.Field()})
+    class Noting(base):
+        def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+            extras = {"epsilon": mc.Field((), "float64"), name: mc.Field((), "float64")}
+            return replace(super().transition(spaces), extras=extras)
 
-    def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
-        chosen = super().act(model, obs, explore=explore, **others)
-        rows = len(chosen.action)
-        epsilon = np.broadcast_to(np.asarray(explore["epsilon"], np.float64), rows)
-        return chosen._replace(extras={"epsilon": epsilon, "heat": np.full(rows, explore["heat"], np.float32)})
+        def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
+            chosen = super().act(model, obs, explore=explore, **others)
+            rows = len(chosen.action)
+            extras = {key: np.broadcast_to(np.float64(explore[key]), rows) for key in ("epsilon", name)}
+            return chosen._replace(extras=extras)
+
+    return Noting
 
 
-def bases_by_version(
-    run_dir: Path, policy: str, copies: int, ladder: float = 0.0
+def numbers_by_version(
+    run_dir: Path, name: str = "heat", policy: str = "agent_0", copies: int = 1, ladder: float = 0.0
 ) -> tuple[dict[int, set[tuple[float, float]]], set[int]]:
-    """The pairs of epsilon, before a copy's power, and heat in rows of each version; and the lanes that had rows."""
+    """The pairs of epsilon, before a copy's power, and the schedule in rows of each version; and the lanes of rows."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
     lanes = set()
-    with mc.ReplayBuffer.load(run_dir / "checkpoints" / f"{policy}.replay") as replay, without_limits():
+    with saved_replay(run_dir, policy) as replay:
         sampler = replay.sampler(512, n_step=1, seed=0, min_size=1)
         for _ in range(40):
             batch = sampler.sample()
@@ -58,28 +61,21 @@ def bases_by_version(
             powers = 1 + ladder * lane / max(copies - 1, 1)
             bases = (batch.extras["epsilon"] ** (1 / powers)).round(9)
             lanes |= set(lane.tolist())
-            for version, base, heat in zip(batch.policy_version, bases, batch.extras["heat"], strict=True):
-                by_version[int(version)].add((float(base), float(heat)))
+            for version, base, value in zip(batch.policy_version, bases, batch.extras[name], strict=True):
+                by_version[int(version)].add((float(base), float(value)))
     return by_version, lanes
 
 
-def alone() -> Any:
-    return Crowd(1)
-
-
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> None:
     """Rows of one version of the weights have one epsilon, raised to their copy's power on Ape-X's ladder."""
     epsilon, heat = mc.Linear(1.0, 0.1, 2_000), mc.Piecewise(((0, 1.0), (1_000, 5.0), (3_000, 0.0)))
-    config = replace(
-        CONFIG, mode=mode, run_dir=str(tmp_path / "run"),
-        exploration=mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat}),
-    )  # fmt: skip
-    result = mc.train(alone, Noting(), config, progress=False)
-    by_version, lanes = bases_by_version(result.run_dir, "agent_0", copies=6, ladder=7.0)
+    exploration = mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat})
+    result = train(tmp_path, ALONE, noting(mc.DQN, "heat")(), mode=mode, exploration=exploration)
+    by_version, lanes = numbers_by_version(result.run_dir, copies=6, ladder=7.0)
     assert len(lanes) == 6 and len(by_version) > 20
-    assert all(len(found) == 1 for found in by_version.values()), "actors disagree"
-    metrics = [m for m in read_metrics(result.run_dir / "metrics.csv") if m.name in ("epsilon", "heat")]
+    assert all(len(pairs) == 1 for pairs in by_version.values()), "actors disagree"
+    metrics = [m for m in metrics_of(result.run_dir) if m.name in ("epsilon", "heat")]
     slack = 5 / 0.2 + 8 / 0.2 + 60  # steps between publications, the tolerance, and those without an outcome
     for metric in metrics:
         schedule = epsilon if metric.name == "epsilon" else heat
@@ -90,20 +86,39 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
     assert firsts == sorted(firsts, reverse=True) and firsts[0] == 1.0 and firsts[-1] < 0.2
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode: str) -> None:
     """The copies' games differ in length, so that new weights come between the turns of some and of others."""
     pytest.importorskip("pygame", reason="the game needs it")
-    config = replace(
-        CONFIG, mode=mode, run_dir=str(tmp_path / "run"), total_steps=1_000, updates_per_step=0.5,
-        actor=mc.ActorConfig(envs=5, sync_interval=1), learner=replace(CONFIG.learner, publish_interval=1),
+    result = train(
+        tmp_path, "pettingzoo:classic.tictactoe_v3", noting(mc.DQN, "heat")(), mode=mode, total_steps=1_000,
+        updates_per_step=0.5, actor=mc.ActorConfig(envs=5, sync_interval=1), learner={"publish_interval": 1},
         exploration=mc.ExplorationConfig(mc.Linear(1.0, 0.1, 3_000), schedules={"heat": mc.Linear(0, 3_000, 3_000)}),
     )  # fmt: skip
-    result = mc.train(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), Noting(), config, progress=False)
     for player in ("player_1", "player_2"):
-        by_version, _ = bases_by_version(result.run_dir, player, copies=5)
+        by_version, _ = numbers_by_version(result.run_dir, policy=player, copies=5)
         assert len(by_version) > 20
-        assert all(len(found) == 1 for found in by_version.values())
+        assert all(len(pairs) == 1 for pairs in by_version.values())
+
+
+@MODES
+def test_actors_draw_uniformly_until_the_first_update_and_then_add_noise(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, Naming, noting(mc.TD3, "noise")(noise=0.25), mode=mode, total_steps=1_200)
+    by_version, _ = numbers_by_version(result.run_dir, "noise")
+    assert by_version.pop(1) == {(1.0, 0.25)}, "the first version's learner has made no update"
+    assert len(by_version) > 10 and set().union(*by_version.values()) == {(0.0, 0.25)}
+    assert set(values_of(result.run_dir, "noise")) == {0.25}
+    policy = mc.load_policy(result.run_dir, "agent_0")
+    assert policy._numbers == {"epsilon": 0.0, "noise": 0.25}
+
+
+def test_the_configurations_schedules_replace_the_algorithms(tmp_path: Path) -> None:
+    exploration = {"epsilon": 0.5, "schedules": {"noise": mc.Linear(1.0, 0.0, 1_000)}}
+    result = train(tmp_path, Naming, noting(mc.TD3, "noise")(), total_steps=1_200, exploration=exploration)
+    by_version, _ = numbers_by_version(result.run_dir, "noise")
+    assert {epsilon for pairs in by_version.values() for epsilon, _ in pairs} == {0.5}
+    noises = [max(noise for _, noise in by_version[version]) for version in sorted(by_version)]
+    assert noises[0] == 1.0 and noises == sorted(noises, reverse=True) and noises[-1] < 0.1
 
 
 class LagSpy:
@@ -122,7 +137,7 @@ class LagSpy:
 
         spying.spied = act  # type: ignore[attr-defined]
         PublishedPolicy.act = spying  # type: ignore[method-assign]
-        env, path = alone(), self.folder / f"{os.getpid()}-{id(lags)}.json"
+        env, path = ALONE(), self.folder / f"{os.getpid()}-{id(lags)}.json"
 
         def close() -> None:
             PublishedPolicy.act = act  # type: ignore[method-assign]
@@ -134,16 +149,14 @@ class LagSpy:
 
 
 def lags_of(tmp_path: Path, **changes: Any) -> list[int]:
-    tmp_path.mkdir()
     folder = tmp_path / "lags"
-    folder.mkdir()
-    learner = replace(CONFIG.learner, publish_interval=1)
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), total_steps=1_500, learner=learner, **changes)
-    mc.train(LagSpy(folder), "dqn", config, progress=False)
+    folder.mkdir(parents=True)
+    learner = {"publish_interval": 1}
+    train(tmp_path, LagSpy(folder), total_steps=1_500, learner=learner, **changes)
     return [lag for path in folder.iterdir() for lag in json.loads(path.read_text())]
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_no_turn_is_taken_by_weights_older_than_allowed(tmp_path: Path, mode: str) -> None:
     actor = mc.ActorConfig(envs=3, sync_interval=100)
     free = lags_of(tmp_path / "free", mode=mode, actor=actor)
@@ -153,15 +166,3 @@ def test_no_turn_is_taken_by_weights_older_than_allowed(tmp_path: Path, mode: st
         assert max(bound) == 3
     else:  # the learner publishes between an actor's look and its turn
         assert np.percentile(bound, 50) <= 3 and max(bound) <= 3 + 12, sorted(bound)[-20:]
-
-
-def breaks_down(count: int) -> Any:
-    return 0.5 if count < 500 else "half"
-
-
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
-def test_a_schedule_that_breaks_down_ends_the_run_and_is_named(tmp_path: Path, mode: str) -> None:
-    exploration = mc.ExplorationConfig(epsilon=0.1, schedules={"heat": breaks_down})
-    config = replace(CONFIG, mode=mode, run_dir=str(tmp_path / "run"), exploration=exploration)
-    with pytest.raises(mc.WorkerFailed, match=r"heat: custom .*breaks_down' at \d+: expected a number, got 'half'"):
-        mc.train(alone, "dqn", config, progress=False)

@@ -4,8 +4,6 @@ The long form, `python tests/long.py masks [MOVES]`, plays that many moves with 
 players share; then as many, up to 20,000, with an algorithm that ignores masks, which both counts must notice.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -21,19 +19,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.envs import NamedEnvironment
-from marlcore.training import read_metrics
 from marlcore.training.loops.policy import PolicyPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    actor=mc.ActorConfig(envs=8, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=64, warmup=200, n_step=2, log_interval=10, device="cpu"),
-    exploration=mc.ExplorationConfig(epsilon=0.2),
+runs = Runs(
+    actor={"envs": 8},
+    learner={"batch_size": 64, "warmup": 200, "n_step": 2},
+    exploration={"epsilon": 0.2},
     updates_per_step=0.05,
 )
 SHARED = {"player_0": "player", "player_1": "player"}
@@ -43,7 +40,7 @@ class Referee:
     """Connect Four that counts moves, and those that its mask forbids; the game ends it at such a move."""
 
     def __init__(self, folder: Path) -> None:
-        self._env = NamedEnvironment("pettingzoo:classic.connect_four_v3")()
+        self._env = mc.NamedEnvironment("pettingzoo:classic.connect_four_v3")()
         self._path = folder / f"{os.getpid()}-{id(self)}.json"
         self._counts: Counter[str] = Counter()
 
@@ -65,7 +62,7 @@ class Referee:
 class Watched(mc.DQN):
     """DQN whose trainer reports, for each batch, the targets that no allowed action explains."""
 
-    def make_trainer(self, model: Any) -> WatchedTrainer:
+    def make_trainer(self, model: Any) -> Any:
         return WatchedTrainer(self, model)
 
 
@@ -108,39 +105,37 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
     """A run's counts."""
     moves = folder / "moves"
     moves.mkdir()
-    config = replace(CONFIG, run_dir=str(folder / "run"), **changes)
-    result = mc.train(partial(Referee, moves), algorithm, config, progress=False)
+    result = runs.train(folder, partial(Referee, moves), algorithm, **changes)
     counts = sum((Counter(json.loads(path.read_text())) for path in moves.iterdir()), Counter())
-    reported = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "illegal_targets"]
+    reported = values_of(result.run_dir, "illegal_targets")
     assert reported, "nothing was learned"
-    interval, batch = config.learner.log_interval, config.learner.batch_size
-    return Counts(counts["moves"], counts["illegal"], len(reported) * interval * batch, sum(reported) * interval)
+    learner = runs.config.learner
+    targets = len(reported) * learner.log_interval * learner.batch_size
+    return Counts(counts["moves"], counts["illegal"], targets, sum(reported) * learner.log_interval)
 
 
 def play_blindly(folder: Path, steps: int) -> Counts:
     """The counts of a run that ignores masks, where marlcore lets it."""
     with patch.object(PolicyPlayer, "_check_allowed"):
-        return play(folder, Blind(), mode="serial", total_steps=steps)
+        return play(folder, Blind(), total_steps=steps)
 
 
 @pytest.mark.parametrize(
     ("policies", "mode"),
     [
-        pytest.param(SHARED, "serial", id="one shared policy-serial"),
-        pytest.param(None, "serial", id="two policies-serial", marks=pytest.mark.long),
-        pytest.param(SHARED, "async", id="one shared policy-async", marks=pytest.mark.long),
-        pytest.param(None, "async", id="two policies-async", marks=pytest.mark.long),
+        (SHARED, "serial"),
+        *(pytest.param(*case, marks=LONG) for case in ((None, "serial"), (SHARED, "async"), (None, "async"))),
     ],
 )
 def test_no_masked_action_is_taken_or_looked_at(tmp_path: Path, policies: Any, mode: str) -> None:
     pytest.importorskip("pygame", reason="Connect Four needs it")
     counts = play(tmp_path, Watched(), mode=mode, policies=policies, total_steps=5_000)
-    assert 5_000 <= counts.moves < 5_000 + CONFIG.actor.envs
+    assert 5_000 <= counts.moves < 5_000 + 8
     assert counts.targets > 5_000
     assert (counts.illegal_moves, counts.illegal_targets) == (0, 0)
 
 
-@pytest.mark.long
+@LONG
 def test_an_algorithm_that_ignores_masks_is_caught(tmp_path: Path) -> None:
     """The control of both counts; marlcore itself refuses such actions."""
     pytest.importorskip("pygame", reason="Connect Four needs it")
@@ -160,8 +155,10 @@ def report(label: str, work: Callable[[Path], Counts]) -> Counts:
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     runs = [
-        report("two policies", partial(play, algorithm=Watched(), total_steps=steps)),
-        report("one shared policy", partial(play, algorithm=Watched(), policies=SHARED, total_steps=steps)),
+        report("two policies", partial(play, algorithm=Watched(), mode="async", total_steps=steps)),
+        report(
+            "one shared policy", partial(play, algorithm=Watched(), mode="async", policies=SHARED, total_steps=steps)
+        ),
     ]
     control = report("control", partial(play_blindly, steps=min(steps, 20_000)))
     whole = all((counts.illegal_moves, counts.illegal_targets) == (0, 0) for counts in runs)

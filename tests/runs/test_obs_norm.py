@@ -1,7 +1,5 @@
 """Normalized observations: learner and actors use the statistics that were published, and no restart loses them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict
@@ -13,21 +11,22 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from seams import without_limits
+from whole_runs import LONG, MODES, Runs, checkpoint, saved_replay
 
 import marlcore as mc
 from marlcore.training.loops.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
+    mode="async",
     total_steps=3_000,
-    actor=mc.ActorConfig(envs=2, sync_interval=3),
-    learner=mc.LearnerConfig(batch_size=32, warmup=100, n_step=1, gamma=0.0, publish_interval=5, device="cpu"),
-    replay=mc.ReplayConfig(save=True),
-    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.0, 2_000)),
+    actor={"sync_interval": 3},
+    learner={"batch_size": 32, "warmup": 100, "n_step": 1, "gamma": 0.0, "publish_interval": 5},
+    replay={"save": True},
+    exploration={"epsilon": mc.Linear(1.0, 0.0, 2_000)},
     updates_per_step=0.5,
-    supervision=mc.SupervisionConfig(backoff=0.01),
+    supervision={"backoff": 0.01},
 )
 
 
@@ -68,9 +67,8 @@ class Noting(mc.DQN):
         def noting(learner: Learner) -> None:
             publish(learner)
             norm = learner._norm
-            numbers = (
-                {} if norm is None else {name: one.reshape(-1).tolist() for name, one in norm.state_dict().items()}
-            )
+            state = {} if norm is None else norm.state_dict()
+            numbers = {name: value.reshape(-1).tolist() for name, value in state.items()}
             note = {"pid": os.getpid(), "updates": learner.updates, "version": learner.publications.version, **numbers}
             with open(self.notes, "a") as file:
                 file.write(json.dumps(note) + "\n")
@@ -99,26 +97,25 @@ def publish_as_before() -> Any:
     Learner.publish = before  # type: ignore[method-assign]
 
 
-def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, resume: Path | None = None, **changes: Any) -> Any:
+def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> Any:
     """A run, and what its learner noted."""
     algorithm = Noting(notes=str(tmp_path / "notes"), dies_at=dies_at, learning_rate=2e-3, hidden=(32, 32))
-    learner = replace(CONFIG.learner, obs_norm=obs_norm)
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), learner=learner, **changes)
-    result = mc.train(FarAway, algorithm, config, progress=False, resume=resume)
+    learner = {"obs_norm": obs_norm}
+    result = runs.train(tmp_path, FarAway, algorithm, learner=learner, **changes)
     return result, [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("obs_norm", ["running", pytest.param("frozen", marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@pytest.mark.parametrize("obs_norm", ["running", pytest.param("frozen", marks=LONG)])
+@MODES
 def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm: str, mode: str) -> None:
     result, notes = train(tmp_path, obs_norm, mode=mode, total_steps=1_500)
     counts = [note["count"][0] for note in notes]
     assert counts == sorted(counts) and counts[0] == 0
     final = 100 if obs_norm == "frozen" else result.updates["agent_0"]
-    assert counts[-1] == CONFIG.learner.batch_size * final
+    assert counts[-1] == runs.config.learner.batch_size * final
     by_version = {note["version"]: note for note in notes}
     checked = defaultdict(int)
-    with mc.ReplayBuffer.load(result.run_dir / "checkpoints" / "agent_0.replay") as replay, without_limits():
+    with saved_replay(result.run_dir) as replay:
         sampler = replay.sampler(512, n_step=1, seed=0)
         for _ in range(10):
             batch = sampler.sample()
@@ -134,17 +131,17 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
     assert len(checked) > 8
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("obs_norm", ["off", "running", "frozen"])
 def test_far_observations_are_learned_only_with_normalization(tmp_path: Path, obs_norm: str) -> None:
-    learner = replace(CONFIG.learner, obs_norm=obs_norm)
-    config = replace(CONFIG, mode="serial", run_dir=str(tmp_path / "run"), learner=learner)
-    result = mc.train(FarAway, mc.DQN(learning_rate=2e-3, hidden=(32, 32)), config, progress=False)
+    learner = {"obs_norm": obs_norm}
+    algorithm = mc.DQN(learning_rate=2e-3, hidden=(32, 32))
+    result = runs.train(tmp_path, FarAway, algorithm, mode="serial", learner=learner)
     learned = result.returns["agent_0"] > 17  # 20 is perfect, 10 is chance
     assert learned == (obs_norm != "off"), result.returns
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("obs_norm", ["running", "frozen"])
 def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path, obs_norm: str) -> None:
     result, notes = train(tmp_path, obs_norm, dies_at=150)
@@ -156,14 +153,14 @@ def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path, obs_norm: str)
         assert after[name] == before[name] != [0.0]
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("obs_norm", ["running", "frozen"])
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_resumed_run_keeps_the_statistics(tmp_path: Path, obs_norm: str, mode: str) -> None:
     first, notes = train(tmp_path, obs_norm, mode=mode)
-    saved = torch.load(first.run_dir / "checkpoints" / "agent_0.pt")["norm"]
+    saved = checkpoint(first.run_dir)["norm"]
     assert float(saved["count"]) == notes[-1]["count"][0] > 0
-    result, more = train(tmp_path, obs_norm, mode=mode, resume=first.run_dir, total_steps=4_000)
+    result, more = train(tmp_path, obs_norm, mode=mode, resume=True, total_steps=4_000)
     after = more[len(notes)]
     for name in ("count", "mean_observation", "variance_observation"):
         assert after[name] == notes[-1][name]

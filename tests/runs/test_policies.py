@@ -1,7 +1,5 @@
 """Which agents act by which policy: shared replays, algorithms side by side, many policies in a few processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -11,37 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from crowd import Crowd
+from hunt import HUNT
 from recorded import check_rows, read_records, read_replay, recorded
 from relay import Relay
+from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
-from marlcore.training import read_metrics
-from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-HUNT = partial(TreasureHunt, agents=3, size=6, horizon=25, gems=3, food=1, bones=3)
+HUNT3 = partial(TreasureHunt, **{**HUNT.keywords, "agents": 3})
 AGENTS = ("agent_0", "agent_1", "agent_2")
 ONE = dict.fromkeys(AGENTS, "hunter")
-CONFIG = mc.Config(
-    total_steps=1_500,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, log_interval=10, device="cpu"),
-    updates_per_step=0.2,
-    updates_tolerance=4,
-)
-
-
-def train(env_fn: Any, algorithm: Any, run_dir: Path, **changes: Any) -> mc.Result:
-    return mc.train(env_fn, algorithm, replace(CONFIG, run_dir=str(run_dir), **changes), progress=False)
+runs = Runs(mode="async", learner={"n_step": 1}, updates_per_step=0.2, updates_tolerance=4)
 
 
 def replay_of(result: mc.Result, policy: str) -> dict[int, Any]:
-    spaces = {one.name: one.spaces for one in SavedRun.of(result.run_dir).policies}
-    return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces[policy])
+    spaces = mc.load_policy(result.run_dir, policy).spaces
+    return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces)
 
 
 def due(config: mc.Config, agents: int, sharing: int = 1) -> float:
@@ -51,28 +38,26 @@ def due(config: mc.Config, agents: int, sharing: int = 1) -> float:
     return config.updates_per_step * steps
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, mode: str) -> None:
     records = tmp_path / "records"
     records.mkdir()
-    policies = {"a": "relay", "b": "relay", "c": "relay"}
-
-    def make() -> Any:
-        return recorded(Relay(), records)
-
-    result = train(make, "dqn", tmp_path / "run", mode=mode, policies=policies, replay=mc.ReplayConfig(save=True))
+    policies = dict.fromkeys("abc", "relay")
+    result = runs.train(
+        tmp_path, lambda: recorded(Relay(), records), mode=mode, policies=policies, replay=mc.ReplayConfig(save=True)
+    )
     assert result.updates.keys() == {"relay"} and result.updates["relay"] > 0
     assert [path.name for path in (result.run_dir / "checkpoints").glob("*.pt")] == ["relay.pt"]
-    lanes, told = replay_of(result, "relay"), read_records(records)
-    assert len(lanes) == len(told) == 6
+    lanes, recorded_rows = replay_of(result, "relay"), read_records(records)
+    assert len(lanes) == len(recorded_rows) == 6
     compared = sum(
-        check_rows(lanes[2 * i + copy], told[copy, agent]) for i, agent in enumerate("abc") for copy in (0, 1)
+        check_rows(lanes[2 * i + copy], recorded_rows[copy, agent]) for i, agent in enumerate("abc") for copy in (0, 1)
     )
     assert result.steps - 12 <= compared <= result.steps
     assert result.returns.keys() == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> None:
     algorithms = {
         "agent_0": mc.DQN(hidden=(16, 8)),
@@ -80,47 +65,43 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         "agent_2": mc.DQN(learning_rate=1e-3, dueling=False, hidden=(32, 16)),
     }
     learners = {
-        "agent_0": replace(CONFIG.learner, n_step=3, gamma=0.9),
-        "agent_1": replace(CONFIG.learner, batch_size=32, warmup=100, publish_mode="triple_buffer"),
-        "agent_2": replace(CONFIG.learner, obs_norm="running"),
+        "agent_0": {"n_step": 3, "gamma": 0.9},
+        "agent_1": {"batch_size": 32, "warmup": 100, "publish_mode": "triple_buffer"},
+        "agent_2": {"obs_norm": "running"},
     }
-    result = train(HUNT, algorithms, tmp_path / "run", mode=mode, learners=learners)
+    result = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners)
     assert all(result.updates[agent] > 50 for agent in AGENTS)
     assert result.updates["agent_1"] < result.updates["agent_0"]  # it began later
     for agent, algorithm in algorithms.items():
-        state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
-        assert (
-            state["network"].keys()
-            == algorithm.make_model(SavedRun.of(result.run_dir).policies[0].spaces).state_dict().keys()
-        )
+        state = checkpoint(result.run_dir, agent)
+        untrained = algorithm.make_model(mc.load_policy(result.run_dir, agent).spaces)
+        assert state["network"].keys() == untrained.state_dict().keys()
         assert (state["norm"] is None) == (agent != "agent_2")
         policy = mc.load_policy(result.run_dir, agent)
         assert policy.act(policy.spaces.observation.sample()) in range(4)
-    resumed = mc.train(
-        HUNT, algorithms, replace(CONFIG, mode=mode, learners=learners, total_steps=2_000),
-        progress=False, resume=result.run_dir,
-    )  # fmt: skip
+    resumed = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners, total_steps=2_000, resume=True)
     assert all(resumed.updates[agent] > result.updates[agent] for agent in AGENTS)
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("policies", [None, ONE], ids=["own", "shared"])
 def test_async_makes_the_updates_of_serial(tmp_path: Path, policies: Any) -> None:
-    config = replace(CONFIG, total_steps=9_000, policies=policies)
+    config = replace(runs.config, total_steps=9_000, policies=policies)
     made = {}
     for mode in ("serial", "async"):
-        made[mode] = train(HUNT, "dqn", tmp_path / mode, total_steps=9_000, policies=policies, mode=mode).updates
+        result = runs.train(tmp_path / mode, HUNT3, total_steps=9_000, policies=policies, mode=mode)
+        made[mode] = result.updates
     expected = due(config, 3, 3 if policies else 1)
     for policy, serial in made["serial"].items():
         assert made["async"][policy] == pytest.approx(serial, rel=0.01)
         assert expected * 0.99 <= made["async"][policy] <= expected + 1, "the learner leads, or is late"
 
 
-@pytest.mark.long
+@LONG
 def test_a_hundred_policies_train_in_four_processes(tmp_path: Path) -> None:
-    config = replace(
-        CONFIG, run_dir=str(tmp_path / "run"), total_steps=60_000, exploration=mc.ExplorationConfig(epsilon=0.1),
-        learner=replace(CONFIG.learner, processes=4, gamma=0.0),
+    config = runs.configured(
+        tmp_path, total_steps=60_000, exploration=mc.ExplorationConfig(epsilon=0.1),
+        learner={"processes": 4, "gamma": 0.0},
     )  # fmt: skip
     names = {f"agent_{i}" for i in range(100)}
     with mc.start(Crowd, mc.DQN(hidden=(16, 16), learning_rate=1e-2), config) as run:
@@ -136,6 +117,15 @@ def test_a_hundred_policies_train_in_four_processes(tmp_path: Path) -> None:
     expected = due(config, 100)
     assert all(expected * 0.98 <= count <= expected + 1 for count in result.updates.values()), result.updates
     assert status.returns.keys() == names
-    assert {metric.agent for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "loss"} == names
+    assert {metric.agent for metric in metrics_of(result.run_dir) if metric.name == "loss"} == names
     assert len(list((tmp_path / "run" / "logs").iterdir())) == 5
     assert sum(result.returns.values()) / 100 > 14, "20 is perfect, 10 is chance"
+
+
+def test_a_policy_is_found_by_its_own_name_first(tmp_path: Path) -> None:
+    names = {"agent_0": "agent_1", "agent_1": "agent_0"}
+    algorithms = {"agent_0": mc.DQN(hidden=(8, 8)), "agent_1": mc.DQN(hidden=(9, 9))}
+    run = runs.train(tmp_path, HUNT, algorithms, mode="serial", total_steps=200, policies=names).run_dir
+    for name, units in (("agent_0", 8), ("agent_1", 9)):
+        policy: Any = mc.load_policy(run, name)
+        assert units in {tensor.shape[0] for tensor in policy._model.parameters()}

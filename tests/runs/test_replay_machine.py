@@ -165,8 +165,8 @@ class ReplayMachine(RuleBasedStateMachine):
         final = ending == "truncated" or (ending and self.rng.random() < 0.5)
         if final and not self.spec.next_obs:
             row["final_obs"] = random_row(self.spec, self.rng, 0.0)["obs"]
-        given = self.rng.random() < 0.7
-        row["priority"] = np.float32(abs(self.rng.normal()) if given else np.nan)
+        has_priority = self.rng.random() < 0.7
+        row["priority"] = np.float32(abs(self.rng.normal()) if has_priority else np.nan)
         return row
 
     def write(self, lane, endings, batched, who):
@@ -275,11 +275,11 @@ class ReplayMachine(RuleBasedStateMachine):
         for watched in self.watched:
             self.compare(watched)
 
-    @precondition(lambda self: any(one.options["prioritized"] and one.newest for one in self.watched))
+    @precondition(lambda self: any(watched.options["prioritized"] and watched.newest for watched in self.watched))
     @rule(which=st.integers(0, 3), strays=st.integers(0, 3), zeros=st.booleans())
     def update_priorities(self, which, strays, zeros):
         """Of the newest batch, where rows come twice; and of any rows, drawn or not, held or not, written or not."""
-        able = [one for one in self.watched if one.options["prioritized"] and one.newest]
+        able = [watched for watched in self.watched if watched.options["prioritized"] and watched.newest]
         watched = able[which % len(able)]
         rows = max(lane.next_ticket for lane in self.model.lanes) * len(self.model.lanes)
         indices = np.concatenate([watched.newest.index, self.rng.integers(-3, rows + 3, strays)])
@@ -296,7 +296,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.compare(watched)
         self.compare(after)
         if watched.priorities or any(self.model.sampleable(**watched.window)):
-            both = [one.sampler.state_dict() for one in (watched, after)]
+            both = [watched.sampler.state_dict() for watched in (watched, after)]
             for name, value in both[0].items():
                 assert np.array_equal(value, both[1][name]), name
         self.watched[self.watched.index(watched)] = after
@@ -313,8 +313,8 @@ class ReplayMachine(RuleBasedStateMachine):
         self.watched = [watched.successor(self.reader, self.model, self.replay.sampler_state)] if watched else []
         for lane in self.model.lanes:
             lane.seam()
-        for one in self.watched:
-            self.compare(one)
+        for watched in self.watched:
+            self.compare(watched)
 
     # ---- always ----
 

@@ -10,9 +10,6 @@ must be known besides. The suite samples a few hundred thousand rows;
 samples at least as many as it says, and ends with what was found in them.
 """
 
-from __future__ import annotations
-
-import inspect
 import os
 import signal
 import sys
@@ -24,8 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Program
+import victims
 from mapped import Mapped
+from processes import until
 from seams import trusting
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
@@ -75,13 +73,13 @@ def write_episode(writer, ticket, episode, words):
     places = np.arange(length + 1)
     tickets = ticket + places
     obs = filled(words, tickets, episode, places)
-    state, given = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
+    state, priority = obs[:, ::-1].copy(), priorities(tickets).astype(np.float32)
     reward, last = rewards(tickets).astype(np.float32), places == length - 1
     if writer.lane % 2:
         rows = slice(length)
         writer.add_batch(
             obs[rows], tickets[rows], reward[rows], last[rows] & (ending == 0), last[rows] & (ending == 2),
-            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=given[rows],
+            obs[length:] if ending == 2 else None, episode=np.full(length, episode), priority=priority[rows],
             state=state[rows],
         )  # fmt: skip
     else:
@@ -89,30 +87,22 @@ def write_episode(writer, ticket, episode, words):
             final = obs[length] if i == length - 1 and ending in (1, 2) else None
             writer.add(
                 obs[i], tickets[i], reward[i], last[i] and ending < 2, last[i] and ending == 2, final,
-                episode=episode, priority=given[i], state=state[i],
+                episode=episode, priority=priority[i], state=state[i],
             )  # fmt: skip
     if ending == 3:
         writer.new_episode()
     return length + (ending in (1, 2))
 
 
-WRITER = """
-    import os
-    import sys
-    from mapped import Mapped
-    from marlcore import ReplayBuffer
-    lane, number, words = map(int, sys.argv[2:])
+def write(handle: Any, lane: int, number: int, words: int) -> None:
+    """What a writer's process does, for as long as its parent lives."""
     parent = os.getppid()
-    replay = ReplayBuffer.attach(sys.argv[1])
-    with replay.writer(lane) as writer:
+    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
         writer.policy_version = number
         ticket, episode = Mapped(replay).committed(lane), lane << 48 | number << 32
-        print("ready", flush=True)
         while os.getppid() == parent:
             ticket += write_episode(writer, ticket, episode, words)
             episode += 1
-"""
-PATTERN = [inspect.getsource(one) for one in (rewards, priorities, lengths, endings, write_episode)]
 
 
 def spec_of(words: int) -> TransitionSpec:
@@ -257,26 +247,23 @@ class Masses:
 class Writers:
     """One process for each lane, which is killed and replaced now and then."""
 
-    def __init__(self, start: Any, replay: ReplayBuffer, words: int, deaths: int) -> None:
-        self.start, self.replay, self.words = start, replay, words
+    def __init__(self, replay: ReplayBuffer, words: int, deaths: int) -> None:
+        self.replay, self.words = replay, words
         self.written = Written(np.full((LANES, deaths + 2), 2**60))
         self.born = [0] * LANES
         self.kills = self.inside = 0
         self.lives = [self.succeed(lane) for lane in range(LANES)]
 
-    def succeed(self, lane: int) -> Program:
-        program = self.start("import numpy as np\nfrom marlcore.testing.rows import filled", *PATTERN, WRITER, args=[
-            self.replay.handle.path, lane, self.born[lane], self.words])  # fmt: skip
+    def succeed(self, lane: int) -> tuple[int, int]:
+        """The new process, and the ticket at which it begins."""
+        began = Mapped(self.replay).committed(lane)
+        pid = victims.fork(write, self.replay.handle, lane, self.born[lane], self.words)
         self.born[lane] += 1
-        return program
-
-    def counters(self, lane: int) -> np.ndarray:
-        """Committed and reserved."""
-        return Mapped(self.replay).counters(lane)
+        return pid, began
 
     def stop_inside(self, lane: int) -> None:
         """Stops the lane's writer between its two counters: tries until it has."""
-        counters, pid = self.counters(lane), self.lives[lane].pid
+        counters, (pid, _) = Mapped(self.replay).counters(lane), self.lives[lane]
         while True:
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED)
@@ -286,12 +273,13 @@ class Writers:
             time.sleep(1e-4)  # it goes on a little
 
     def kill(self, lane: int, inside: bool = False) -> None:
-        assert self.lives[lane].line() == "ready"
+        pid, began = self.lives[lane]
+        counters = Mapped(self.replay).counters(lane)
+        until(lambda: counters[0] > began)
         if inside:
             self.stop_inside(lane)
-        self.lives[lane].kill()
-        self.lives[lane].end()
-        committed, reserved = self.counters(lane)
+        victims.kill(pid)
+        committed, reserved = counters
         self.written.ends[lane, self.born[lane] - 1] = committed
         self.kills += 1
         self.inside += int(reserved > committed)
@@ -349,12 +337,12 @@ class Outcome:
         return f"{self.rows} rows, {faults}; {self.laps} laps, {self.lapped} draws lapped, {lives}"
 
 
-def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome:
+def sample_live(kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome:
     """At least so many rows, and one that was lapped, while so many writers are replaced; or, all of it believed, until
     there is a fault.
     """
     with ReplayBuffer.create(spec_of(words), LANES * ROWS, LANES) as replay:
-        writers = Writers(start, replay, words, deaths)
+        writers = Writers(replay, words, deaths)
         with trusting() if until else nullcontext():
             samplers = Samplers(replay, kinds, batch_size, writers.written)
         while (samplers.rows < rows or not samplers.lapped) and not samplers.found[until]:
@@ -377,9 +365,9 @@ def sample_live(start, kinds, words, batch_size, rows, deaths=0, until=None) -> 
         pytest.param(48, 100_000, id="in columns, longer", marks=pytest.mark.long),
     ],
 )
-def test_no_row_is_torn_or_reaches_across_an_edge(program, words, rows):
+def test_no_row_is_torn_or_reaches_across_an_edge(words, rows):
     """No row is torn, or reaches across a boundary, a seam or the write head."""
-    outcome = sample_live(program, list(KINDS), words, batch_size=64, rows=rows, deaths=2)
+    outcome = sample_live(list(KINDS), words, batch_size=64, rows=rows, deaths=2)
     assert not +outcome.found, str(outcome)
     assert outcome.rows >= rows
     assert outcome.inside >= 2
@@ -389,31 +377,21 @@ def test_no_row_is_torn_or_reaches_across_an_edge(program, words, rows):
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["torn", "head"])
-def test_without_validation_torn_and_lapped_rows_are_seen(program, fault):
+def test_without_validation_torn_and_lapped_rows_are_seen(fault):
     """Without validation, rows that are torn or across the write head are seen.
 
     So the test above would notice: the same check, with the validator made to accept everything.
     """
-    outcome = sample_live(program, ["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
+    outcome = sample_live(["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
     assert outcome.found[fault] > 0
 
 
 def main(rows: int) -> None:
-    started: list[Program] = []
-
-    def start(*parts: str, args: list[Any]) -> Program:
-        started.append(Program(*parts, args=args))
-        return started[-1]
-
     began, total = time.monotonic(), Counter()
-    try:
-        for words in (12, 48):
-            outcome = sample_live(start, list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
-            print(f"{words} words a frame: {outcome}", flush=True)
-            total += outcome.found
-    finally:
-        for one in started:
-            one.end()
+    for words in (12, 48):
+        outcome = sample_live(list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
+        print(f"{words} words a frame: {outcome}", flush=True)
+        total += outcome.found
     print(f"{total.total()} faults, {time.monotonic() - began:.0f} s")
     sys.exit(total.total() > 0)
 

@@ -1,13 +1,6 @@
 """A run as an object: started, watched, asked for its policies, stopped; and what a finished run's policies do."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
-import textwrap
-import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,160 +8,131 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crowd import Crowd
+from corridor import Corridor, collapse
 from hunt import HUNT
 from odd_spaces import Counting
+from processes import await_group, start_python
+from refused import Refused, check_refused
+from whole_runs import LONG, MODES, Runs, checkpoint, past
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment
-from marlcore.testing.victim import living
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=2_000,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-    updates_per_step=0.1,
-)
-ENDLESS = replace(CONFIG, total_steps=10**9)
-MODES = ["serial", pytest.param("async", marks=pytest.mark.long)]
+runs = Runs(mode="async", total_steps=10**9)
+start = runs.start
 
 
-def start(run_dir: Path, env_fn: Any = HUNT, algorithm: str = "dqn", **changes: Any) -> mc.Run:
-    return mc.start(env_fn, algorithm, replace(ENDLESS, run_dir=str(run_dir), **changes))
+def trained(folder: Path, env_fn: Any, total_steps: int = 2_000, **changes: Any) -> Path:
+    return runs.train(folder, env_fn, mode="serial", total_steps=total_steps, **changes).run_dir
 
 
-def train(run_dir: Path, env_fn: Any, **changes: Any) -> Path:
-    config = replace(CONFIG, mode="serial", run_dir=str(run_dir), **changes)
-    return mc.train(env_fn, "dqn", config, progress=False).run_dir
-
-
-def steps_past(run: mc.Run, steps: int) -> None:
-    while run.status().steps < steps:
-        time.sleep(0.01)
-        assert run.status().running
-
-
-@pytest.mark.parametrize("mode", MODES)
+@MODES
 def test_a_run_is_watched_asked_and_stopped(tmp_path: Path, mode: str) -> None:
-    run = start(tmp_path / "run", mode=mode)
+    run = start(tmp_path, HUNT, mode=mode)
     with pytest.raises(TimeoutError, match="the run goes on"):
         run.wait(0.01)
-    steps_past(run, 500)
+    past(run, 500)
     status = run.status()
     assert status.running and status.total_steps == 10**9 and status.seconds > 0
     assert status.returns.keys() == status.updates.keys() == {"agent_0", "agent_1"}
     env = HUNT()
     env.reset(0)
     assert run.policy("agent_1").act(env.last()[0]) in range(4)
-    with pytest.raises(ValueError, match=r"policy: expected one of \['agent_0', 'agent_1'\], got 'agent_7'"):
-        run.policy("agent_7")
+    check_refused(lambda: run.policy("agent_7"), ValueError, "expected one of ['agent_0', 'agent_1'], got 'agent_7'")
     assert "running" in repr(run)
     run.stop()
     run.stop()
+    while run.status().running:
+        assert run.policy("agent_0") is not None, "while the run ends"
     result = run.wait()
-    assert run.wait() is result and not run.status().running and "ended" in repr(run)
+    assert run.wait() is result and "ended" in repr(run)
     assert result.steps == run.status().steps > 500 and result.updates == run.status().updates
     assert result.returns == run.status().returns
     assert run.policy("agent_1").act(env.last()[0]) in range(4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@MODES
 def test_leaving_the_block_stops_the_run(tmp_path: Path, mode: str) -> None:
-    with start(tmp_path / "run", mode=mode) as run:
-        steps_past(run, 100)
+    with start(tmp_path, HUNT, mode=mode) as run:
+        past(run, 100)
     assert not run.status().running
-    with pytest.raises(KeyError, match="mine"), start(tmp_path / "other", mode=mode) as other:
+    with pytest.raises(KeyError, match="mine"), start(tmp_path / "other", HUNT, mode=mode) as other:
         raise KeyError("mine")
     assert not other.status().running
-    assert other.wait().run_dir == tmp_path / "other"
+    assert other.wait().run_dir == tmp_path / "other" / "run"
 
 
-def test_a_policy_can_be_asked_for_while_its_run_ends(tmp_path: Path) -> None:
-    run = start(tmp_path / "run", mode="serial")
-    steps_past(run, 300)
-    run.stop()
-    while run.status().running:
-        assert run.policy("agent_0") is not None
-    run.wait()
+STARTS: dict[str, Refused] = {
+    "an algorithm": (lambda: mc.start(HUNT, "sarsa"), ValueError, "sarsa"),
+    "a capacity": (
+        lambda: mc.start(HUNT, "dqn", mc.Config(replay=mc.ReplayConfig(capacity=2**32 - 1))),
+        mc.SharedMemoryFull, "bytes asked for",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"algorithm": "sarsa"}, "sarsa"), ({"replay": mc.ReplayConfig(capacity=2**32 - 1)}, "bytes asked for")],
-)
-def test_what_is_wrong_before_processes_start_start_raises(tmp_path: Path, changes: Any, message: str) -> None:
-    with pytest.raises((ValueError, mc.SharedMemoryFull), match=message):
-        start(tmp_path / "run", **changes)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("case", STARTS)
+def test_start_raises_before_processes_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_refused(*STARTS[case])
+    assert list(tmp_path.iterdir()) == []
 
 
-class Breaking(Crowd):
-    def step(self, actions: Any) -> Any:
-        raise RuntimeError("the crowd is gone")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_goes_wrong_later_wait_raises(tmp_path: Path, mode: str) -> None:
-    run = start(tmp_path / "run", partial(Breaking, 2), mode=mode, supervision=mc.SupervisionConfig(max_restarts=0))
-    with pytest.raises(mc.WorkerFailed, match="the crowd is gone"):
+@MODES
+def test_wait_raises_what_goes_wrong_later(tmp_path: Path, mode: str) -> None:
+    once = mc.SupervisionConfig(max_restarts=0)
+    run = start(tmp_path, partial(Corridor, 1, collapse), mode=mode, supervision=once)
+    with pytest.raises(mc.WorkerFailed, match="the floor gave way"):
         run.wait()
     assert not run.status().running
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("modes", [("async", "async"), ("serial", "async"), ("serial", "serial")])
 def test_two_runs_go_on_at_once(tmp_path: Path, modes: tuple[str, str]) -> None:
-    runs = [start(tmp_path / str(i), total_steps=2_000, mode=mode, seed=i) for i, mode in enumerate(modes)]
+    runs = [start(tmp_path / str(i), HUNT, total_steps=2_000, mode=mode, seed=i) for i, mode in enumerate(modes)]
     results = [run.wait() for run in runs]
     assert all(2_000 <= result.steps < 2_002 for result in results)
-    assert results[0].run_dir != results[1].run_dir
     assert all(min(result.updates.values()) > 50 for result in results)
 
 
 PROGRAM = """
-import sys, time
-import marlcore as mc
-from dataclasses import replace
-from test_run_object import ENDLESS, HUNT
-run = mc.start(HUNT, "dqn", replace(ENDLESS, run_dir=sys.argv[1], mode=sys.argv[2]))
-while run.status().steps < 200:
-    time.sleep(0.01)
+import sys
+from pathlib import Path
+from test_run_object import HUNT, past, start
+run = start(Path(sys.argv[1]), HUNT, mode=sys.argv[2])
+past(run, 200)
 print("going", flush=True)
 """
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('mine')"])
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -> None:
     """It writes its checkpoints; no process and no segment is left."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     before = set(os.listdir("/dev/shm"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM) + end, tmp_path / "run", mode], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    process = start_python(PROGRAM + end, tmp_path, mode, beside=__file__)
     output, errors = process.communicate(timeout=1800)
     assert output == "going\n", errors
     assert process.returncode == (3 if "Exit" in end else 1 if end else 0), errors
     assert ("mine" in errors) == ("mine" in end) and (end != "" or errors == ""), errors
-    deadline = time.monotonic() + 1800
-    while living(process.pid):  # the kernel ends them when it has ended their parent
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    await_group(process.pid)  # the kernel ends them when it has ended their parent
     assert set(os.listdir("/dev/shm")) == before
-    assert torch.load(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] > 0
+    assert checkpoint(tmp_path / "run")["updates"] > 0
+
+
+# ---- loaded policies ----
 
 
 def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
     """Its actions are those of the saved network for the last three observations, the first one repeated."""
-    run_dir = train(tmp_path / "run", HUNT, replay=mc.ReplayConfig(stack=3))
+    run_dir = trained(tmp_path, HUNT, replay=mc.ReplayConfig(stack=3))
     policy = mc.load_policy(run_dir, "agent_0")
     player, space = policy.player(2), policy.spaces.observation
     network = mc.DQN().make_model(policy.spaces)
-    network.load_state_dict(torch.load(run_dir / "checkpoints" / "agent_0.pt")["network"])
+    network.load_state_dict(checkpoint(run_dir)["network"])
     rng = np.random.default_rng(0)
     different = set()
     for step in range(60):
@@ -184,9 +148,9 @@ def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
     assert len(different) > 1
 
 
-@pytest.mark.parametrize("mask_in", ["observation", pytest.param("info", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mask_in", ["observation", pytest.param("info", marks=LONG)])
 def test_a_loaded_policy_respects_masks(tmp_path: Path, mask_in: str) -> None:
-    policy = mc.load_policy(train(tmp_path / "run", partial(Counting, mask_in=mask_in)), "agent_0")
+    policy = mc.load_policy(trained(tmp_path, partial(Counting, mask_in=mask_in)), "agent_0")
     env = Counting(mask_in=mask_in)  # refuses masked actions
     obs, info = env.reset(seed=0)
     for _ in range(200):
@@ -196,28 +160,25 @@ def test_a_loaded_policy_respects_masks(tmp_path: Path, mask_in: str) -> None:
             obs, info = env.reset()
             policy.reset()
     env.reset()
-    with pytest.raises(ValueError, match="action_mask: expected 5 booleans, got None"):
-        policy.act(env.seen)
+    check_refused(lambda: policy.act(env.seen), ValueError, "action_mask: expected 5 booleans, got None")
 
 
-@pytest.mark.parametrize("name", ["nobody", "agent_9"])
-def test_unknown_policies_and_checkpoints_are_named(tmp_path: Path, name: str) -> None:
-    run_dir = train(tmp_path / "run", HUNT, total_steps=300)
-    for wrong, message in (
-        (partial(mc.load_policy, run_dir, name), f"policy: expected one of ['agent_0', 'agent_1'], got '{name}'"),
-        (partial(mc.load_policy, run_dir, "agent_0", which="worst"), "which: expected"),
-        (partial(mc.load_policy, run_dir, "agent_0", which="best"), "which: expected"),
+def test_unknown_policies_and_checkpoints_are_named(tmp_path: Path) -> None:
+    load = partial(mc.load_policy, trained(tmp_path, HUNT, total_steps=300))
+    for call, says in (
+        (partial(load, "nobody"), "policy: expected one of ['agent_0', 'agent_1'], got 'nobody'"),
+        (partial(load, "agent_9"), "policy: expected one of ['agent_0', 'agent_1'], got 'agent_9'"),
+        (partial(load, "agent_0", which="worst"), "which: expected"),
+        (partial(load, "agent_0", which="best"), "which: expected"),
         (partial(mc.load_policy, tmp_path / "nothing", "agent_0"), "run_dir: expected a run's directory"),
     ):
-        with pytest.raises(ValueError) as caught:
-            wrong()
-        assert message in str(caught.value) and "\n" not in str(caught.value)
+        check_refused(call, ValueError, says)
 
 
 def test_connect_fours_own_observation_is_taken(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="Connect Four needs it")
-    name = NamedEnvironment("pettingzoo:classic.connect_four_v3")
-    run_dir = train(tmp_path / "run", name, total_steps=600)
+    name = mc.NamedEnvironment("pettingzoo:classic.connect_four_v3")
+    run_dir = trained(tmp_path, name, total_steps=600)
     policies = {agent: mc.load_policy(run_dir, agent) for agent in ("player_0", "player_1")}
     env = name()
     for seed in range(5):

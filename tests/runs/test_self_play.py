@@ -1,7 +1,5 @@
 """Self-play in whole runs: who acted with which weights, whose rows were written where, and what the payoff says."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -14,55 +12,54 @@ import numpy as np
 import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
-from seams import without_limits
+from refused import check_refused
+from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay
 
 import marlcore as mc
-from marlcore.training import read_metrics
-from marlcore.training.self_play.pool import opponent_path, saved_opponents
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=4_000,
-    mode="serial",
-    updates_per_step=0.1,
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, n_step=1, publish_interval=5, log_interval=50, device="cpu"),
-    replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
-    self_play=mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.2, anchors={weak: 0.2}, draw="uniform"),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"n_step": 1, "publish_interval": 5, "log_interval": 50},
+    replay={"capacity": 48_000, "save": True, "mixture": {"anchor": 0.25, "pool": 0.75}},
+    self_play={"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"},
 )
 
 
-def train(tmp_path: Path, config: mc.Config = CONFIG, **changes: Any) -> mc.Result:
+def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
+    """A run of the arena, whose notes lie in `tmp_path`/notes."""
     folder = tmp_path / "notes"
-    folder.mkdir(exist_ok=True)
-    config = replace(config, run_dir=str(tmp_path / "run"), **changes)
-    return mc.train(partial(Arena, folder), Marking(), config, progress=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    return runs.train(tmp_path, partial(Arena, folder), algorithm or Marking(), **changes)
 
 
-def marks(run_dir: Path, most: int = 64) -> dict[int, float]:
+def acts_of(tmp_path: Path) -> list[list[float]]:
+    """The actions of each side in each episode."""
+    return [acted[side] for acted in episodes_of(tmp_path / "notes").values() for side in SIDES]
+
+
+def marks(run_dir: Path) -> dict[int, float]:
     """By number: the weight of each opponent that was admitted."""
-    found = {}
-    for number in saved_opponents(run_dir, "main", most):
-        state = torch.load(opponent_path(run_dir, "main", number), weights_only=True)
-        found[number] = float(state["acting"]["model.mark"][0])
-    return found
+    states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir).items()}
+    return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
 
 
-def rows_of(run_dir: Path, config: mc.Config = CONFIG) -> list[Counter[tuple[int, int, int, int]]]:
+def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, int]]]:
     """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
-    found = []
-    with mc.ReplayBuffer.load(run_dir / "checkpoints" / "main.replay") as replay, without_limits():
-        size = replay.lanes // config.replay.parts
-        for part in range(config.replay.parts):
+    counters = []
+    with saved_replay(run_dir, "main") as replay:
+        size = replay.lanes // parts
+        for part in range(parts):
             counter: Counter[tuple[int, int, int, int]] = Counter()
             for lane in range(part * size, (part + 1) * size):
                 if replay._mapped.native.transitions(lane):
                     sampler = replay.sampler(4096, lanes=range(lane, lane + 1), min_size=1, seed=0)
                     seen = {tuple(map(int, obs)) for _ in range(3) for obs in sampler.sample().obs}
                     counter.update(seen)  # a row is drawn with a probability beyond doubt
-            found.append(counter)
-    return found
+            counters.append(counter)
+    return counters
 
 
 def kind_of(acted: dict[str, list[float]], side: str, frozen: set[float]) -> str:
@@ -87,12 +84,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[mc.Result, Path]:
     return train(folder), folder / "notes"
 
 
-@pytest.fixture(scope="module", params=["serial", pytest.param("async", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["serial", pytest.param("async", marks=LONG)])
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[mc.Result, Path]:
     if request.param == "serial":
         return request.getfixturevalue("run")
     folder = tmp_path_factory.mktemp("self_play")
-    actor = replace(CONFIG.actor, processes=2, envs=2)
+    actor = {"processes": 2, "envs": 2}
     return train(folder, mode="async", actor=actor), folder / "notes"
 
 
@@ -166,8 +163,7 @@ def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> N
 
 def test_win_rates_and_the_pools_size_are_metrics(run: tuple[mc.Result, Path]) -> None:
     result, _ = run
-    metrics = [metric for metric in read_metrics(result.run_dir / "metrics.csv") if metric.agent == "main"]
-    last = {metric.name: metric.value for metric in metrics}
+    last = newest_values(result.run_dir)
     assert last["pool_size"] >= len(marks(result.run_dir)) - 2
     assert last["win_rate/anchor:weak"] > 0.9 and 0.5 < last["win_rate"] <= 1.0
     history = json.loads((result.run_dir / "payoff.json").read_text())["history"]
@@ -185,52 +181,41 @@ def test_a_serial_run_of_self_play_repeats_itself(run: tuple[mc.Result, Path], t
 
 def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> None:
     """With a pool of two, opponents are replaced during most episodes against them."""
-    settings = replace(CONFIG.self_play, pool=2, admit_updates=3, latest=0.0, anchors={})
-    replay = replace(CONFIG.replay, mixture={})
-    learner = replace(CONFIG.learner, publish_interval=1)
+    settings = {"pool": 2, "admit_updates": 3, "latest": 0.0, "anchors": {}}
+    replay = {"mixture": {}}
+    learner = {"publish_interval": 1}
     result = train(
         tmp_path, self_play=settings, replay=replay, learner=learner, updates_per_step=0.2, total_steps=2_000
     )
-    acted = [one[side] for one in episodes_of(tmp_path / "notes").values() for side in SIDES]
-    frozen = [one for one in acted if one[0] % 1 == 0]
-    assert len(frozen) > 100 and all(len(set(one)) == 1 for one in frozen)
-    kept = {path.name for path in (result.run_dir / "checkpoints").glob("main.opponent-*.pt")}
-    newest = max(marks(result.run_dir))
-    assert newest > 40
-    assert kept == {f"main.opponent-{number}.pt" for number in (1, newest - 1, newest)}
+    frozen = [acted for acted in acts_of(tmp_path) if acted[0] % 1 == 0]
+    assert len(frozen) > 100 and all(len(set(acted)) == 1 for acted in frozen)
+    kept = list(opponents_of(result.run_dir))
+    assert kept[-1] > 40 and kept == [1, kept[-1] - 1, kept[-1]]
 
 
 def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
-    settings = replace(CONFIG.self_play, side="right", latest=0.0, anchors={}, explore=True)
-    replay = replace(CONFIG.replay, mixture={})
+    settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
+    replay = {"mixture": {}}
     result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)
-    (rows,) = rows_of(result.run_dir, replace(CONFIG, replay=replay))
+    (rows,) = rows_of(result.run_dir, parts=1)
     assert {side for _, _, side, _ in rows} == {1}
     admitted = {mark + 0.25 for mark in marks(result.run_dir).values()}
     assert {one for acted in episodes_of(tmp_path / "notes").values() for one in acted["left"]} <= admitted
 
 
 def test_an_anchor_may_be_a_class_with_an_object_a_copy(tmp_path: Path) -> None:
-    settings = replace(CONFIG.self_play, latest=0.0, anchors={Counted: 1.0})
-    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
-    anchors = [
-        set(acted[side]) for acted in episodes_of(tmp_path / "notes").values() for side in SIDES if acted[side][0] < 0
-    ]
-    assert len(anchors) > 40 and all(one == {-2.0} for one in anchors)
+    settings = {"latest": 0.0, "anchors": {Counted: 1.0}}
+    train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=500)
+    anchors = [set(acted) for acted in acts_of(tmp_path) if acted[0] < 0]
+    assert len(anchors) > 40 and all(actions == {-2.0} for actions in anchors)
 
 
 def test_an_anchor_may_be_a_checkpoint(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
     first, _ = run
-    earlier = str(opponent_path(first.run_dir, "main", 3))
-    settings = replace(CONFIG.self_play, latest=0.5, anchors={earlier: 0.5})
-    train(tmp_path, self_play=settings, replay=replace(CONFIG.replay, mixture={}), total_steps=500)
-    frozen = {
-        acted[side][0]
-        for acted in episodes_of(tmp_path / "notes").values()
-        for side in SIDES
-        if acted[side][0] % 1 == 0
-    }
-    assert frozen == {marks(first.run_dir)[3]}
+    earlier = str(opponents_of(first.run_dir)[3])
+    settings = {"latest": 0.5, "anchors": {earlier: 0.5}}
+    train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=500)
+    assert {acted[0] for acted in acts_of(tmp_path) if acted[0] % 1 == 0} == {marks(first.run_dir)[3]}
 
 
 def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path], tmp_path: Path) -> None:
@@ -240,7 +225,7 @@ def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path],
     assert outcome.mean == {"left": 1.0, "right": -1.0}
 
 
-@pytest.mark.parametrize("share", [0.25, pytest.param(0.9, marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [0.25, pytest.param(0.9, marks=LONG)])
 def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[np.ndarray] = []
     sample = mc.Mixture.sample
@@ -251,9 +236,7 @@ def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypat
         return batch
 
     monkeypatch.setattr(mc.Mixture, "sample", noting)
-    result = train(
-        tmp_path, total_steps=2_000, replay=replace(CONFIG.replay, mixture={"anchor": share, "pool": 1 - share})
-    )
+    result = train(tmp_path, total_steps=2_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
     drawn = np.concatenate(sources[10:])
     assert abs((drawn == 0).mean() - share) < 0.01
     rows = sum(len(part) for part in rows_of(result.run_dir))
@@ -262,13 +245,11 @@ def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypat
 
 def test_an_environments_own_tags_are_routes_too(tmp_path: Path) -> None:
     tags = ("easy", "hard:cliff", "hard")
-    replay = replace(CONFIG.replay, mixture={"easy": 0.5, "hard": 0.5})
-    config = replace(
-        CONFIG, replay=replay, self_play=mc.SelfPlayConfig(), total_steps=2_000, run_dir=str(tmp_path / "run"),
-        policies={"left": "main", "right": "main"},
+    runs.train(
+        tmp_path, partial(Arena, tmp_path, tags), Marking(), self_play=mc.SelfPlayConfig(), total_steps=2_000,
+        replay={"mixture": {"easy": 0.5, "hard": 0.5}}, policies=dict.fromkeys(SIDES, "main"),
     )  # fmt: skip
-    mc.train(partial(Arena, tmp_path, tags), Marking(), config, progress=False)
-    easy, hard = rows_of(tmp_path / "run", config)
+    easy, hard = rows_of(tmp_path / "run")
     assert {episode % 3 for _, episode, _, _ in easy} == {0} and {episode % 3 for _, episode, _, _ in hard} == {1, 2}
     assert set(easy.values()) == set(hard.values()) == {1}
     episodes = episodes_of(tmp_path)
@@ -277,10 +258,65 @@ def test_an_environments_own_tags_are_routes_too(tmp_path: Path) -> None:
 
 
 def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
-    config = replace(CONFIG, self_play=mc.SelfPlayConfig(), run_dir=str(tmp_path / "run"))
     with pytest.raises(mc.WorkerFailed) as caught:
-        mc.train(partial(Arena, tmp_path, ("pool", "boss")), Marking(), config, progress=False)
+        env_fn = partial(Arena, tmp_path, ("pool", "boss"))
+        runs.train(tmp_path, env_fn, Marking(), self_play=mc.SelfPlayConfig())
     last = caught.value.traceback.strip().splitlines()[-1]
     assert last.endswith(
         "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
     )
+
+
+# ---- resumed ----
+
+
+def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
+    """As an anchor, and among a resumed run's opponents, which stay as they are."""
+    pool = mc.SelfPlayConfig(pool=4, admit_updates=10)
+    saved = opponents_of(train(tmp_path, total_steps=400, self_play=pool).run_dir)[2]
+    anchored = replace(pool, anchors={str(saved): 0.5})
+    check_refused(
+        lambda: train(tmp_path / "other", Marking(2), self_play=anchored), ValueError,
+        "self_play.anchors: expected a checkpoint of main's network, got ",
+    )  # fmt: skip
+    assert not (tmp_path / "other" / "run").exists()
+    acting = torch.load(saved, weights_only=True)["acting"]
+    change_checkpoint(saved, acting={**acting, "model.mark": torch.zeros(2)})
+    check_refused(
+        lambda: train(tmp_path, total_steps=800, self_play=pool, resume=True), ValueError,
+        "resume: expected an opponent of main's network, got ",
+    )  # fmt: skip
+    assert torch.load(saved, weights_only=True)["acting"]["model.mark"].shape == (2,)
+
+
+def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path) -> None:
+    play = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={"arena:weak": 0.5})
+    settings = {
+        "self_play": play,
+        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+        "evaluation": mc.EvaluationConfig(interval=200, episodes=4),
+        "learner": {"warmup": 20},
+    }
+    train(tmp_path, total_steps=400, **settings)
+    assert {"eval_return/anchor:weak", "eval_return/pool"} < newest_values(tmp_path / "run").keys()
+    had = "as the run had it, got"
+    for changes, says in (
+        (
+            {"self_play": replace(play, anchors={"arena:Counted": 0.5})},
+            f"resume: expected self_play.anchors {{'arena:weak': 0.5}}, {had} {{'arena:Counted': 0.5}}",
+        ),
+        (
+            {"replay": mc.ReplayConfig()},
+            f"resume: expected replay.mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}",
+        ),
+    ):
+        options = {**settings, **changes, "total_steps": 800, "resume": True}
+        check_refused(lambda: train(tmp_path, **options), ValueError, says)  # noqa: B023
+    assert train(tmp_path, total_steps=800, resume=True, **settings).steps >= 800
+    newest = newest_values(tmp_path / "run")
+    assert newest["eval_return"] == 1.0 and newest["eval_return_of_best"] <= 1.0
+
+
+def newest_values(run_dir: Path) -> dict[str, float]:
+    """The newest value of each of the policy's metrics."""
+    return {metric.name: metric.value for metric in metrics_of(run_dir) if metric.agent == "main"}

@@ -1,30 +1,28 @@
 """Self-play of games that people play: PettingZoo's classic ones, with masks, and the puck."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from seams import without_limits
+from whole_runs import LONG, Runs, saved_replay
 
 import marlcore as mc
 from marlcore.envs.puck import chaser, idle, two_player_puck
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
+runs = Runs(
     total_steps=1_000,
-    mode="serial",
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=16, warmup=100, device="cpu"),
-    replay=mc.ReplayConfig(capacity=20_000, save=True),
-    self_play=mc.SelfPlayConfig(pool=4, admit_updates=20, latest=0.3),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"warmup": 100},
+    replay={"capacity": 20_000, "save": True},
+    self_play={"pool": 4, "admit_updates": 20, "latest": 0.3},
 )
+DQN = mc.DQN(hidden=(16,))
+train = runs.train
 
 
 def first_allowed(obs: Any) -> int:
@@ -33,85 +31,79 @@ def first_allowed(obs: Any) -> int:
     return int(np.flatnonzero(obs["action_mask"])[0])
 
 
-def train(tmp_path: Path, env_fn: Any, **changes: Any) -> mc.Result:
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), **changes)
-    return mc.train(env_fn, mc.DQN(hidden=(16,)), config, progress=False)
+def payoff_of(run_dir: Path) -> dict[str, dict[str, int]]:
+    """By opponent: games, wins, draws and losses."""
+    table: dict[str, dict[str, int]] = json.loads((run_dir / "payoff.json").read_text())["opponents"]
+    return table
 
 
-@pytest.mark.parametrize("game", ["tictactoe_v3", pytest.param("connect_four_v3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("game", ["tictactoe_v3", pytest.param("connect_four_v3", marks=LONG)])
 def test_classic_games_are_played_by_their_rules(tmp_path: Path, game: str) -> None:
     """No stored action is illegal, and the sign of the return says who won."""
-    settings = replace(CONFIG.self_play, anchors={first_allowed: 0.3})
-    result = train(tmp_path, f"pettingzoo:classic.{game}", self_play=settings)
-    with mc.ReplayBuffer.load(result.run_dir / "checkpoints" / "main.replay") as replay, without_limits():
+    settings = {"anchors": {first_allowed: 0.3}}
+    result = train(tmp_path, f"pettingzoo:classic.{game}", DQN, self_play=settings)
+    with saved_replay(result.run_dir, "main") as replay:
         batch = replay.sampler(2_048, min_size=1, seed=0).sample()
         assert len(replay) < 1_000 * 0.75, "the rows of opponents are not there"
     assert batch.obs["action_mask"][np.arange(len(batch.action)), batch.action].all()
-    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
+    table = payoff_of(result.run_dir)
     assert "anchor:first_allowed" in table and "pool:1" in table
     assert all(row["wins"] + row["draws"] + row["losses"] == row["games"] > 0 for row in table.values())
     assert any(row["wins"] for row in table.values()) and any(row["losses"] for row in table.values())
 
 
-@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=LONG), True])
 def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized: bool) -> None:
     """With priorities, actors compute the first ones, also where opponents share the copies."""
-    settings = replace(CONFIG.self_play, anchors={chaser: 0.3, idle: 0.2})
-    replay = replace(CONFIG.replay, prioritized=prioritized, mixture={"anchor": 0.5, "pool": 0.5})
-    config = replace(CONFIG, self_play=settings, replay=replay, run_dir=str(tmp_path / "run"))
+    settings = {"anchors": {chaser: 0.3, idle: 0.2}}
+    replay = {"prioritized": prioritized, "mixture": {"anchor": 0.5, "pool": 0.5}}
     algorithm = mc.DQN(hidden=(16,), actor_priorities=prioritized)
-    result = mc.train(two_player_puck, algorithm, config, progress=False)
-    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
+    result = train(tmp_path, two_player_puck, algorithm, self_play=settings, replay=replay)
+    table = payoff_of(result.run_dir)
     assert {"anchor:chaser", "anchor:idle"} < table.keys() and any(name.startswith("pool:") for name in table)
     assert table["anchor:chaser"]["losses"] > table["anchor:chaser"]["wins"], "untrained"
-    more = mc.train(
-        two_player_puck, algorithm, replace(config, total_steps=1_800), resume=result.run_dir, progress=False
+    more = train(
+        tmp_path, two_player_puck, algorithm, self_play=settings, replay=replay, total_steps=1_800, resume=True
     )
-    after = json.loads((more.run_dir / "payoff.json").read_text())["opponents"]
+    after = payoff_of(more.run_dir)
     assert all(after[name]["games"] >= row["games"] for name, row in table.items())
     assert more.updates["main"] > result.updates["main"]
 
 
-@pytest.mark.parametrize(
-    "algorithm", [mc.TD3(hidden=(16,)), pytest.param(mc.SAC(hidden=(16,)), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("algorithm", [mc.TD3(hidden=(16,)), pytest.param(mc.SAC(hidden=(16,)), marks=LONG)])
 def test_puck_is_trained_with_continuous_actions(tmp_path: Path, algorithm: Any) -> None:
     """Opponents act within the bounds of their half of the Box, each with its own weights."""
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), learner=replace(CONFIG.learner, n_step=1))
-    result = mc.train(partial(two_player_puck, False), algorithm, config, progress=False)
-    with mc.ReplayBuffer.load(result.run_dir / "checkpoints" / "main.replay") as replay, without_limits():
+    learner = {"n_step": 1}
+    result = train(tmp_path, partial(two_player_puck, False), algorithm, learner=learner)
+    with saved_replay(result.run_dir, "main") as replay:
         actions = replay.sampler(512, min_size=1, seed=0).sample().action
     assert actions.shape == (512, 2) and (abs(actions) <= 1.0).all() and actions.std() > 0.1
-    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
+    table = payoff_of(result.run_dir)
     assert sum(row["games"] for row in table.values()) > 5
 
 
 def test_puck_is_trained_on_policy(tmp_path: Path) -> None:
     """The queue holds the rows of the learning policy alone, and a lane that is not its side's stops no batch."""
-    settings = replace(CONFIG.self_play, admit_updates=2)
-    config = mc.Config(
-        total_steps=2_000, mode="serial", run_dir=str(tmp_path / "run"), actor=mc.ActorConfig(envs=4),
-        self_play=settings, learner=mc.LearnerConfig(device="cpu"),
-    )  # fmt: skip
+    settings = {"admit_updates": 2}
     algorithm = mc.PPO(hidden=(16,), batch_size=128, minibatch_size=128, epochs=1)
-    result = mc.train(two_player_puck, algorithm, config, progress=False)
-    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
+    result = train(
+        tmp_path, two_player_puck, algorithm, total_steps=2_000, self_play=settings,
+        replay=mc.ReplayConfig(), learner=mc.LearnerConfig(device="cpu"),
+    )  # fmt: skip
+    table = payoff_of(result.run_dir)
     assert 5 < result.updates["main"] <= 2_000 * 0.8 / 128 and len(table) > 2
 
 
-@pytest.mark.long
+@LONG
 def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
     """In 90 % of 200 games of puck, half of them from each side."""
-    config = mc.Config(
-        total_steps=40_000,
-        run_dir=str(tmp_path / "run"),
-        updates_per_step=0.25,
-        actor=mc.ActorConfig(envs=8, sync_interval=10),
-        learner=mc.LearnerConfig(warmup=1000, device="cpu"),
+    result = train(
+        tmp_path, two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), mode="async", total_steps=40_000,
+        updates_per_step=0.25, replay=mc.ReplayConfig(),
+        actor=mc.ActorConfig(envs=8, sync_interval=10), learner=mc.LearnerConfig(warmup=1000, device="cpu"),
         exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
         self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),
-    )
-    result = mc.train(two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), config, progress=False)
+    )  # fmt: skip
     first = mc.load_policy(result.run_dir, "main", "opponent-1")
     wins = 0
     for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):

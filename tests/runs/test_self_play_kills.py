@@ -1,16 +1,9 @@
 """Self-play under SIGKILL: of the learner, of an actor, and of everything; the payoff table and the pool survive."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,34 +11,19 @@ from typing import Any
 import pytest
 import torch
 from arena import SIDES, Arena, Marking, episodes_of
-
-import marlcore as mc
-from marlcore.memory.survey import sweep
-from marlcore.processes import PID
-from marlcore.testing.victim import living
-from marlcore.training.record.run_directory import read_progress
-from marlcore.training.self_play.pool import opponent_path, saved_opponents
+from processes import await_group, start_python, sweep, until
+from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
 
 pytestmark = pytest.mark.long
 
-CONFIG = mc.Config(
+runs = Runs(
+    mode="async",
     total_steps=10**9,
-    updates_per_step=0.1,
-    actor=mc.ActorConfig(envs=4, sync_interval=5),
-    learner=mc.LearnerConfig(
-        batch_size=16, warmup=50, n_step=1, publish_interval=1, checkpoint_interval=40, device="cpu"
-    ),
-    self_play=mc.SelfPlayConfig(pool=4, admit_updates=25, latest=0.0, draw="uniform"),
-    supervision=mc.SupervisionConfig(backoff=0.0, max_restarts=100),
+    actor={"envs": 4, "sync_interval": 5},
+    learner={"n_step": 1, "publish_interval": 1, "checkpoint_interval": 40},
+    self_play={"pool": 4, "admit_updates": 25, "latest": 0.0, "draw": "uniform"},
+    supervision={"backoff": 0.0, "max_restarts": 100},
 )
-
-
-def until(reached: Callable[[], Any], goes_on: Callable[[], bool] = lambda: True) -> Any:
-    deadline = time.monotonic() + 1800
-    while not (found := reached()):
-        assert goes_on() and time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def saved(run_dir: Path) -> dict[str, Any]:
@@ -60,12 +38,12 @@ def games(run_dir: Path) -> int:
 
 def played(folder: Path) -> Counter[str]:
     """Games that the environments saw the learning policy win, and not: it explores, so it adds a quarter."""
-    found: Counter[str] = Counter()
+    games: Counter[str] = Counter()
     for acted in episodes_of(folder).values():
-        (mine,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
-        (other,) = (side for side in SIDES if side != mine)
-        found["wins" if sum(acted[mine]) > sum(acted[other]) else "losses"] += 1
-    return found
+        (learning,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
+        (frozen,) = (side for side in SIDES if side != learning)
+        games["wins" if sum(acted[learning]) > sum(acted[frozen]) else "losses"] += 1
+    return games
 
 
 def table(run_dir: Path) -> Counter[str]:
@@ -77,14 +55,13 @@ def table(run_dir: Path) -> Counter[str]:
 @pytest.mark.parametrize(("victim", "lost"), [("learner-main", 0), ("actor-0", 4)])
 def test_the_table_counts_every_game_however_often_a_worker_is_killed(tmp_path: Path, victim: str, lost: int) -> None:
     """A killed actor loses at most the results of its copies, which it had no time to report."""
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), total_steps=6_000)
     notes = tmp_path / "notes"
     notes.mkdir()
-    with mc.start(partial(Arena, notes), Marking(), config) as run:
-        for kill in range(1, 3):
-            until(lambda: games(run.run_dir) > 60 * kill)  # noqa: B023 - called at once
-            os.kill(run._session.control.notes[victim].load(PID), signal.SIGKILL)
-            until(lambda: run.status().restarts[victim] == kill)  # noqa: B023
+    with runs.start(tmp_path, partial(Arena, notes), Marking(), total_steps=6_000) as run:
+        for kills in (1, 2):
+            until(lambda: games(run.run_dir) > 60 * kills)  # noqa: B023 - called at once
+            kill(run, victim)
+            until(lambda: run.status().restarts[victim] == kills)  # noqa: B023
         result = run.wait(timeout=1800)  # its actors end before its learner, which a run that is stopped does not await
     seen, counted = played(notes), table(result.run_dir)
     assert result.restarts[victim] == 2
@@ -94,45 +71,40 @@ def test_the_table_counts_every_game_however_often_a_worker_is_killed(tmp_path: 
 
 PROGRAM = """
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-import marlcore as mc
-from arena import Arena, Marking
-from test_self_play_kills import CONFIG
-mc.train(partial(Arena, Path(sys.argv[2])), Marking(), replace(CONFIG, run_dir=sys.argv[1]), progress=False)
+from test_self_play_kills import Arena, Marking, runs
+runs.train(Path(sys.argv[1]), partial(Arena, Path(sys.argv[2])), Marking())
 """
 
 
 def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) -> None:
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, run_dir, notes], env=environment, start_new_session=True)
+    process = start_python(PROGRAM, tmp_path, notes, beside=__file__)
     try:
         until(
-            lambda: games(run_dir) > 100 and len(saved_opponents(run_dir, "main", 4)) == 4,
+            lambda: games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4,
             lambda: process.poll() is None,
         )
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    until(lambda: not living(process.pid))
-    before, held = saved(run_dir), saved_opponents(run_dir, "main", 4)
-    weights = {n: torch.load(opponent_path(run_dir, "main", n), weights_only=True)["acting"] for n in held}
+        process.communicate()
+    await_group(process.pid)
+    before = saved(run_dir)
+    newest = list(opponents_of(run_dir).values())[-4:]
+    restored = {float(torch.load(path, weights_only=True)["acting"]["model.mark"][0]) for path in newest}
     assert sum(table(run_dir).values()) <= sum(sum(one) for one in before.values()), "never newer than the checkpoint"
     resumed = tmp_path / "resumed"
     resumed.mkdir()
-    reached = torch.load(run_dir / "checkpoints" / "main.pt", weights_only=True)["step"]
-    steps = max(sum(read_progress(run_dir)["steps"].values()), reached) + 3_000
-    config = replace(CONFIG, total_steps=steps)
-    mc.train(partial(Arena, resumed), Marking(), config, resume=run_dir, progress=False)
+    steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 3_000
+    runs.train(tmp_path, partial(Arena, resumed), Marking(), total_steps=steps, resume=True)
     after = saved(run_dir)
     assert all(now >= then for n, counts in before.items() for now, then in zip(after[n], counts, strict=True))
     new = played(resumed)
     total = Counter({kind: sum(one[i] for one in before.values()) for kind, i in (("wins", 0), ("losses", 2))})
     assert table(run_dir) == total + new
-    restored = {float(one["model.mark"][0]) for one in weights.values()}
-    frozen = {acted[side][0] for acted in episodes_of(resumed).values() for side in SIDES if acted[side][0] % 1 == 0}
+    firsts = {acted[side][0] for acted in episodes_of(resumed).values() for side in SIDES}
+    frozen = {action for action in firsts if action % 1 == 0}
     assert len(restored & frozen) >= 2, "restored opponents have played, with their own weights"
     sweep()

@@ -3,8 +3,6 @@
 The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of docs/training.md.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -17,20 +15,15 @@ import pytest
 from odd_spaces import Counting
 from recorded import RandomActing, check_rows, read_records, read_replay, recorded
 from relay import Relay
+from whole_runs import Runs
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment
-from marlcore.training.after.loaded_policy import SavedRun
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 STEPS = 1_500
 COPIES = 2
-CONFIG = mc.Config(
-    actor=mc.ActorConfig(envs=COPIES, sync_interval=5),
-    learner=mc.LearnerConfig(batch_size=16, warmup=30, n_step=1, log_interval=20, device="cpu"),
-    updates_per_step=0.05,
-)
+runs = Runs(actor={"envs": COPIES, "sync_interval": 5}, learner={"warmup": 30, "n_step": 1}, updates_per_step=0.05)
 
 
 @dataclass(frozen=True)
@@ -48,9 +41,9 @@ class Case:
         return " ".join([self.env, *(f"{name}={value}" for name, value in self.options.items())])
 
     def make(self, folder: Path) -> Any:
-        return recorded(self._bare(), folder)
+        return recorded(self.unrecorded(), folder)
 
-    def _bare(self) -> Any:
+    def unrecorded(self) -> Any:
         kind, _, rest = self.env.partition(":")
         if kind == "vector":
             return gymnasium.make_vec(rest, num_envs=COPIES, **self.options)
@@ -62,7 +55,7 @@ class Case:
                 "box": gymnasium.spaces.Box(-1, 1, (2,)),
             }
             return Counting(spaces[rest], **self.options)
-        return Relay() if kind == "relay" else NamedEnvironment(self.env, self.options)()
+        return Relay() if kind == "relay" else mc.NamedEnvironment(self.env, self.options)()
 
 
 MUJOCO, BOX2D, GAMES = ("mujoco", "imageio"), ("Box2D",), ("pygame", "pymunk")
@@ -114,32 +107,30 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     """Trains on an environment; returns a row of the table."""
     records = folder / "records"
     records.mkdir()
-    replay = mc.ReplayConfig(capacity=COPIES * case.steps, save=True)  # no row of an agent is overwritten
-    config = replace(CONFIG, run_dir=str(folder / "run"), total_steps=case.steps, replay=replay, **changes)
+    replay = {"capacity": COPIES * case.steps, "save": True}  # no row of an agent is overwritten
     algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
-    result = mc.train(partial(case.make, records), algorithm, config, progress=False)
-    told, compared, masks = read_records(records), 0, 0
-    for policy in SavedRun.of(result.run_dir).policies:
-        lanes = read_replay(result.run_dir / "checkpoints" / f"{policy.name}.replay", policy.spaces)
-        assert result.updates[policy.name] > 0 or case.steps < STEPS
-        for number, agent in enumerate(policy.agents):
-            for copy in range(COPIES):
-                compared += check_rows(lanes[number * COPIES + copy], told[copy, agent])
-        masks += policy.spaces.masked
+    env_fn = partial(case.make, records)
+    result = runs.train(folder, env_fn, algorithm, total_steps=case.steps, replay=replay, **changes)
+    told, compared, spaces = read_records(records), 0, []
+    for agent, updates in result.updates.items():
+        spaces.append(mc.load_policy(result.run_dir, agent).spaces)
+        lanes = read_replay(result.run_dir / "checkpoints" / f"{agent}.replay", spaces[-1])
+        assert updates > 0 or case.steps < STEPS
+        for copy in range(COPIES):
+            compared += check_rows(lanes[copy], told[copy, agent])
     assert result.steps - compared <= 2 * len(told)
-    spaces = [policy.spaces for policy in SavedRun.of(result.run_dir).policies]
     return {
         "environment": case.name,
         "agents": len(told) // COPIES,
-        "observation": " / ".join(dict.fromkeys(_kind(one.observation) for one in spaces)),
-        "action": " / ".join(dict.fromkeys(_kind(one.action) for one in spaces)),
-        "mask": "yes" if masks else "",
+        "observation": " / ".join(dict.fromkeys(kind_of(each.observation) for each in spaces)),
+        "action": " / ".join(dict.fromkeys(kind_of(each.action) for each in spaces)),
+        "mask": "yes" if any(each.masked for each in spaces) else "",
         "algorithm": case.algorithm,
         "transitions compared": f"{compared:,}",
     }
 
 
-def _kind(space: gymnasium.Space) -> str:
+def kind_of(space: gymnasium.Space) -> str:
     if isinstance(space, gymnasium.spaces.Dict):
         return f"Dict of {len(space.spaces)}"
     if isinstance(space, gymnasium.spaces.Tuple):

@@ -1,7 +1,5 @@
 """A game of two that notes who acted with which weights, and an algorithm whose actions say with which it acts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -65,13 +63,8 @@ class Arena:
             rewards = {"left": float(np.sign(left - right)), "right": float(np.sign(right - left))}
             with self._path.open("a") as file:
                 file.write(json.dumps([self.number, self._episode, self._acted["left"], self._acted["right"]]) + "\n")
-        return (
-            self._look(),
-            rewards,
-            dict.fromkeys(SIDES, over),
-            dict.fromkeys(SIDES, False),
-            {side: {} for side in SIDES},
-        )
+        ends = dict.fromkeys(SIDES, over), dict.fromkeys(SIDES, False)
+        return self._look(), rewards, *ends, {side: {} for side in SIDES}
 
     def close(self) -> None:
         pass
@@ -84,11 +77,11 @@ def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
 
 
 class Marked(torch.nn.Module):
-    """One weight: the updates that made it."""
+    """One weight, or several: the updates that made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.mark = torch.nn.Parameter(torch.zeros(1))
+        self.mark = torch.nn.Parameter(torch.zeros(size))
 
 
 @dataclass(frozen=True)
@@ -98,10 +91,7 @@ class Marking(mc.Algorithm):
     size: int = 1
 
     def make_model(self, spaces: mc.Spaces) -> torch.nn.Module:
-        model = Marked()
-        if self.size > 1:
-            model.mark = torch.nn.Parameter(torch.zeros(self.size))
-        return model
+        return Marked(self.size)
 
     def act(self, model: Any, obs: Any, *, explore: Any, state: Any, mask: Any, generator: Any) -> mc.Action:
         value = float(model.mark.detach()[0]) + (0.25 if explore is not None else 0.0)

@@ -1,7 +1,5 @@
 """The programs of csrc/test, which tests compile and run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -41,6 +39,16 @@ def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Pat
     gcc = ["gcc", *mutants.CFLAGS, *flags, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread", "-lm"]
     mutants.compile_with(gcc)
     return binary
+
+
+def python(program: str | Path, *arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+    """A program of the tests, for which warnings are errors."""
+    return run([sys.executable, "-W", "error", program, *map(str, arguments)], timeout)
+
+
+def report(counts: Mapping[str, float]) -> None:
+    """Prints what a program counted, as `counted` reads it."""
+    print(*(f"{name} {value}" for name, value in counts.items()), flush=True)
 
 
 def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:

@@ -4,29 +4,25 @@
 
 runs the operation in a forked victim with a core that counts points (csrc/test/crash_points.h): once for each point,
 until it comes to its end. After each victim the survivor, attached all along, reads; a successor writes on; nothing is
-left. It prints JSON: of "kill" the points of each kind, of "fail" what came of each error in each system call.
+left. It reports, of "kill", the points of each kind, of "fail" how often each error of each system call led to what.
 """
-
-from __future__ import annotations
 
 import ctypes
 import errno
 import gc
 import importlib.util
 import itertools
-import json
-import mmap
 import os
 import signal
 import sys
-import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from core import call_names
+from core import call_names, report
+from victims import fork, reap, shared_numbers
 
 
 def _load_core(path: str) -> ctypes.CDLL:
@@ -41,14 +37,19 @@ def _load_core(path: str) -> ctypes.CDLL:
 
 points = _load_core(sys.argv[3])
 
-from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402, I001
-from marlcore.memory import atomic, survey  # noqa: E402
-from marlcore.memory.native import Event  # noqa: E402
-from marlcore.memory.files import File  # noqa: E402
+from mapped import Mapped  # noqa: E402
+from processes import descriptors  # noqa: E402
+from seams import replace  # noqa: E402
+
+from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
+from marlcore.memory import (  # noqa: E402
+    Event,
+    File,
+    atomic,
+    survey,
+)
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
-from mapped import Mapped  # noqa: E402
-from seams import replace  # noqa: E402
 
 ERRORS = {  # besides EIO
     "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
@@ -60,10 +61,6 @@ ENDED, UNHARMED = 0, 3  # how victims exit: the error came, or there are not so 
 
 def names() -> list[str]:
     return [path.name for path in survey.SHM_DIR.glob(f"{survey.PREFIX}*")]
-
-
-def descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 # ---- what is written: every value follows from the ticket ----
@@ -81,26 +78,32 @@ def rows(tickets, spec: TransitionSpec) -> dict[str, Any]:
     return {"obs": observations(tickets, spec), "action": tickets, "reward": tickets % 7, **after}
 
 
+def check_rows(batch: Any, spec: TransitionSpec, lanes: int = 1) -> None:
+    where = f"of {batch.index.tolist()}"
+    for name, value in rows(batch.index, spec).items():
+        assert (getattr(batch, name) == value).all(), f"torn or wrong: {name} {where}"
+    assert (batch.next_obs == observations(batch.index + lanes, spec)).all(), f"torn or wrong: next_obs {where}"
+
+
 SMALL = TransitionSpec(Field((5,), "uint64"), Field((), "int64"))
 FRAMES = TransitionSpec(Field((40,), "uint64"), Field((), "int64"))  # a column of its own
 SHARED = TransitionSpec(Field((40,), "uint64"), Field((), "int64"), next_obs=True)
+
+
+# ---- scenarios: what a victim does, and what its survivor and its successor find ----
 
 
 class Add:
     """A writer adds to a lane that has gone round, with somebody asleep who waits for rows."""
 
     spec, shared, limiter = SMALL, False, None
+    attaches, writes = True, True  # before the first point
     written = 1  # rows by the victim
     final: tuple[int, ...] = ()  # those of them that are boundary rows
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.watch(ReplayBuffer.create(self.spec, CAPACITY, name="crash", limiter=self.limiter))
-        self.seams = {BEFORE - 1}  # nothing follows what another writer wrote
-        self.boundaries: set[int] = set()
-        self.other = self.replay.writer(shared=True) if self.shared else None
         self.write(range(BEFORE))
-        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
         self.look()
         Event(self.mapped.body).prepare(1)
 
@@ -108,17 +111,18 @@ class Add:
 
     def prepare(self) -> str:
         """What is done before the first point; the path of a segment that the survivor shall attach to, if any."""
-        self.own = ReplayBuffer.attach(self.replay.handle)
-        self.writer = self.own.writer(shared=self.shared)
-        self.ticket = self.mapped.committed()
+        if self.attaches:
+            self.own = ReplayBuffer.attach(self.replay.handle)
+        if self.writes:
+            self.writer = self.own.writer(shared=self.shared)
+            self.ticket = self.mapped.committed()
         return ""
 
     def act(self) -> None:
         assert self.add(self.ticket) == self.ticket
 
     def add(self, ticket: int) -> int:
-        row = rows(ticket, self.spec)
-        return self.writer.add(row.pop("obs"), row.pop("action"), row.pop("reward"), **row)
+        return self.writer.add(**rows(ticket, self.spec))
 
     def release(self) -> None:
         """Gives back all that the victim has."""
@@ -127,9 +131,12 @@ class Add:
 
     # the survivor
 
-    def watch(self, replay: ReplayBuffer) -> None:
-        """What is looked at from now on, when its name is gone too."""
+    def watch(self, replay: ReplayBuffer, seams: tuple[int, ...] = (BEFORE - 1,)) -> None:
+        """What is looked at from now on, also when its name is gone; nothing follows the row before a seam."""
         self.replay, self.mapped = replay, Mapped(replay)
+        self.other = replay.writer(shared=True) if self.shared else None
+        self.seams, self.boundaries = set(seams), set()
+        self.sampler = replay.sampler(64, min_size=1, seed=0)
 
     def meet(self, path: str) -> None:
         """Attaches to what the victim made."""
@@ -140,10 +147,9 @@ class Add:
         assert committed - BEFORE in ((self.written,) if done else (0, self.written))
         self.boundaries = {ticket for ticket in self.final if ticket < committed}
         self.look()
-        self.write([committed])
-        self.look()
-        self.write(range(committed + 1, committed + 5))
-        self.look()
+        for tickets in ([committed], range(committed + 1, committed + 5)):
+            self.write(tickets)
+            self.look()
         assert self.mapped.lanes.written(0) == committed + 5 - len(self.boundaries)
 
     def write(self, tickets) -> None:
@@ -159,7 +165,8 @@ class Add:
         """All that can be drawn is drawn, and every row is what was written."""
         committed, reserved = self.mapped.counters().tolist()
         held = range(max(0, reserved - CAPACITY), committed)
-        wanted = {t for t in held if self.spec.next_obs or self.follows(t, committed)}
+        last = {*self.seams, *self.boundaries, committed - 1}
+        wanted = set(held) - (set() if self.spec.next_obs else last)
         assert len(self.replay) == len(set(held) - self.boundaries), "torn or wrong: the count of rows"
         drawn: set[int] = set()
         for _ in range(40):
@@ -167,13 +174,8 @@ class Add:
                 break
             batch = self.sampler.sample()
             drawn.update(batch.index.tolist())
-            for name, value in rows(batch.index, self.spec).items():
-                assert (getattr(batch, name) == value).all(), f"torn or wrong: {name} of {batch.index.tolist()}"
-            assert (batch.next_obs == observations(batch.index + 1, self.spec)).all()
+            check_rows(batch, self.spec)
         assert drawn == wanted
-
-    def follows(self, ticket: int, committed: int) -> bool:
-        return ticket + 1 < committed and not {ticket} & (self.seams | self.boundaries)
 
     def close(self) -> None:
         self.replay.close()
@@ -209,12 +211,10 @@ class AddVector(Add):
     spec, lanes = FRAMES, 3
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.other = folder, None
         self.watch(ReplayBuffer.create(self.spec, self.lanes * CAPACITY, self.lanes, name="crash"))
         with self.replay.vector_writer() as writer:
             for ticket in range(BEFORE):
                 self.vector_add(writer, [ticket] * self.lanes)
-        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
         self.look()
         Event(self.mapped.body).prepare(1)
 
@@ -247,11 +247,7 @@ class AddVector(Add):
     def look(self) -> None:
         """Every row that can be drawn is what was written."""
         for _ in range(4):
-            batch = self.sampler.sample()
-            for name, value in rows(batch.index, self.spec).items():
-                assert (getattr(batch, name) == value).all(), f"torn or wrong: {name} of {batch.index.tolist()}"
-            followed = (batch.next_obs == observations(batch.index + self.lanes, self.spec)).all()
-            assert followed, f"torn or wrong: next_obs of {batch.index.tolist()}"
+            check_rows(self.sampler.sample(), self.spec, self.lanes)
 
 
 class AddShared(Add):
@@ -265,11 +261,7 @@ class AddLimited(Add):
 class Claim(Add):
     """A process takes a lane."""
 
-    written = 0
-
-    def prepare(self) -> str:
-        self.own = ReplayBuffer.attach(self.replay.handle)
-        return ""
+    written, writes = 0, False
 
     def act(self) -> None:
         self.writer = self.own.writer()
@@ -285,10 +277,7 @@ class Claim(Add):
 class Attach(Add):
     """A process maps a segment."""
 
-    written = 0
-
-    def prepare(self) -> str:
-        return ""
+    written, attaches, writes = 0, False, False
 
     def act(self) -> None:
         self.own = ReplayBuffer.attach(self.replay.handle)
@@ -317,16 +306,13 @@ class Close(Add):
 
     def meet(self, path: str) -> None:
         self.watch(ReplayBuffer.attach(path))
-        self.other = None
-        self.seams, self.boundaries = {BEFORE - 1}, set()
-        self.sampler = self.replay.sampler(64, min_size=1, seed=0)
 
 
 class Create(Add):
     """A process sweeps and makes a segment: it is there whole, or not at all."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.target = folder / "file"
 
     def prepare(self) -> str:
         survey.sweep_once.cache_clear()
@@ -340,25 +326,25 @@ class Create(Add):
         super().release()
         assert not names(), "an error left a segment behind"
 
+    def made(self) -> list[Path]:
+        return [survey.SHM_DIR / name for name in names()]
+
     def check(self, done: bool) -> None:
-        self.seams, self.boundaries, self.other = set(), set(), None
-        for name in names():
-            self.watch(ReplayBuffer.attach(survey.SHM_DIR / name))
-            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
+        for path in self.made():
+            self.watch(ReplayBuffer.attach(path), seams=())
             assert len(self.replay) == 0
             self.write([0, 1])
-            self.close()
+            if path == self.target:
+                self.replay.unlink()  # no sweep looks there
+            super().close()
+        assert not self.target.exists()
 
     def close(self) -> None:
-        if hasattr(self, "replay"):
-            super().close()
+        """All is closed."""
 
 
 class CreateFile(Create):
     """A process makes a segment in an ordinary file, which stays when the process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self.target = folder / "file"
 
     def act(self) -> None:
         self.own = ReplayBuffer.create(self.spec, CAPACITY, path=self.target)
@@ -367,31 +353,23 @@ class CreateFile(Create):
         self.own.unlink()
         Add.release(self)
 
-    def check(self, done: bool) -> None:
-        self.seams, self.boundaries, self.other = set(), set(), None
-        if self.target.exists():
-            self.watch(ReplayBuffer.attach(self.target))
-            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
-            self.write([0, 1])
-            self.replay.unlink()
-        assert not self.target.exists()
+    def made(self) -> list[Path]:
+        return [self.target] if self.target.exists() else []
 
 
 class Sweep(Add):
     """A process removes what a dead one left, beside what a living one has."""
 
-    written = 0
+    written, attaches, writes = 0, False, False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        if os.fork() == 0:
-            orphan = ReplayBuffer.create(self.spec, CAPACITY, name="orphan")
-            os._exit(len(orphan))
-        os.wait()
+        reap(fork(self.leave_an_orphan))
         assert len(names()) == 2
 
-    def prepare(self) -> str:
-        return ""
+    def leave_an_orphan(self) -> None:
+        orphan = ReplayBuffer.create(self.spec, CAPACITY, name="orphan")
+        os._exit(len(orphan))  # while it is held
 
     def act(self) -> None:
         survey.sweep()
@@ -410,7 +388,7 @@ class Sweep(Add):
 class Save(Add):
     """A process saves a replay in place of an earlier save."""
 
-    written, spec = 0, FRAMES
+    written, writes, spec = 0, False, FRAMES
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -418,10 +396,6 @@ class Save(Add):
         self.target.parent.mkdir(exist_ok=True)
         self.replay.save(self.target)
         self.write([BEFORE])
-
-    def prepare(self) -> str:
-        self.own = ReplayBuffer.attach(self.replay.handle)
-        return ""
 
     def act(self) -> None:
         self.own.save(self.target)
@@ -439,17 +413,15 @@ class Save(Add):
         with ReplayBuffer.load(self.target) as saved:
             self.watch(saved)
             assert self.mapped.committed() in committed
-            self.sampler = self.replay.sampler(64, min_size=1, seed=0)
             self.look()
             del self.sampler
         self.watch(live)
-        self.sampler = live.sampler(64, min_size=1, seed=0)
 
 
 class Draw(Add):
     """A sampler of a limited replay says that it starves, and another draws; then writers are held back as before."""
 
-    limiter, written = RateLimiter(samples_per_insert=1, min_size=1, tolerance=1000), 0
+    limiter, written, writes = RateLimiter(samples_per_insert=1, min_size=1, tolerance=1000), 0, False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -457,7 +429,7 @@ class Draw(Add):
         self.sampled = self.mapped.sampled
 
     def prepare(self) -> str:
-        self.own = ReplayBuffer.attach(self.replay.handle)
+        super().prepare()
         self.hungry = self.own.sampler(8, min_size=1, n_step=CAPACITY - 1)
         self.fed = self.own.sampler(8, min_size=1, seed=1)
         return ""
@@ -493,34 +465,29 @@ class Publish:
         from marlcore import ParameterStore
 
         torch.set_num_threads(1)
-        self.torch, self.attach = torch, ParameterStore.attach
+        self.model, self.attach = lambda: torch.nn.Linear(30, 20), ParameterStore.attach
         self.store = ParameterStore.create(self.model(), extras={"version": ()}, name="crash")
         self.local = self.model()
         self.subscriber = self.store.subscriber(self.local)
         for _ in range(3):
-            self.publish(self.store)
+            self.publish_next()
         assert self.pulled() == 3
         Event(Mapped(self.store).body).prepare(1)
 
-    def model(self):
-        return self.torch.nn.Linear(30, 20)
-
-    def publish(self, store, publisher=None) -> None:
-        """The next version."""
+    def publish_next(self) -> None:
         model = self.model()
-        with publisher or store.publisher(model) as publisher:
+        with self.store.publisher(model) as publisher:
             self.fill(model, publisher.version + 1)
             publisher.publish(version=publisher.version + 1)
 
     def fill(self, model, version: int) -> None:
-        with self.torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(version)
+        for parameter in model.parameters():
+            parameter.data.fill_(version)
 
     def prepare(self) -> str:
-        self.own, self.mine = self.attach(self.store.handle), self.model()
-        self.publisher = self.own.publisher(self.mine)
-        self.fill(self.mine, 4)
+        self.own, self.filled = self.attach(self.store.handle), self.model()
+        self.publisher = self.own.publisher(self.filled)
+        self.fill(self.filled, 4)
         return ""
 
     def act(self) -> None:
@@ -530,9 +497,6 @@ class Publish:
         self.publisher.close()
         self.own.close()
         self.own = self.publisher = None
-
-    def meet(self, path: str) -> None:
-        """It is attached already."""
 
     def pulled(self) -> int:
         """The version of the weights after a pull, all of them."""
@@ -544,7 +508,7 @@ class Publish:
     def check(self, done: bool) -> None:
         version = self.pulled()
         assert version in ((4,) if done else (3, 4))
-        self.publish(self.store)
+        self.publish_next()
         assert self.pulled() == version + 1
 
     def close(self) -> None:
@@ -592,48 +556,43 @@ def keeps_descriptors() -> None:
     Header.read = lambda fd, path: read(os.dup(fd), path)
 
 
-SABOTAGE = {one.__name__: one for one in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}
+SABOTAGE = {rule.__name__: rule for rule in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}
 
 
 # ---- victims ----
 
 
 KINDS = {-1: "store", -2: "copy", **call_names()}
-report = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # shared with victims
+passed = shared_numbers(1, 2)[0]  # points, and what the last one was
 
 
 def run_victim(scenario: Any, at: int, error: int) -> tuple[int, str]:
     """How a victim of point `at` exited, and what it said; the survivor has met it before."""
     from_victim, to_survivor = os.pipe()
     from_survivor, to_victim = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(from_victim)
-            os.close(to_victim)
-            code = be_victim(scenario, at, error, from_survivor, to_survivor)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+
+    def victim() -> int:
+        os.close(from_victim)
+        os.close(to_victim)
+        return be_victim(scenario, at, error, from_survivor, to_survivor)
+
+    pid = fork(victim)
     os.close(to_survivor)
     os.close(from_survivor)
-    path = os.read(from_victim, 4096).decode()
-    if path.strip():
-        scenario.meet(path.strip())
+    if path := os.read(from_victim, 4096).decode().strip():
+        scenario.meet(path)
     os.close(to_victim)
     said = b"".join(iter(lambda: os.read(from_victim, 4096), b"")).decode()
     os.close(from_victim)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+    return reap(pid), said
 
 
 def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivor: int) -> int:
     before, listed = descriptors(), names()
     os.write(to_survivor, (scenario.prepare() + "\n").encode())
     os.read(from_survivor, 1)
-    report[:2] = 0
-    armed = points.mc_points_arm(at, error, report.ctypes.data)
+    passed[:] = 0
+    armed = points.mc_points_arm(at, error, passed.ctypes.data)
     assert armed == 0, os.strerror(-armed)
     came = "nothing"
     try:
@@ -642,7 +601,7 @@ def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivo
         assert error and "\n" not in str(raised), raised
         came = type(raised).__name__
     points.mc_points_disarm()
-    if not error or report[0] <= at:
+    if not error or passed[0] <= at:
         return UNHARMED
     os.write(to_survivor, came.encode())
     if came != "nothing":
@@ -657,34 +616,34 @@ def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivo
 
 def kill_at_each_point(make: Any, folder: Path) -> Counter[str]:
     """Points of each kind."""
-    passed: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for at in itertools.count():
         scenario = make(folder)
         code, _ = run_victim(scenario, at, 0)
         assert code in (-signal.SIGKILL, UNHARMED), f"the victim of point {at} ended with {code}"
-        where = f"{KINDS[int(report[1])]}, point {at}" if code < 0 else "its end"
-        finish(scenario, code == UNHARMED, where)
+        kind = KINDS[int(passed[1])]
+        finish(scenario, code == UNHARMED, f"{kind}, point {at}" if code < 0 else "its end")
         if code == UNHARMED:
-            return passed
-        passed[KINDS[int(report[1])]] += 1
-    raise AssertionError
+            break
+        counts[kind] += 1
+    return counts
 
 
-def fail_each_call(make: Any, folder: Path) -> dict[str, Counter[str]]:
-    """By system call: what an error came to, and how often."""
-    outcomes: dict[str, Counter[str]] = {}
+def fail_each_call(make: Any, folder: Path) -> Counter[str]:
+    """How often each error of each system call led to which exception, or to nothing."""
+    counts: Counter[str] = Counter()
     for at in itertools.count():
         errors = ["EIO"]
         for error in errors:
             scenario = make(folder)
             code, came = run_victim(scenario, at, getattr(errno, error))
-            call = KINDS[int(report[1])]
+            call = KINDS[int(passed[1])]
             where = f"{error} of {call}, system call {at}"
             assert code in (ENDED, UNHARMED), f"{where}: the victim ended with {code}"
             finish(scenario, True, where)
             if code == UNHARMED:
-                return outcomes
-            outcomes.setdefault(call, Counter())[f"{error}: {came}"] += 1
+                return counts
+            counts[f"{call}:{error}:{came}"] += 1
             if len(errors) == 1:
                 errors += ERRORS.get(call, [])
     raise AssertionError
@@ -715,9 +674,9 @@ def main() -> None:
         first.close()
     gc.collect()
     gc.freeze()  # which need not be looked through again and again
-    for one in sabotage:
-        SABOTAGE[one]()
-    sys.stdout.write(json.dumps(do(SCENARIOS[name], Path(folder))))
+    for broken in sabotage:
+        SABOTAGE[broken]()
+    report(do(SCENARIOS[name], Path(folder)))
 
 
 if __name__ == "__main__":

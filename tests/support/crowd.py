@@ -1,6 +1,4 @@
-"""A cheap environment of many agents, acting at once."""
-
-from __future__ import annotations
+"""Cheap environments of many agents, acting at once."""
 
 from typing import Any
 
@@ -46,3 +44,18 @@ class Crowd:
 
     def close(self) -> None:
         pass
+
+
+class Naming(Crowd):
+    """Each agent sees a number in [-1, 1] and is paid minus its distance to the second half of its action."""
+
+    def __init__(self, agents: int = 1) -> None:
+        super().__init__(agents)
+        self._do = gymnasium.spaces.Box(np.float32([0, -1]), np.float32([5, 1]))
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert all(self._do.contains(action) for action in actions.values())
+        numbers = dict(zip(self.possible_agents, self._numbers[:, 0].tolist(), strict=True))
+        result = super().step(dict.fromkeys(actions, 0))
+        rewards = {agent: -abs(float(action[1]) - numbers[agent]) for agent, action in actions.items()}
+        return result[0], rewards, *result[2:]

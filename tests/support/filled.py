@@ -1,7 +1,5 @@
 """Modules and mappings of arrays filled with one number, so that a torn copy of their weights shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

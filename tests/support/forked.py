@@ -1,7 +1,5 @@
 """What the tests of the fork server have it fork: a module that programs import in a moment."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -41,13 +39,13 @@ class Child:
 
 
 def tell(report: Connection, what: str) -> None:
-    found = {
+    answers = {
         "environment": lambda: os.environ.get("MARLCORE_TEST"),
         "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "numbers": lambda: np.random.random(),
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
     }
-    report.send(found[what]())
+    report.send(answers[what]())
 
 
 def end(report: Connection, how: int) -> None:

@@ -3,8 +3,6 @@
 It shares no code with the package.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple
@@ -24,10 +22,10 @@ def graph_lists(model: Any) -> Lists:
     n, agents = model.action_space.n, len(model.agents)
     profiles = [profile[::-1] for profile in product(range(n), repeat=agents)]
     model.reset()
-    found = [model.get_state()]
-    number = {found[0]: 0}
+    reached = [model.get_state()]
+    number = {reached[0]: 0}
     transitions: list[list[Any]] = []
-    for state in found:  # which grows meanwhile
+    for state in reached:  # which grows meanwhile
         transitions.append([])
         for profile in profiles:
             outcomes = model.transition_probabilities(state, profile)
@@ -35,19 +33,19 @@ def graph_lists(model: Any) -> Lists:
                 continue
             for _, successor in outcomes:
                 if successor not in number:
-                    number[successor] = len(found)
-                    found.append(successor)
+                    number[successor] = len(reached)
+                    reached.append(successor)
             transitions[-1].append((profile, [p for p, _ in outcomes], [number[s] for _, s in outcomes]))
     after = [{s for _, _, successors in of_state for s in successors} for of_state in transitions]
     try:
-        order = _ordered(after, found)
+        order = _ordered(after, reached)
     except TypeError:
-        order = _ordered(after, range(len(found)))
+        order = _ordered(after, range(len(reached)))
     place = {old: new for new, old in enumerate(order)}
     moved = [
         [(profile, p, [place[s] for s in successors]) for profile, p, successors in transitions[old]] for old in order
     ]
-    states = [found[old] for old in order]
+    states = [reached[old] for old in order]
     successors = [sorted(place[s] for s in after[old]) for old in order]
     return Lists(states, {state: i for i, state in enumerate(states)}, successors, moved)
 

@@ -1,7 +1,5 @@
 """A small treasure hunt, and how well it is played."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

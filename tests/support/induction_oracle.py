@@ -44,8 +44,8 @@ class Induction:
 
     def _at_random(self, state, agent, action):
         acting = [() if i == agent or i in self.robots else range(self.n) for i in reversed(range(self.agents))]
-        found = [tuple(reversed(profile)) for profile in product(*[each or (0,) for each in acting])]
-        return [(1.0 / len(found), profile) for profile in found]
+        profiles = [tuple(reversed(profile)) for profile in product(*[choices or (0,) for choices in acting])]
+        return [(1.0 / len(profiles), profile) for profile in profiles]
 
     def _choose(self, i, agent, achieved, values):
         q = [self._q(i, agent, action, achieved, values) for action in range(self.n)]

@@ -4,8 +4,6 @@ An interrupt may cost the batch that `sample` was about to return. A fault is an
 that no interrupt explains, another exception, a call that never returns, a thread that outlives `close`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import itertools

@@ -3,17 +3,16 @@
     python tests/support/kills.py spawn|forkserver|fork CYCLES [trust]
     python tests/support/kills.py zombie ROUNDS
 
-The first keeps one process of each role, started by that method of multiprocessing: two writers, one that comes and
-goes and makes segments of its own, a sampler, and unless it forks a publisher and a subscriber. Each is killed with
-SIGKILL, half of them while they start, and now and then all at once. A sampler and a subscriber in this process live
-all along: they check every row and all weights that they accept, whose writers are known. With `trust` they believe
-whatever they copied, until a row is torn. The second stops writers with SIGSTOP before it kills them. Both print what
-they counted in one line; the status is 1 when there was any fault.
+The first keeps one process of each role, started by that method of multiprocessing: three writers, one of them of many
+lanes, one that comes and goes and makes segments of its own, a sampler, and unless it forks a publisher and a
+subscriber. Each is killed with SIGKILL, half of them while they start, and now and then all at once. A sampler and a
+subscriber in this process live all along: they check every row and all weights that they accept, whose writers are
+known. With `trust` they believe whatever they copied, until a row is torn. The second stops writers with SIGSTOP before
+it kills them. Both report what they counted; the status is 1 when there was any fault.
 """
 
-from __future__ import annotations
-
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -30,21 +29,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from core import report
 from mapped import Mapped
+from processes import children, descriptors, state, sweep
 from seams import trusting
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
-from marlcore.memory import writer_lock
-from marlcore.memory.survey import survey_segments, sweep
+from marlcore.memory import survey_segments, writer_lock
 from marlcore.testing.rows import filled
 
-LANES, ROWS, WORDS, BATCH = 3, 64, 512, 64
+ROWS, WORDS, BATCH = 64, 512, 64
+VECTOR = tuple(range(3, 11))
+LANES = 3 + len(VECTOR)
 PATIENCE_S = 300.0
 STARTING, ATTACHING, WORKING = range(3)
-PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(
-    8
-)  # a line of the board; the last two are never reset
-FAULTS = ("torn", "fell", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
+# A process's line of the board; the last two are never reset.
+PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(8)
+FAULTS = ("torn", "fell", "ahead", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
 
 
 # ---- what is written: rows that lane, ticket and the writer's number name ----
@@ -80,17 +81,12 @@ def make_model() -> Any:
     return torch.nn.Linear(256, 256)
 
 
-def fill(model: Any, version: int) -> None:
-    for parameter in model.parameters():
-        parameter.data.fill_(version)
-
-
 def torn_weights(model: Any, subscriber: Any) -> int:
-    values = {float(word) for one in model.parameters() for word in one.detach().aminmax()}
+    values = {float(word) for parameter in model.parameters() for word in parameter.detach().aminmax()}
     return int(values != {subscriber.version} or subscriber.extras != {"version": subscriber.version})
 
 
-# ---- roles ----
+# ---- roles: role(line, handle, lanes, birth) ----
 
 
 def working(line: np.ndarray) -> Iterator[None]:
@@ -105,16 +101,30 @@ def working(line: np.ndarray) -> Iterator[None]:
             time.sleep(random.random() * 4e-3)
 
 
-def add(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+@contextlib.contextmanager
+def writing(handle: Any, lane: int, birth: int) -> Iterator[Callable[[], int]]:
+    """A function that adds the lane's next row, and returns its ticket."""
+
     with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
         writer.policy_version = birth
-        ticket = Mapped(replay).committed(lane)
-        for _ in working(line):
+        tickets = itertools.count(Mapped(replay).committed(lane))
+
+        def add_next() -> int:
+            ticket = next(tickets)
             assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
-            ticket += 1
+            return ticket
+
+        yield add_next
 
 
-def add_batch(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def add(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+    with writing(handle, *lanes, birth) as add_next:
+        for _ in working(line):
+            add_next()
+
+
+def add_batch(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+    (lane,) = lanes
     with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
         writer.policy_version = birth
         ticket = Mapped(replay).committed(lane)
@@ -124,20 +134,31 @@ def add_batch(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
             ticket += len(tickets)
 
 
-def come_and_go(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def add_vector(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+    """Adds a row to each lane, or to some of them."""
+    with ReplayBuffer.attach(handle) as replay, replay.vector_writer(lanes) as vector:
+        vector.policy_version = birth
+        tickets = np.array([Mapped(replay).committed(lane) for lane in range(LANES)])
+        rng = np.random.default_rng()
+        for _ in working(line):
+            some = rng.permutation(lanes)[: rng.integers(1, len(lanes) + 1)]
+            obs = observations(some, tickets[some], birth)
+            assert (vector.add(obs, tickets[some], np.zeros(len(some)), lanes=some) == tickets[some]).all()
+            tickets[some] += 1
+
+
+def come_and_go(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
     """Attaches, takes the lane, adds, leaves; makes a segment, which another attaches to."""
     name = Path(handle.path).name.split("-")[1]
     for _ in working(line):
-        with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
-            writer.policy_version = birth
-            ticket = Mapped(replay).committed(lane)
-            assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
+        with writing(handle, *lanes, birth) as add_next:
+            add_next()
         with ReplayBuffer.create(spec(), ROWS, name=name) as own, ReplayBuffer.attach(own.handle) as again:
             own.writer().add(observations(0, 0, 0), 0, 0.0)
             assert len(again) == 1
 
 
-def sample(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def sample(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
     with ReplayBuffer.attach(handle) as replay:
         sampler = replay.sampler(BATCH)
         for _ in working(line):
@@ -145,17 +166,18 @@ def sample(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
             line[READ] += BATCH
 
 
-def publish(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def publish(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
     from marlcore import ParameterStore
 
     model = make_model()
     with ParameterStore.attach(handle) as store, store.publisher(model) as publisher:
         for _ in working(line):
-            fill(model, publisher.version + 1)
+            for parameter in model.parameters():
+                parameter.data.fill_(publisher.version + 1)
             publisher.publish(version=publisher.version + 1)
 
 
-def subscribe(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def subscribe(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
     from marlcore import ParameterStore
 
     model = make_model()
@@ -168,24 +190,19 @@ def subscribe(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
                 line[READ] += 1
 
 
-def inherit(line: np.ndarray, handle: Any, lane: int, birth: int) -> None:
+def inherit(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
     """Asks for the lane until it is free, as a successor that stands ready does."""
-    with ReplayBuffer.attach(handle) as replay:
-        while True:
-            try:
-                writer = replay.writer(lane)
-                break
-            except LaneBusy:
-                line[REFUSED] += 1
-                time.sleep(1e-3)
-        writer.policy_version = birth
-        ticket = Mapped(replay).committed(lane)
-        first = observations(lane, ticket, birth)
-        assert writer.add(first, ticket, 0.0) == ticket
-        line[CLOCK], line[TICKET] = time.monotonic_ns(), ticket
-        for _ in working(line):
-            ticket += 1
-            assert writer.add(observations(lane, ticket, birth), ticket, 0.0) == ticket
+    while True:
+        try:
+            with writing(handle, *lanes, birth) as add_next:
+                line[TICKET] = add_next()
+                line[CLOCK] = time.monotonic_ns()
+                for _ in working(line):
+                    add_next()
+                return
+        except LaneBusy:
+            line[REFUSED] += 1
+            time.sleep(1e-3)
 
 
 SLOW = sample, publish, subscribe
@@ -199,53 +216,33 @@ def spec() -> TransitionSpec:
 # ---- lives ----
 
 
-class Board:
-    """A line of numbers for each process, in a file: it writes them, its parent reads."""
-
-    def __init__(self, path: Path, lines: int) -> None:
-        path.write_bytes(bytes(128 * lines))
-        self.path = path
-        self.lines = open_board(path)
-
-
 def open_board(path: Path) -> np.ndarray:
+    """A line of numbers for each process, in a file: it writes them, its parent reads."""
     return np.memmap(path, np.int64, "r+").reshape(-1, 16)
 
 
-def live(role: Callable[..., None], path: Path, slot: int, handle: Any, lane: int, birth: int) -> None:
+def live(role: Callable[..., None], path: Path, slot: int, *arguments: Any) -> None:
     """The target of processes."""
     line = open_board(path)[slot]
     line[PHASE] = ATTACHING
-    role(line, handle, lane, birth)
+    role(line, *arguments)
 
 
-@dataclass
-class Life:
-    """One process, from its start until it is killed."""
-
-    process: Any
-    began: float
-    late: bool
-    """Whether it works before it is killed."""
-    doom: float | None
-    counters: tuple[int, int] | None
-    """Of its lane, when it was started: committed and reserved."""
-
-
-class Nursery:
+class Lives:
     """Starts processes of one method, kills them, and counts what became of them."""
 
     def __init__(self, method: str, folder: Path, slots: int) -> None:
         self.context = multiprocessing.get_context(method)
-        self.board = Board(folder / "board", slots)
+        self.path = folder / "board"
+        self.path.write_bytes(bytes(128 * slots))
+        self.board = open_board(self.path)
         self.counts: Counter[str] = Counter()
 
-    def start(self, slot: int, role: Callable[..., None], handle: Any, lane: int, birth: int) -> Any:
-        self.board.lines[slot, :READ] = 0
-        self.board.lines[slot, TICKET] = -1
-        process = self.context.Process(
-            target=live, args=(role, self.board.path, slot, handle, lane, birth), daemon=True
-        )
+    def start_process(self, slot: int, role: Callable[..., None], handle: Any, lanes: tuple[int, ...], birth: int):
+        self.board[slot, :READ] = 0
+        self.board[slot, TICKET] = -1
+        arguments = role, self.path, slot, handle, lanes, birth
+        process = self.context.Process(target=live, args=arguments, daemon=True)
         process.start()
         return process
 
@@ -267,21 +264,44 @@ class Nursery:
         return True
 
 
-def counters(shared: Any, lane: int) -> tuple[int, int]:
-    """Committed and reserved."""
-    committed, reserved = Mapped(shared).counters(lane).tolist()
-    return committed, reserved
+def counters(shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
+    """Committed and reserved, int64 [lanes, 2]."""
+    mapped = Mapped(shared)
+    return np.array([mapped.counters(lane) for lane in lanes]).reshape(-1, 2)
 
 
-def stop(pid: int, shared: Any, lane: int) -> tuple[int, int]:
-    """The lane's counters once its writer stands still, or is dead."""
+def stop(pid: int, shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
+    """The lanes' counters once their writer stands still, or is dead."""
     os.kill(pid, signal.SIGSTOP)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+    while state(pid) not in "TZ":
         time.sleep(1e-5)
-    return counters(shared, lane)
+    return counters(shared, lanes)
 
 
-class Kills:
+@dataclass
+class Role:
+    work: Callable[..., None]
+    shared: Any
+    lanes: tuple[int, ...] = ()
+    """Those that it writes to."""
+    startup: float = 1.0
+    """Seconds."""
+
+
+@dataclass
+class Life:
+    """One process, from its start until it is killed."""
+
+    process: Any
+    began: float
+    late: bool
+    """Whether it works before it is killed."""
+    doom: float | None
+    before: np.ndarray
+    """Its lanes' counters when it was started."""
+
+
+class Kills(Lives):
     """One process of each role; and a sampler and a subscriber in this one, which are never killed."""
 
     def __init__(self, method: str, folder: Path, trust: bool) -> None:
@@ -289,8 +309,8 @@ class Kills:
         self.replay = ReplayBuffer.create(spec(), LANES * ROWS, LANES, name=name)
         with trusting() if trust else contextlib.nullcontext():
             self.sampler = self.replay.sampler(BATCH, seed=0)
-        self.roles = [(add, self.replay, 0), (add_batch, self.replay, 1), (come_and_go, self.replay, 2),
-                      (sample, self.replay, None)]  # fmt: skip
+        writers = (add, (0,)), (add_batch, (1,)), (come_and_go, (2,)), (add_vector, VECTOR), (sample, ())
+        self.roles = [Role(work, self.replay, lanes) for work, lanes in writers]
         self.store = None
         if method != "fork":  # torch does not live through it
             from marlcore import ParameterStore
@@ -298,72 +318,72 @@ class Kills:
             self.model = make_model()
             self.store = ParameterStore.create(self.model, extras={"version": ()}, name=name)
             self.subscriber = self.store.subscriber(self.model)
-            self.roles += [(publish, self.store, 0), (subscribe, self.store, None)]
+            self.roles += [Role(publish, self.store, (0,)), Role(subscribe, self.store)]
         self.trust = trust
         self.births = Births(LANES)
-        self.nursery = Nursery(method, folder, len(self.roles))
-        self.counts = self.nursery.counts
-        self.startup = [1.0] * len(self.roles)  # seconds
-        self.lives = [self.start(slot) for slot in range(len(self.roles))]
+        super().__init__(method, folder, len(self.roles))
+        self.all = list(range(len(self.roles)))
+        self.lives = [self.start(slot) for slot in self.all]
 
     def start(self, slot: int) -> Life:
-        role, shared, lane = self.roles[slot]
-        before = None if lane is None else counters(shared, lane)
-        birth = len(self.births.ends[lane]) if shared is self.replay and lane is not None else 0
-        process = self.nursery.start(slot, role, shared.handle, lane or 0, birth)
-        now, late = time.monotonic(), random.random() < (0.8 if role in SLOW else 0.5)
-        doom = None if late else now + 1.2 * random.random() * self.startup[slot]
+        role = self.roles[slot]
+        before = counters(role.shared, role.lanes)
+        birth = len(self.births.ends[role.lanes[0]]) if role.shared is self.replay and role.lanes else 0
+        process = self.start_process(slot, role.work, role.shared.handle, role.lanes, birth)
+        now, late = time.monotonic(), random.random() < (0.8 if role.work in SLOW else 0.5)
+        doom = None if late else now + 1.2 * random.random() * role.startup
         return Life(process, now, late, doom, before)
 
     def due(self, slot: int) -> bool:
         """Whether its time has come: while it starts, or a little after it began to work."""
-        life, now = self.lives[slot], time.monotonic()
-        if life.doom is None and self.nursery.board.lines[slot, PROGRESS]:
-            self.startup[slot] = now - life.began
-            life.doom = now + random.random() * (9 * self.startup[slot] if self.roles[slot][0] in SLOW else 0.03)
+        life, role, now = self.lives[slot], self.roles[slot], time.monotonic()
+        if life.doom is None and self.board[slot, PROGRESS]:
+            role.startup = now - life.began
+            life.doom = now + random.random() * (9 * role.startup if role.work in SLOW else 0.03)
         elif life.doom is None and now > life.began + PATIENCE_S:
             self.counts["hung"] += 1
-            self.counts[f"{self.roles[slot][0].__name__}_hung"] += 1
+            self.counts[f"{role.work.__name__}_hung"] += 1
             life.doom = now
         return life.doom is not None and now >= life.doom
 
     def kill(self, slots: list[int]) -> None:
         for slot in slots:
-            if self.lives[slot].late and self.roles[slot][2] is not None and random.random() < 0.3:
+            if self.lives[slot].late and self.roles[slot].lanes and random.random() < 0.3:
                 self.stop_inside(slot)
             self.lives[slot].process.kill()
         for slot in slots:
-            self.nursery.bury(self.lives[slot].process)
+            self.bury(self.lives[slot].process)
             self.examine(slot)
 
     def stop_inside(self, slot: int) -> None:
         """Tries to have a writer stand still between its two counters, where a kill at random seldom finds it."""
-        _, shared, lane = self.roles[slot]
-        pid = self.lives[slot].process.pid
-        self.nursery.board.lines[slot, HURRY] = 1
+        role, pid = self.roles[slot], self.lives[slot].process.pid
+        self.board[slot, HURRY] = 1
         for _ in range(50):
-            committed, reserved = stop(pid, shared, lane)
-            if reserved > committed:
+            committed, reserved = stop(pid, role.shared, role.lanes).T
+            if (reserved > committed).any():
                 return
             os.kill(pid, signal.SIGCONT)
             time.sleep(1e-3 * random.random())
 
     def examine(self, slot: int) -> None:
         """What the dead one left."""
-        role, shared, lane = self.roles[slot]
-        phase = ["starting", "attaching", "working"][self.nursery.board.lines[slot, PHASE]]
-        if lane is not None:
-            before, after = self.lives[slot].counters, counters(shared, lane)
-            self.counts["fell"] += after[0] < before[0] or after[1] < before[1]
-            self.counts["kept"] += Mapped(shared).segment.is_locked(writer_lock(lane))
-            if after[1] > max(after[0], before[1]):  # else its predecessor may have reserved that
-                phase = "inside"
-            if shared is self.replay:
-                self.births.ends[lane].append(after[0])
-        if role is come_and_go:
+        role, before = self.roles[slot], self.lives[slot].before
+        phase = ["starting", "attaching", "working"][self.board[slot, PHASE]]
+        after = counters(role.shared, role.lanes)
+        committed, reserved = after.T
+        self.counts["fell"] += int((after < before).sum())
+        self.counts["kept"] += sum(Mapped(role.shared).segment.is_locked(writer_lock(lane)) for lane in role.lanes)
+        if (reserved > np.maximum(committed, before[:, 1])).any():  # else its predecessor may have reserved that
+            phase = "inside"
+        if role.shared is self.replay:
+            self.counts["ahead"] += role.work is not add_batch and bool((reserved - committed > 1).any())
+            for lane, end in zip(role.lanes, committed.tolist(), strict=True):
+                self.births.ends[lane].append(end)
+        if role.work is come_and_go:
             self.counts["swept"] += sum(map(is_ours, sweep()))
         self.counts[phase] += 1
-        self.counts[f"{role.__name__}_{phase}"] += 1
+        self.counts[f"{role.work.__name__}_{phase}"] += 1
 
     def survive(self) -> None:
         """What is read here is whole, whoever was killed."""
@@ -379,22 +399,21 @@ class Kills:
     def run(self, cycles: int) -> None:
         while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]) and not self.counts["hung"]:
             self.survive()
-            slots = [slot for slot in range(len(self.roles)) if self.due(slot)]
+            slots = [slot for slot in self.all if self.due(slot)]
             if slots and random.random() < 0.02:
-                slots = list(range(len(self.roles)))
+                slots = self.all
             self.kill(slots)
             for slot in slots:
                 self.lives[slot] = self.start(slot)
             time.sleep(0.01)
-        lines = self.nursery.board.lines
-        before = lines[:, PROGRESS].copy()
-        self.nursery.wait(lambda: (lines[:, PROGRESS] > before).all())
-        self.kill(list(range(len(self.roles))))
+        before = self.board[:, PROGRESS].copy()
+        self.wait(lambda: (self.board[:, PROGRESS] > before).all())
+        self.kill(self.all)
         for _ in range(20):
             self.survive()
-        self.counts["rows_of_the_killed"] = int(lines[:, READ].sum())
-        self.counts["torn"] += int(lines[:, TORN].sum())
-        self.counts["added"] = sum(counters(self.replay, lane)[0] for lane in range(LANES))
+        self.counts["rows_of_the_killed"] = int(self.board[:, READ].sum())
+        self.counts["torn"] += int(self.board[:, TORN].sum())
+        self.counts["added"] = int(counters(self.replay, tuple(range(LANES)))[:, 0].sum())
 
     def close(self) -> None:
         self.replay.close()
@@ -402,24 +421,20 @@ class Kills:
             self.store.close()
 
 
-# ---- zombies ----
-
-
-class Zombies:
+class Zombies(Lives):
     """A writer that is stopped, and a successor that stands ready: it is refused until the writer is killed."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__("fork", folder, 2)
         self.replay = ReplayBuffer.create(spec(), ROWS, name=f"kills{os.getpid()}")
         self.sampler = self.replay.sampler(BATCH, seed=0)
         self.births = Births(1)
-        self.nursery = Nursery("fork", folder, 2)
-        self.counts = self.nursery.counts
         self.takeovers: list[float] = []  # milliseconds
         self.holder = self.start(0)
-        self.nursery.wait(lambda: self.nursery.board.lines[0, TICKET] >= 0)  # else the first heir may get the lane
+        self.wait(lambda: self.board[0, TICKET] >= 0)  # else the first heir may get the lane
 
     def start(self, birth: int) -> Any:
-        return self.nursery.start(birth % 2, inherit, self.replay.handle, 0, birth)
+        return self.start_process(birth % 2, inherit, self.replay.handle, (0,), birth)
 
     def run(self, rounds: int) -> None:
         for birth in range(1, rounds + 1):
@@ -427,42 +442,42 @@ class Zombies:
                 break
             self.round(birth)
         self.holder.kill()
-        self.nursery.bury(self.holder)
+        self.bury(self.holder)
         self.counts["rounds"] = len(self.takeovers)
         for name, value in zip(("p50", "p99", "max"), np.percentile(self.takeovers, [50, 99, 100]), strict=True):
             self.counts[f"takeover_{name}_ms"] = round(float(value), 3)
 
     def round(self, birth: int) -> None:
         """One writer's end; every second one goes on in between."""
-        heir, wait = self.start(birth), self.nursery.wait
-        mine, theirs = self.nursery.board.lines[birth % 2], self.nursery.board.lines[(birth - 1) % 2]
-        wait(lambda: theirs[PROGRESS] > ROWS and mine[REFUSED])
-        theirs[HURRY] = 1
-        committed, reserved = self.stop(mine)
+        heir, line, other = self.start(birth), self.board[birth % 2], self.board[(birth - 1) % 2]
+        self.wait(lambda: other[PROGRESS] > ROWS and line[REFUSED])
+        other[HURRY] = 1
+        committed, reserved = self.stop(line)
         if birth % 2:
             os.kill(self.holder.pid, signal.SIGCONT)
-            self.counts["continued"] += wait(lambda: counters(self.replay, 0)[0] > committed + 20)
-            committed, reserved = self.stop(mine)
+            self.counts["continued"] += self.wait(lambda: counters(self.replay, (0,))[0, 0] > committed + 20)
+            committed, reserved = self.stop(line)
         self.counts["inside"] += reserved > committed
         self.births.ends[0].append(committed)
         killed = time.monotonic_ns()
         self.holder.kill()
-        self.nursery.bury(self.holder)
+        self.bury(self.holder)
         self.holder = heir
-        if wait(lambda: mine[TICKET] >= 0):
-            self.takeovers.append((int(mine[CLOCK]) - killed) / 1e6)
-        self.counts["beside"] += mine[TICKET] != committed
-        self.counts["refused"] += int(mine[REFUSED])
+        if self.wait(lambda: line[CLOCK] > 0):
+            self.takeovers.append((int(line[CLOCK]) - killed) / 1e6)
+        self.counts["beside"] += int(line[TICKET] != committed)
+        self.counts["refused"] += int(line[REFUSED])
         self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
         self.counts["rows"] += BATCH
 
     def stop(self, heir: np.ndarray) -> tuple[int, int]:
         """The lane's counters with the writer stopped, while the heir asks for longer than thousands of adds take."""
         time.sleep(random.random() * 1e-3)
-        stopped, asked = stop(self.holder.pid, self.replay, 0), int(heir[REFUSED])
-        self.nursery.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
-        self.counts["beside"] += counters(self.replay, 0) != stopped or heir[TICKET] >= 0
-        return stopped
+        stopped, asked = stop(self.holder.pid, self.replay, (0,)), int(heir[REFUSED])
+        self.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
+        self.counts["beside"] += bool((counters(self.replay, (0,)) != stopped).any() or heir[TICKET] >= 0)
+        committed, reserved = stopped[0].tolist()
+        return committed, reserved
 
     def close(self) -> None:
         self.replay.close()
@@ -475,18 +490,14 @@ def is_ours(segment: str) -> bool:
     return segment.startswith(f"marlcore-kills{os.getpid()}-")
 
 
-def left(helpers: set[int]) -> dict[str, int]:
+def left(helpers: set[int]) -> Counter[str]:
     """What this process, or what it started to help it, has open or running; and segments of this run."""
-    children = set()
-    for pid in (os.getpid(), *helpers):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children.update(map(int, (task / "children").read_text().split()))
     sweep()
-    return {
-        "segments": sum(is_ours(file.name) for file in survey_segments()),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": len(children),
-    }
+    return Counter(
+        segments=sum(is_ours(file.name) for file in survey_segments()),
+        descriptors=len(descriptors()),
+        processes=len({child for pid in (os.getpid(), *helpers) for child in children(pid)}),
+    )
 
 
 @contextlib.contextmanager
@@ -515,11 +526,10 @@ def main(method: str, cycles: int, trust: bool) -> bool:
         deaths.close()
         counts = deaths.counts
         del deaths
-        for kind, number in left(pids).items():
-            counts[kind] = number - before[kind]
+        counts.update(left(pids))
+        counts.subtract(before)
     faults = {name: counts.pop(name, 0) for name in FAULTS}
-    words = {"cycles": cycles, **counts, **faults, "seconds": round(time.monotonic() - began, 1)}
-    print(*(f"{name} {value}" for name, value in words.items()), flush=True)
+    report({"cycles": cycles, **counts, **faults, "seconds": round(time.monotonic() - began, 1)})
     return any(faults.values())
 
 

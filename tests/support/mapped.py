@@ -1,7 +1,5 @@
 """The memory of a replay, queue, store or telemetry, mapped once more: what other processes see, and may damage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

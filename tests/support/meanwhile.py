@@ -1,7 +1,5 @@
 """What happens while a test waits: a call a moment later, a signal, other processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

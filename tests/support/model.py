@@ -1,7 +1,5 @@
 """The oracle of plain Python: a replay is lists of episodes of rows, and a batch must look as these say."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -93,13 +91,13 @@ class Model:
 
     def sampleable(self, stack: int, n_step: int, sequence: Sequence | None = None) -> dict[int, tuple[Episode, int]]:
         """By index: the episode and the place in it of each transition, or sequence's first, that may be drawn."""
-        found = {}
+        allowed = {}
         for number, lane in enumerate(self.lanes):
             for episode in lane.episodes:
                 for place, row in enumerate(episode.rows):
                     if self._may_be_drawn(lane, episode, place, stack, n_step, sequence):
-                        found[row.ticket * len(self.lanes) + number] = (episode, place)
-        return found
+                        allowed[row.ticket * len(self.lanes) + number] = (episode, place)
+        return allowed
 
     def _may_be_drawn(self, lane, episode, place, stack, n_step, sequence) -> bool:
         rows = episode.rows
@@ -126,7 +124,7 @@ class Model:
     def steps(self, episode: Episode, place: int, n_step: int, length: int) -> int:
         """Transitions of the sequence from `place` on, as far as the episode goes."""
         places = range(place, min(place + length, len(episode.rows)))
-        return sum(self.has_return(episode, one, n_step) for one in places)
+        return sum(self.has_return(episode, at, n_step) for at in places)
 
     def check(
         self, batch, stack=1, n_step=1, gamma=0.99, pad="repeat", allowed=None, sequence=None, weighted=False
@@ -171,8 +169,8 @@ class Model:
         row = episode.rows[place]
         window = [row] if self.spec.next_obs else episode.rows[place : place + n_step]
         total, discount = 0.0, 1.0
-        for one in window:
-            total += discount * float(np.float32(one.reward))
+        for following in window:
+            total += discount * float(np.float32(following.reward))
             discount *= gamma
         ending = window[-1]
         same(batch.action[at], row.action)
@@ -216,8 +214,8 @@ class Priorities:
         lanes = len(self.model.lanes)
         for index in sorted(allowed.keys() - self.masses, key=lambda index: (index % lanes, index // lanes)):
             episode, place = allowed[index]
-            given = float(episode.rows[place].extras.get(self.options.initial, np.nan))
-            priority = self.highest if np.isnan(given) else given + self.options.epsilon
+            stored = float(episode.rows[place].extras.get(self.options.initial, np.nan))
+            priority = self.highest if np.isnan(stored) else stored + self.options.epsilon
             self.highest = max(self.highest, priority)
             self.masses[index] = priority**self.options.alpha
         return allowed

@@ -1,7 +1,5 @@
 """A Gymnasium environment with a nested observation, whatever action space, and masks where one wants them."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

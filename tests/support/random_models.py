@@ -1,7 +1,5 @@
 """Random acyclic world models, for hypothesis: any shape, profiles that are not possible, equal successors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Random play of a vector environment, and of the raw environments beside it: the plain oracle."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any

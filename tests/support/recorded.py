@@ -1,12 +1,12 @@
 """Environments that record every transition as they tell it, and what a run's replay holds of them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle
 from collections import defaultdict
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,201 +36,171 @@ class Transition(NamedTuple):
 class Recorder:
     """The transitions of one environment, by (copy inside it, agent), written to a folder when it closes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, space_of: Callable[[str], gymnasium.Space]) -> None:
         self._path = folder / f"{os.getpid():010}-{next(_numbers):06}.pickle"
+        self._space_of = space_of
         self._transitions: dict[tuple[int, str], list[Transition]] = defaultdict(list)
+        self._seen: dict[tuple[int, str], list[np.ndarray]] = {}
         self._acted: dict[tuple[int, str], tuple[Any, Any]] = {}  # whose outcome is still to come
 
-    def begin(self, copy: int = 0) -> None:
+    def begin(self) -> None:
         """Begins an episode: an action without an outcome is forgotten."""
-        self._acted = {key: acted for key, acted in self._acted.items() if key[0] != copy}
+        self._acted = {}
 
-    def acted(self, agent: str, obs: list[np.ndarray], action: Any, copy: int = 0) -> None:
-        self._acted[copy, agent] = (obs, deepcopy(action))
+    def see(self, agent: str, obs: Any, info: Any, copy: int = 0) -> None:
+        self._seen[copy, agent] = self._plain(agent, obs, info)
 
-    def told(self, agent: str, reward: Any, terminated: Any, truncated: Any, obs: Any, copy: int = 0) -> None:
-        """`obs`: a function of whether it is an episode's final one."""
+    def act(self, agent: str, action: Any, copy: int = 0) -> None:
+        self._acted[copy, agent] = (self._seen[copy, agent], deepcopy(action))
+
+    def tell(
+        self, agent: str, reward: Any, terminated: Any, truncated: Any, obs: Any, info: Any, copy: int = 0
+    ) -> None:
         if (copy, agent) in self._acted:
             ends = bool(terminated), bool(truncated)
             seen, action = self._acted.pop((copy, agent))
-            self._transitions[copy, agent].append(Transition(seen, action, float(reward), *ends, obs(any(ends))))
+            after = self._plain(agent, obs, info, any(ends))
+            self._transitions[copy, agent].append(Transition(seen, action, float(reward), *ends, after))
+
+    def _plain(self, agent: str, obs: Any, info: Any, final: bool = False) -> list[np.ndarray]:
+        space = self._space_of(agent)
+        masked = "action_mask" in info or (isinstance(space, gymnasium.spaces.Dict) and "action_mask" in space.spaces)
+        return deepcopy(plain(space, obs, info, masked=masked, final=final))
 
     def write(self) -> None:
         if self._transitions:
             self._path.write_bytes(pickle.dumps(dict(self._transitions)))
 
 
-def _masked(space: gymnasium.Space, info: dict[str, Any]) -> bool:
-    return "action_mask" in info or (isinstance(space, gymnasium.spaces.Dict) and "action_mask" in space.spaces)
+def _watch_rounds(env: Any, recorder: Recorder, by_agent: Callable[[Any], dict[str, Any]]) -> None:
+    """Of an environment whose agents act at once."""
+    reset, step = env.reset, env.step
+
+    def watched_reset(**options: Any) -> Any:
+        obs, infos = result = reset(**options)
+        recorder.begin()
+        for agent, value in by_agent(obs).items():
+            recorder.see(agent, value, by_agent(infos).get(agent, {}))
+        return result
+
+    def watched_step(actions: Any) -> Any:
+        for agent, action in by_agent(actions).items():
+            recorder.act(agent, action)
+        result = step(actions)
+        obs, rewards, terminated, truncated, infos = map(by_agent, result)
+        for agent, value in obs.items():
+            ends, info = (terminated[agent], truncated[agent]), infos.get(agent, {})
+            recorder.tell(agent, rewards[agent], *ends, value, info)
+            if not any(ends):
+                recorder.see(agent, value, info)
+        return result
+
+    env.reset, env.step = watched_reset, watched_step
 
 
-class RecordedGymnasium(gymnasium.Wrapper):
-    """A Gymnasium environment that records."""
+def _watch_turns(env: Any, recorder: Recorder) -> None:
+    """Of an environment whose agents act one after another."""
+    reset, step = env.reset, env.step
 
-    def __init__(self, env: Any, folder: Path) -> None:
-        super().__init__(env)
-        self._recorder = Recorder(folder)
+    def watched_reset(seed: int | None = None, options: Any = None) -> None:
+        reset(seed=seed, options=options)
+        recorder.begin()
 
-    def reset(self, **options: Any) -> Any:
-        obs, info = self.env.reset(**options)
-        self._recorder.begin()
-        self._masked = _masked(self.env.observation_space, info)
-        self._seen = self._plain(obs, info, False)
-        return obs, info
-
-    def step(self, action: Any) -> Any:
-        self._recorder.acted("agent_0", self._seen, action)
-        obs, reward, terminated, truncated, info = told = self.env.step(action)
-        self._seen = self._plain(obs, info, False) if not (terminated or truncated) else []
-        self._recorder.told("agent_0", reward, terminated, truncated, lambda final: self._plain(obs, info, final))
-        return told
-
-    def _plain(self, obs: Any, info: Any, final: bool) -> list[np.ndarray]:
-        return plain(self.env.observation_space, obs, info, masked=self._masked, final=final)
-
-    def close(self) -> None:
-        self._recorder.write()
-        super().close()
-
-
-class _Recorded:
-    """Hands everything on to the environment inside."""
-
-    def __init__(self, env: Any, folder: Path) -> None:
-        self._env = env
-        self._recorder = Recorder(folder)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
-    def _plain(self, agent: str, obs: Any, info: Any, final: bool) -> list[np.ndarray]:
-        space = self._env.observation_space(agent)
-        return plain(space, obs, info, masked=_masked(space, info), final=final)
-
-    def close(self) -> None:
-        self._recorder.write()
-        self._env.close()
-
-
-class RecordedAEC(_Recorded):
-    """A PettingZoo AEC environment that records."""
-
-    def reset(self, seed: int | None = None, options: Any = None) -> None:
-        self._env.reset(seed=seed, options=options)
-        self._recorder.begin()
-
-    def step(self, action: Any) -> None:
-        agent = self._env.agent_selection
-        obs, reward, terminated, truncated, info = self._env.last()
-        self._recorder.told(agent, reward, terminated, truncated, lambda final: self._plain(agent, obs, info, final))
+    def watched_step(action: Any) -> None:
+        agent = env.agent_selection
+        obs, reward, terminated, truncated, info = env.last()
+        recorder.tell(agent, reward, terminated, truncated, obs, info)
         if action is not None:
-            self._recorder.acted(agent, self._plain(agent, obs, info, False), action)
-        self._env.step(action)
+            recorder.see(agent, obs, info)
+            recorder.act(agent, action)
+        step(action)
 
-    def last(self, observe: bool = True) -> Any:
-        return self._env.last(observe)
-
-
-class RecordedParallel(_Recorded):
-    """A PettingZoo Parallel environment that records."""
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        obs, infos = self._env.reset(seed=seed, options=options)
-        self._recorder.begin()
-        self._see(obs, infos)
-        return obs, infos
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        for agent, action in actions.items():
-            self._recorder.acted(agent, self._seen[agent], action)
-        obs, rewards, terminated, truncated, infos = told = self._env.step(actions)
-        for agent in actions:
-            self._recorder.told(
-                agent, rewards[agent], terminated[agent], truncated[agent],
-                lambda final, agent=agent: self._plain(agent, obs[agent], infos.get(agent, {}), final),
-            )  # fmt: skip
-        self._see(obs, infos)
-        return told
-
-    def _see(self, obs: Any, infos: Any) -> None:
-        self._seen = {agent: self._plain(agent, obs[agent], infos.get(agent, {}), False) for agent in self._env.agents}
+    env.reset, env.step = watched_reset, watched_step
 
 
-class RecordedVector(gymnasium.vector.VectorWrapper):
-    """A Gymnasium vector environment in NEXT_STEP mode that records; without masks."""
+def _watch_copies(env: Any, recorder: Recorder) -> None:
+    """Of a Gymnasium vector environment in NEXT_STEP mode, without masks."""
+    reset, step, copies = env.reset, env.step, range(env.num_envs)
+    ended = np.zeros(env.num_envs, bool)
 
-    def __init__(self, env: Any, folder: Path) -> None:
-        super().__init__(env)
-        self._recorder = Recorder(folder)
-        self._ended = np.zeros(env.num_envs, bool)
+    def watched_reset(**options: Any) -> Any:
+        obs, _ = result = reset(**options)
+        ended[:] = False
+        for copy in copies:
+            recorder.see("agent_0", obs[copy], {}, copy)
+        return result
 
-    def reset(self, **options: Any) -> Any:
-        obs, info = self.env.reset(**options)
-        self._seen, self._ended = deepcopy(obs), np.zeros(self.num_envs, bool)
-        return obs, info
+    def watched_step(actions: Any) -> Any:
+        acting = ~ended
+        for copy in np.flatnonzero(acting).tolist():
+            recorder.act("agent_0", actions[copy], copy)
+        obs, reward, terminated, truncated, _ = result = step(actions)
+        ended[:] = (terminated | truncated) & acting
+        for copy in copies:
+            if acting[copy]:
+                recorder.tell("agent_0", reward[copy], terminated[copy], truncated[copy], obs[copy], {}, copy)
+            recorder.see("agent_0", obs[copy], {}, copy)
+        return result
 
-    def step(self, actions: Any) -> Any:
-        before, idle = self._seen, self._ended
-        for copy in np.flatnonzero(~idle).tolist():
-            self._recorder.acted("agent_0", [before[copy]], actions[copy], copy)
-        obs, reward, terminated, truncated, _ = told = self.env.step(actions)
-        self._seen, self._ended = deepcopy(obs), (terminated | truncated) & ~idle
-        for copy in np.flatnonzero(~idle).tolist():
-            self._recorder.told(
-                "agent_0", reward[copy], terminated[copy], truncated[copy],
-                lambda final, copy=copy: [self._seen[copy]], copy,
-            )  # fmt: skip
-        return told
-
-    def close(self, **options: Any) -> None:
-        self._recorder.write()
-        super().close(**options)
+    env.reset, env.step = watched_reset, watched_step
 
 
 def recorded(env: Any, folder: Path) -> Any:
-    """The environment, recording into `folder`."""
+    """The environment, which from now on records into `folder`."""
     if hasattr(env, "num_envs"):
-        return RecordedVector(env, folder)
-    if hasattr(env, "possible_agents"):
-        return RecordedAEC(env, folder) if hasattr(env, "last") else RecordedParallel(env, folder)
-    return RecordedGymnasium(env, folder)
+        recorder = Recorder(folder, lambda agent: env.single_observation_space)
+        _watch_copies(env, recorder)
+    elif not hasattr(env, "possible_agents"):
+        recorder = Recorder(folder, lambda agent: env.observation_space)
+        _watch_rounds(env, recorder, lambda value: {"agent_0": value})
+    else:
+        recorder = Recorder(folder, env.observation_space)
+        if hasattr(env, "last"):
+            _watch_turns(env, recorder)
+        else:
+            _watch_rounds(env, recorder, dict)
+    env.close = partial(_write_and_close, recorder, env.close)
+    return env
+
+
+def _write_and_close(recorder: Recorder, close: Callable[..., None], **options: Any) -> None:
+    recorder.write()
+    close(**options)
 
 
 def read_records(folder: Path) -> dict[tuple[int, str], list[Transition]]:
     """What the environments of a run with one actor told, by (copy, agent)."""
-    found: dict[tuple[int, str], list[Transition]] = {}
+    records: dict[tuple[int, str], list[Transition]] = {}
     first = 0
     for path in sorted(folder.iterdir()):
-        mine = pickle.loads(path.read_bytes())
-        found |= {(first + copy, agent): told for (copy, agent), told in mine.items()}
-        first += 1 + max(copy for copy, _ in mine)
-    return found
+        recorded = pickle.loads(path.read_bytes())
+        records |= {(first + copy, agent): told for (copy, agent), told in recorded.items()}
+        first += 1 + max(copy for copy, _ in recorded)
+    return records
 
 
 def read_replay(path: Path, spaces: mc.Spaces, batch: int = 512) -> dict[int, list[Transition]]:
     """Every transition that can be drawn from a saved replay, by lane, in order."""
-    found: dict[int, tuple[Any, ...]] = {}
+    transitions: dict[int, tuple[Any, ...]] = {}
     start = getattr(spaces.action, "start", 0)
     with mc.ReplayBuffer.load(path) as replay, without_limits():
         sampler = replay.sampler(batch, n_step=1, gamma=0.5, seed=0, min_size=1)
         lanes, fresh = replay.lanes, 0
         while fresh < 60:  # batches in a row without a new transition
             drawn = sampler.sample()
-            before = len(found)
+            before = len(transitions)
             for row, index in enumerate(drawn.index.tolist()):
-                if index in found:
+                if index in transitions:
                     continue
                 ends = bool(drawn.terminated[row]), bool(drawn.truncated[row])
                 assert drawn.discount[row] == (0.0 if ends[0] else 0.5)
                 action = drawn.action[row] + start if np.any(start) else drawn.action[row].copy()
                 obs, next_obs = _rows(spaces, drawn.obs, row), _rows(spaces, drawn.next_obs, row)
-                found[index] = Transition(obs, action, float(drawn.reward[row]), *ends, next_obs)
-            fresh = 0 if len(found) > before else fresh + 1
+                transitions[index] = Transition(obs, action, float(drawn.reward[row]), *ends, next_obs)
+            fresh = 0 if len(transitions) > before else fresh + 1
     by_lane: dict[int, list[Transition]] = defaultdict(list)
-    for index in sorted(found):
-        by_lane[index % lanes].append(found[index])
+    for index in sorted(transitions):
+        by_lane[index % lanes].append(transitions[index])
     return by_lane
 
 
@@ -276,7 +246,7 @@ class RandomActing(mc.Algorithm):
         arrays = {name: one.numpy() for name, one in obs.items()} if isinstance(obs, dict) else obs.numpy()
         return mc.Action(sample(spaces, arrays, generator))
 
-    def make_trainer(self, model: Any) -> MeanReward:
+    def make_trainer(self, model: Any) -> Any:
         return MeanReward(model)
 
 

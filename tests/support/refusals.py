@@ -1,7 +1,5 @@
 """Refusals: the whole text of an error, and what a forked child may not use."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A PettingZoo environment whose agents come and go."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

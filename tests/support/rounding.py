@@ -1,7 +1,5 @@
 """How far rounding may take two results apart: tolerances that follow from the arithmetic, not from a machine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

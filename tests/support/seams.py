@@ -1,7 +1,5 @@
 """The seams: a function or constant of a room replaced wherever that room's files use it, and rules left out."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +16,9 @@ from marlcore.replay.limiter import SampleGate
 def holders(room: str, name: str) -> list[Any]:
     """The modules of marlcore.<room> that have this name."""
     inside = [module for key, module in list(sys.modules.items()) if key.startswith(f"marlcore.{room}.")]
-    found = [module for module in inside if hasattr(module, name)]
-    assert found, f"nothing in marlcore.{room} is called {name}"
-    return found
+    modules = [module for module in inside if hasattr(module, name)]
+    assert modules, f"nothing in marlcore.{room} is called {name}"
+    return modules
 
 
 def replace(room: str, **replacements: Any) -> None:

@@ -1,7 +1,5 @@
 """Random play of one copy of an environment, turn by turn."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple

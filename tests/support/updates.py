@@ -1,7 +1,5 @@
 """What tests of learning algorithms share: spaces, random batches, trainers whose target differs, resumption."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -31,12 +29,12 @@ def continuous_spaces(action: gym.Box | None = None, **options: Any) -> Spaces:
 def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
     """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
     lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
-    found = {}
+    obs = {}
     for name, field in by_name(spaces.obs).items():
         shape = (*lead, *field.shape)
         array = rng.random(shape) < 0.6 if name == MASK else rng.normal(size=shape)
-        found[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
-    return in_form(found, spaces.obs)
+        obs[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
+    return in_form(obs, spaces.obs)
 
 
 def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
@@ -69,18 +67,18 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
     model = hyper.make_model(spaces or box_spaces())
     trainer: Any = hyper.make_trainer(model)
     with torch.no_grad():
-        for one in trainer.target.parameters():
-            one.add_(torch.randn_like(one))
+        for parameter in trainer.target.parameters():
+            parameter.add_(torch.randn_like(parameter))
     return model, trainer
 
 
 def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Makes the tensors views of one flat tensor, as those of a published model are, and returns it."""
-    flat = torch.cat([one.detach().flatten() for one in tensors])
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     offset = 0
-    for one in tensors:
-        one.data = flat[offset : offset + one.numel()].view_as(one)
-        offset += one.numel()
+    for tensor in tensors:
+        tensor.data = flat[offset : offset + tensor.numel()].view_as(tensor)
+        offset += tensor.numel()
     return flat
 
 

@@ -1,7 +1,5 @@
 """Two agents that act in turns, in episodes of random lengths, so that copies are soon at different turns."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

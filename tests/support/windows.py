@@ -1,7 +1,5 @@
 """Windows of random episodes in a replay, for tests of recurrent learners."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -28,14 +26,14 @@ def made_windows(hyper: Algorithm, spaces: Spaces, rows: int = 24, seed: int = 0
 
 
 def _write_episode(writer: Any, spec: mc.TransitionSpec, spaces: Spaces, rng: np.random.Generator) -> None:
-    one = Spaces(spaces.observation, spaces.action, spaces.masked)
+    unstacked = Spaces(spaces.observation, spaces.action, spaces.masked)
     length, end = int(rng.integers(1, 40)), rng.choice(["terminated", "truncated", "seam"])
     for step in range(length):
         last = step == length - 1
-        obs, final = _first(made_obs(one, 1, rng)), _first(made_obs(one, 1, rng))
+        obs, final = _first(made_obs(unstacked, 1, rng)), _first(made_obs(unstacked, 1, rng))
         over = {end: True} if last and end != "seam" else {}
         extras = {name: rng.normal(size=field.shape).astype(field.dtype) for name, field in spec.extras.items()}
-        action = made_action(one, 1, rng)[0].numpy()
+        action = made_action(unstacked, 1, rng)[0].numpy()
         writer.add(obs, action, rng.normal(scale=3), final_obs=final if "truncated" in over else None, **over, **extras)
     if end == "seam":
         writer.new_episode()

@@ -1,7 +1,5 @@
 """World models for tests: doors, slippery ground, diamonds with dead ends, and any table of transitions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -105,9 +103,9 @@ class Diamonds(World):
         if depth == self._depth or (depth and place % 7 == 3):
             return None
         step = 2 if sum(profile) == len(profile) and depth + 2 <= self._depth else 1
-        found = {place + sum(profile): 0.5, place + (place + profile[0]) % 2: 0.25, abs(place - 1): 0.25}
-        left = 1.0 - sum(found.values())
-        outcomes = [(p, self._make(depth + step, to)) for to, p in found.items()]
+        chances = {place + sum(profile): 0.5, place + (place + profile[0]) % 2: 0.25, abs(place - 1): 0.25}
+        left = 1.0 - sum(chances.values())
+        outcomes = [(p, self._make(depth + step, to)) for to, p in chances.items()]
         return [*outcomes, (left, self._make(self._depth, 0))] if left else outcomes
 
 

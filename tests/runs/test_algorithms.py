@@ -1,0 +1,166 @@
+"""Whole runs of every kind of algorithm: they repeat themselves, go on where they ended, and survive kills."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from crowd import Naming
+from hunt import HUNT
+from odd_spaces import Counting
+from processes import until
+from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, values_of
+
+import marlcore as mc
+from marlcore.envs import Recall
+from marlcore.training.after.loaded_policy import SavedRun
+from marlcore.training.workers.blueprint import build_model
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+PPO = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
+R2D2 = mc.R2D2(hidden=(16, 16), units=12, length=12, burn_in=4, period=8)
+RECALL = {"replay": {"prioritized": True}, "learner": {"batch_size": 8, "warmup": 100, "n_step": 3}}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "iqn": (HUNT, "iqn", {}),
+    "ppo": (CARTPOLE, PPO, {"learner": mc.LearnerConfig(log_interval=4, device="cpu")}),
+    "r2d2": ("recall", R2D2, {**RECALL, "actor": {"envs": 4}, "updates_per_step": 0.05}),
+    "td3": (Naming, mc.TD3(), {"learner": {"n_step": 1}}),
+    "sac": (Naming, mc.SAC(), {"learner": {"n_step": 1}}),
+}
+BOTH = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
+runs = Runs(total_steps=1_200)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("iqn", marks=LONG), "ppo", "r2d2", pytest.param("sac", marks=LONG)])
+def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: str) -> None:
+    env_fn, algorithm, changes = KINDS[kind]
+    told, networks = [], []
+    for i, seed in enumerate([3, 3, 4]):
+        run_dir = runs.train(tmp_path / str(i), env_fn, algorithm, seed=seed, **changes).run_dir
+        # Rates and waits are measured by the clock, and so is the time of each row; nothing else is.
+        told.append([(m.step, m.agent, m.name, m.value) for m in metrics_of(run_dir) if not m.name.endswith("_s")])
+        networks.append(checkpoint(run_dir)["network"])
+    assert len(told[0]) > 50
+    assert told[0] == told[1] != told[2]
+    assert all(map(torch.equal, networks[0].values(), networks[1].values()))
+    assert not all(map(torch.equal, networks[0].values(), networks[2].values()))
+
+
+def leaves(state: Any) -> list[Any]:
+    """Every value of nested dicts and lists."""
+    if isinstance(state, dict):
+        return [leaf for key in state for leaf in leaves(state[key])]
+    return [leaf for value in state for leaf in leaves(value)] if isinstance(state, (list, tuple)) else [state]
+
+
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=LONG) for kind in ("iqn", "td3", "r2d2")), "ppo", "sac"])
+def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    """Networks, targets, moments, the generators: a run with no further update saves them again; then it learns on."""
+    env_fn, algorithm, changes = KINDS[kind]
+    first = runs.train(tmp_path, env_fn, algorithm, **changes)
+    before = checkpoint(first.run_dir)
+    more = runs.train(tmp_path, env_fn, algorithm, total_steps=first.steps + 1, resume=True, **changes)
+    after = checkpoint(first.run_dir)
+    assert more.steps > first.steps and more.updates == first.updates
+    kept = [name for name in ("network", "trainer", "torch") if name in before]
+    for name in kept:
+        pairs = list(zip(leaves(before[name]), leaves(after[name]), strict=True))
+        assert all(torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two for one, two in pairs)
+    last = runs.train(tmp_path, env_fn, algorithm, total_steps=2_400, resume=True, **changes)
+    assert last.updates["agent_0"] > first.updates["agent_0"]
+
+
+@LONG
+@pytest.mark.parametrize("kind", ["ppo", "r2d2"])
+@pytest.mark.parametrize("role", ["learner-agent_0", "actor-0", "actor-1"])
+def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, kind: str, role: str) -> None:
+    env_fn, algorithm, changes = KINDS[kind]
+    changes = {**changes, "actor": {"processes": 2}, "supervision": {"backoff": 0.0, "max_restarts": 10}}
+    kills = 0
+    with runs.start(tmp_path, env_fn, algorithm, mode="async", total_steps=20_000, **changes) as run:
+        while run.status().running and kills < 2:
+            due = run.status().updates["agent_0"] + 40
+            until(lambda: not run.status().running or run.status().updates["agent_0"] >= due)  # noqa: B023
+            if run.status().running:
+                kill(run, role)
+                kills += 1
+        result = run.wait(timeout=1800)
+    assert kills and result.restarts[role] >= 1 and result.steps >= 20_000
+    due = {"ppo": 4 * 0.8 * 20_000 / 64, "r2d2": 0.04 * 20_000 * 0.9}[kind]
+    assert result.updates["agent_0"] > due
+
+
+def test_windows_that_no_lane_holds_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sequence: expected a lane of at least 27 rows"):
+        runs.train(tmp_path, "recall", R2D2, actor={"envs": 4}, replay={"prioritized": True, "capacity": 100})
+
+
+@LONG
+def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
+    """Its evaluations, and those of its directory, act with memory: they answer what the last observation hides."""
+    algorithm = mc.R2D2(hidden=(32, 32), units=24, length=8, burn_in=0, period=8, learning_rate=2e-3)
+    run_dir = runs.train(
+        tmp_path, partial(Recall, cues=2, delay=3), algorithm, total_steps=16_000, updates_per_step=0.1,
+        actor={"envs": 4}, learner={"batch_size": 32, "warmup": 100}, replay={"prioritized": True},
+        evaluation={"interval": 4_000, "episodes": 40},
+    ).run_dir  # fmt: skip
+    assert max(values_of(run_dir, "eval_return")) > 0.95
+    assert mc.evaluate(run_dir, episodes=200, which="best").mean["agent_0"] > 0.95
+    policy, env = mc.load_policy(run_dir, "agent_0", "best"), Recall(cues=2, delay=3)
+    right, reward = 0.0, 0.0
+    for episode in range(50):
+        policy.reset()
+        obs, _ = env.reset(seed=episode)
+        over = False
+        while not over:
+            obs, reward, over, _, _ = env.step(np.int64(policy.act(obs, reward=reward)))
+        right += reward
+    assert right > 45
+
+
+# ---- TD3 and SAC ----
+
+
+@BOTH
+def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
+    run_dir = runs.train(tmp_path, Naming, algorithm(), total_steps=200, learner={"n_step": 1}).run_dir
+    policy = SavedRun.of(run_dir).policies[0]
+    model = build_model(policy, runs.config, 0)
+    assert {name.split(".")[1] for name in model.acting.state_dict()} == {"torso", "output"}
+    assert len(model.whole.state_dict()) > len(model.acting.state_dict())
+
+
+@LONG
+@BOTH
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_everything_a_learner_draws_works_together(tmp_path: Path, algorithm: Any, mode: str) -> None:
+    """Nested observations in stacks, 3-step returns, priorities, normalization and a prefetch."""
+    result = runs.train(
+        tmp_path, partial(Counting, gymnasium.spaces.Box(-1, 1, (2,))), algorithm(), mode=mode,
+        learner={"obs_norm": "running", "prefetch": 1, "n_step": 3}, replay={"stack": 2, "prioritized": True},
+        updates_per_step=0.2,
+    )  # fmt: skip
+    assert result.updates["agent_0"] > 100
+    losses = values_of(result.run_dir, "loss")
+    assert losses and np.isfinite(losses).all()
+    assert np.isfinite(list(mc.evaluate(result.run_dir, episodes=3).mean.values())).all()
+
+
+@LONG
+@BOTH
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_two_agents_share_a_policy_that_learns(tmp_path: Path, algorithm: Any, mode: str) -> None:
+    """Uniform actions are 0.67 from the number on average: -13.3 in an episode."""
+    learner = {"gamma": 0.0, "batch_size": 64, "n_step": 1, "warmup": 100}
+    result = runs.train(
+        tmp_path, partial(Naming, 2), algorithm(reward_scale=1.0), mode=mode, total_steps=3_000, learner=learner,
+        updates_per_step=0.5, updates_tolerance=8, actor={"envs": 3, "sync_interval": 4},
+        policies={"agent_0": "both", "agent_1": "both"},
+    )  # fmt: skip
+    outcome = mc.evaluate(result.run_dir, episodes=10)
+    assert all(mean > -3.0 for mean in outcome.mean.values()), outcome.mean

@@ -1,0 +1,294 @@
+"""Faults of a run: its error names the culprit, and nothing is left of a run that never began."""
+
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from corridor import Corridor, collapse
+from crowd import Crowd
+from gymnasium import spaces as gym
+from hunt import HUNT
+from whole_runs import LONG, MODES, Runs, checkpoint, failure
+
+import marlcore as mc
+from marlcore.training import EVALUATOR
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+runs = Runs(total_steps=400, learner={"warmup": 20, "n_step": 1}, supervision={"backoff": 0.01})
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+ONCE = mc.SupervisionConfig(max_restarts=0)
+train = runs.train
+
+
+# ---- while it goes on ----
+
+
+class Masked(Corridor):
+    """Its third mask is another one."""
+
+    observation_space = gym.Dict(
+        {"observation": Corridor.observation_space, "action_mask": gym.Box(0, 1, (2,), np.int8)}
+    )
+
+    def reset(self, **options: Any) -> Any:
+        return {"observation": super().reset()[0], "action_mask": np.ones(2, np.int8)}, {}
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        mask = self.wrong["mask"] if self.steps == self.errs_at else np.ones(2, np.int8)
+        return {"observation": obs, "action_mask": mask}, *rest
+
+
+def slam() -> None:
+    raise KeyError("door")
+
+
+ENVIRONMENTS = {
+    "obs: expected float32 (2,), got shape": partial(Corridor, obs=np.zeros(3, np.float32)),
+    "obs: expected float32 (2,), got dtype": partial(Corridor, obs=np.zeros(2, complex)),
+    "obs: expected float32 (2,), got": partial(Corridor, obs=None),
+    "obs: expected finite numbers": partial(Corridor, obs=np.array([0, np.nan], np.float32)),
+    "reward: expected a finite number of float32, got nan": partial(Corridor, reward=float("nan")),
+    "reward: expected a finite number of float32, got inf": partial(Corridor, reward=np.inf),
+    "reward: expected a number, got None": partial(Corridor, reward=None),
+    "KeyError: 'door'": partial(Corridor, error=slam),
+    "action_mask: expected an allowed action, got": partial(Masked, mask=np.zeros(2, np.int8)),
+    "action_mask: expected bool (2,), got": partial(Masked, mask=np.ones(3, np.int8)),
+}
+
+
+@pytest.mark.parametrize("says", ENVIRONMENTS)
+def test_an_environments_fault_names_copy_and_agent(tmp_path: Path, says: str) -> None:
+    caught = failure(lambda: train(tmp_path, partial(ENVIRONMENTS[says], errs_at=3)), says)
+    last = caught.traceback.strip().splitlines()[-1]
+    assert "environment copy 0" in last and "agent_0" in last and says in last
+
+
+@LONG
+@pytest.mark.parametrize("says", [says for says in ENVIRONMENTS if "mask" not in says])
+def test_a_failure_in_the_first_episode_is_tried_again_once(tmp_path: Path, says: str) -> None:
+    caught = failure(lambda: train(tmp_path, partial(ENVIRONMENTS[says], errs_at=3), mode="async"), says)
+    assert "start 2:" in caught.traceback and "start 3:" not in caught.traceback
+
+
+def ramble() -> None:
+    raise RuntimeError("x" * 1_000_000)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("error", "says", "reason"),
+    [
+        (collapse, "actor-0's environment failed", "environment"),
+        (ramble, "actor-0's environment failed", "environment"),  # more than fits a pipe
+        (die, "SIGKILL", "death"),
+    ],
+)
+def test_a_workers_end_ends_the_run(tmp_path: Path, error: Any, says: str, reason: str) -> None:
+    with pytest.raises(mc.WorkerFailed, match=says) as caught:
+        train(tmp_path, partial(Corridor, 300, error), mode="async", total_steps=6_000, supervision=ONCE)
+    assert (caught.value.worker, caught.value.reason) == ("actor-0", reason)
+    if error is collapse:
+        assert 'raise RuntimeError("the floor gave way")' in caught.value.traceback
+        assert "the floor gave way" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+
+
+def test_a_serial_run_that_fails_keeps_its_updates(tmp_path: Path) -> None:
+    """And its error tells an environment's failure from bad input."""
+    caught = failure(lambda: train(tmp_path, partial(Corridor, 300, collapse), total_steps=1_000), "the floor gave way")
+    assert isinstance(caught.__cause__, mc.EnvironmentFailed)
+    assert isinstance(caught.__cause__.__cause__, RuntimeError)
+    assert checkpoint(tmp_path / "run")["updates"] > 10
+
+
+def breaks_down(count: int) -> Any:
+    return 0.5 if count < 200 else "half"
+
+
+@MODES
+def test_a_schedule_that_breaks_down_ends_the_run(tmp_path: Path, mode: str) -> None:
+    exploration = mc.ExplorationConfig(epsilon=0.1, schedules={"heat": breaks_down})
+    with pytest.raises(mc.WorkerFailed, match=r"heat: custom .*breaks_down' at \d+: expected a number, got 'half'"):
+        train(tmp_path, Corridor, mode=mode, total_steps=3_000, exploration=exploration)
+
+
+def rogue(obs: Any) -> int:
+    return 7
+
+
+def test_an_action_outside_the_space_names_its_anchor(tmp_path: Path) -> None:
+    settings = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={rogue: 1.0}, latest=0.0)
+    with pytest.raises(mc.WorkerFailed) as caught:
+        train(tmp_path, partial(Crowd, 2), self_play=settings)
+    last = caught.value.traceback.strip().splitlines()[-1]
+    assert last == "ValueError: action of anchor:rogue: expected one of Discrete(2), got 7"
+
+
+class BrokenForEvaluator(Corridor):
+    """The evaluator alone cannot make it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if multiprocessing.current_process().name == EVALUATOR:
+            raise RuntimeError("no evaluator here")
+
+
+@LONG
+def test_an_evaluator_that_fails_for_good_ends_the_run(tmp_path: Path) -> None:
+    evaluation = mc.EvaluationConfig(interval=300, episodes=4, envs=3, keep=2)
+    with pytest.raises(mc.WorkerFailed, match="no evaluator here") as caught:
+        train(tmp_path, BrokenForEvaluator, mode="async", total_steps=10**8, evaluation=evaluation)
+    assert caught.value.worker == EVALUATOR and caught.value.reason == "environment"
+
+
+# ---- an algorithm's faults ----
+
+
+def replace_weights(trainer: Any) -> None:
+    head = trainer.network.head.output
+    head.weight = torch.nn.Parameter(torch.zeros_like(head.weight))
+
+
+def report_no_loss(trainer: Any) -> None:
+    trainer.update = lambda batch: mc.Update({"lozz": batch.reward.mean()})
+
+
+def return_no_update(trainer: Any) -> None:
+    trainer.update = lambda batch: {"loss": batch.reward.mean()}
+
+
+def act_beyond(action: mc.Action) -> mc.Action:
+    return action._replace(action=action.action + 10)
+
+
+def store_another_shape(action: mc.Action) -> mc.Action:
+    return action._replace(extras={"value": np.zeros((len(action.action), 3), np.float32)})
+
+
+def never_act(action: mc.Action) -> mc.Action:
+    raise RuntimeError("nothing comes to mind")
+
+
+class Faulty(mc.DQN):
+    """Does these to what it makes, and to what it returns."""
+
+    def __init__(self, to_trainer: Any = None, to_action: Any = None) -> None:
+        super().__init__()
+        vars(self).update(to_trainer=to_trainer, to_action=to_action)
+
+    def transition(self, spaces: Any) -> Any:
+        spec = super().transition(spaces)
+        return replace(spec, extras={"value": mc.Field()}) if self.to_action is store_another_shape else spec
+
+    def act(self, model: Any, obs: Any, **options: Any) -> Any:
+        action = super().act(model, obs, **options)
+        return self.to_action(action) if self.to_action else action
+
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        if self.to_trainer:
+            self.to_trainer(trainer)
+        return trainer
+
+
+@pytest.mark.parametrize(
+    ("fault", "env_fn", "says"),
+    [
+        ({"to_trainer": replace_weights}, HUNT, "make_trainer: expected it to change the model's tensors in place"),
+        ({"to_trainer": report_no_loss}, HUNT, r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
+        ({"to_trainer": return_no_update}, HUNT, "update of the trainer: expected an mc.Update, got"),
+        ({"to_action": act_beyond}, HUNT, r"action: expected 2 integers from 0 to 3"),
+        ({"to_action": act_beyond}, CARTPOLE, r"action of the algorithm: expected one of Discrete\(2\), got 1"),
+        ({"to_action": store_another_shape}, HUNT, "value of the algorithm: expected float32"),
+    ],
+)
+def test_an_algorithms_fault_is_named(tmp_path: Path, fault: Any, env_fn: Any, says: str) -> None:
+    with pytest.raises((mc.WorkerFailed, ValueError), match=says) as caught:
+        train(tmp_path, env_fn, Faulty(**fault))
+    assert env_fn is CARTPOLE or "environment" not in str(caught.value).splitlines()[0]
+
+
+@LONG
+def test_an_actor_that_raises_in_its_first_step_is_not_restarted(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match="nothing comes to mind") as caught:
+        train(tmp_path, HUNT, Faulty(to_action=never_act), mode="async")
+    assert str(caught.value).count("Traceback") == 1
+
+
+# ---- starts that fail ----
+
+
+class FailsInWorkers:
+    """Makes one environment, in the parent, and then no more: a pickled one has made it already."""
+
+    made = False
+
+    def __call__(self) -> Corridor:
+        if self.made:
+            raise RuntimeError("no licence is left")
+        self.made = True
+        return Corridor()
+
+
+class NoModel(mc.DQN):
+    def make_model(self, spaces: Any) -> Any:
+        raise RuntimeError("no such layer")
+
+
+class NoTrainer(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        raise RuntimeError("no such optimizer")
+
+
+STARTS = {
+    "no environment": (FailsInWorkers(), "dqn"),
+    "no first step": (partial(Corridor, 1, collapse), "dqn"),
+    "no model": (Corridor, NoModel()),
+    "no trainer": (Corridor, NoTrainer()),
+}
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("start", "mode"), [*product(STARTS, ["serial"]), ("no environment", "async"), ("no trainer", "async")]
+)
+def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, start: str, mode: str) -> None:
+    env_fn, algorithm = STARTS[start]
+    with pytest.raises((mc.MarlcoreError, RuntimeError), match=r"no licence|gave way|no such"):
+        train(tmp_path / "parent", env_fn, algorithm, mode=mode)
+    assert list(tmp_path.iterdir()) == []
+
+
+def no_process(*args: Any, **options: Any) -> Any:
+    raise MemoryError("nothing can be forked")
+
+
+def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.training.supervised.WorkerProcess", no_process)
+    with pytest.raises(MemoryError):
+        train(tmp_path, Corridor, mode="async")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_takes_nothing_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "run").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(RuntimeError, match="no such layer"):
+            train(folder, Corridor, NoModel())
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,280 @@
+"""A run that is not possible is refused in one line, before it starts: by `mc.train`, the settings and the command."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arena import Arena, Marking
+from corridor import Corridor
+from crowd import Crowd
+from gymnasium import spaces as gym
+from odd_spaces import Counting
+from refused import Refused, check_refused
+from relay import Relay
+from whole_runs import Runs
+
+import marlcore as mc
+from marlcore.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+runs = Runs(mode="async", total_steps=400, learner={"warmup": 20, "n_step": 1})
+PAIR, ARENA = partial(Crowd, 2), partial(Arena, Path())
+PLAY = {"pool": 4, "admit_updates": 10}
+train = runs.train
+not_callable = 5
+
+
+def space_of(observation: Any = None, action: Any = None) -> Any:
+    env = Counting(action)
+    if observation is not None:
+        env.observation_space = observation
+    return env
+
+
+def no_number(count: int) -> Any:
+    return "half"
+
+
+def played(env_fn: Any = PAIR, **changes: Any) -> dict[str, Any]:
+    """A run of self-play; settings of the pool, and of the run by their own names."""
+    algorithm = Marking() if "Arena" in repr(env_fn) else "dqn"
+    settings = {name: changes.pop(name) for name in ("side", "anchors") if name in changes}
+    return {"env_fn": env_fn, "algorithm": algorithm, "self_play": mc.SelfPlayConfig(**PLAY, **settings), **changes}
+
+
+class Odd(mc.PPO):
+    def source(self, chosen: Any) -> Any:
+        return "queue"
+
+
+NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
+CARTPOLE = "gymnasium:CartPole-v1"
+ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
+PPO_HAS_NONE = {
+    "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
+    "replay.capacity: expected the default 100000": {"replay": {"capacity": 5000}},
+    "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
+    "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
+    "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
+    "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},
+    "exploration.epsilon: expected the default None": {"exploration": {"epsilon": 0.5}},
+    "exploration.ladder: expected the default 0.0": {"exploration": {"ladder": 7}},
+}
+
+# What `mc.train` says, and what it was asked.
+RUNS: dict[str, Callable[[], dict[str, Any]]] = {
+    "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a": lambda: {
+        "env_fn": partial(space_of, NESTED)
+    },
+    "agent_0: action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got Tuple": lambda: {
+        "env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))
+    },
+    "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},
+    "TD3: expected a Box of floats as the action space, got Discrete(2)": lambda: {
+        "env_fn": CARTPOLE, "algorithm": "td3"
+    },
+    "SAC: expected an action space with finite bounds, got Box(-inf, inf, (2,), float32)": lambda: {
+        "env_fn": partial(space_of, None, gym.Box(-np.inf, np.inf, (2,))), "algorithm": "sac"
+    },
+    "joint observations: expected a PettingZoo Parallel environment": lambda: {
+        "env_fn": CARTPOLE, "algorithm": "mappo"
+    },
+    "got an environment, Corridor": lambda: {"env_fn": Corridor()},
+    "got an environment, Relay": lambda: {"env_fn": Relay()},
+    "got an environment, TreasureHunt": lambda: {"env_fn": mc.TreasureHunt()},
+    "env_fn: expected a function ": lambda: {"env_fn": None},
+    f"{ALGORITHM}, got the class DQN": lambda: {"algorithm": mc.DQN},
+    f"{ALGORITHM}, got <corridor.Corridor object": lambda: {"algorithm": Corridor()},
+    f"{ALGORITHM}, got None": lambda: {"algorithm": None},
+    "sarsa": lambda: {"algorithm": "sarsa"},
+    "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?": lambda: {
+        "policies": {"agent_0": "a", "agnt_1": "a"}
+    },
+    "policies: expected a policy for each agent, got none for 'agent_1'": lambda: {"policies": {"agent_0": "a"}},
+    "algorithm: expected the policies ['agent_0', 'agent_1'], got 'agent_2'": lambda: {
+        "algorithm": {"agent_0": "dqn", "agent_1": "dqn", "agent_2": "iqn"}
+    },
+    "learners: expected the policies ['agent_0', 'agent_1'], got 'agent_7'": lambda: {
+        "learners": {"agent_7": mc.LearnerConfig()}
+    },
+    "learners: expected a dict, got 5": lambda: {"learners": 5},
+    "policies: expected the policy of each agent, got 5": lambda: {"policies": 5},
+    "no_number' at 0: expected a number, got 'half'": lambda: {"exploration": {"schedules": {"heat": no_number}}},
+    "at 0: expected a number, got 'half'": lambda: {"exploration": {"epsilon": no_number}},
+    "epsilon: expected a probability": lambda: {"exploration": {"epsilon": 1.5}},
+    "learning_rate: expected a number or one of": lambda: {
+        "env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()
+    },
+    "path: expected an existing directory, got '/nowhere'": lambda: {"replay": {"path": "/nowhere"}},
+    "bytes asked for": lambda: {"replay": {"capacity": 2**32 - 1}},
+    "obs_norm: expected off, frozen or running, got 'always'": lambda: {"learner": {"obs_norm": "always"}},
+    "learner.n_step: expected the default 3, since R2D2, ": lambda: {
+        "env_fn": "recall", "algorithm": "r2d2", "learner": {"n_step": 4}
+    },
+    "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
+        "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
+    },
+    **{
+        f"{says}, since PPO, the algorithm of 'agent_0', ": partial(
+            dict, {"env_fn": CARTPOLE, "algorithm": "ppo", "learner": mc.LearnerConfig()}, **changes
+        )
+        for says, changes in PPO_HAS_NONE.items()
+    },
+    "self_play: expected an environment of two agents, got ['agent_0']": lambda: played(CARTPOLE),
+    "self_play: expected an environment of two agents, got ['agent_0', 'agent_1', 'agent_2']": lambda: played(
+        partial(Crowd, 3)
+    ),
+    "self_play: expected one policy for both agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
+        policies={"agent_0": "a", "agent_1": "b"}
+    ),
+    "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'": lambda: played(side="agent_2"),
+    "self_play.anchors: expected something that can be imported, got 'arena:strong' "
+    "(AttributeError: module 'arena' has no attribute 'strong')": lambda: played(anchors={"arena:strong": 0.5}),
+    "anchor:not_callable: expected a function of an observation, or a class or object with a method act(obs), got 5":
+        lambda: played(anchors={"test_refused:not_callable": 0.5}),
+    "anchor:Crowd: expected a class with a method act(obs), got <class 'crowd.Crowd'>": lambda: played(
+        anchors={"crowd:Crowd": 0.5}
+    ),
+    "self_play.anchors: expected a checkpoint, got '/nowhere/main.pt', which does not exist": lambda: played(
+        anchors={"/nowhere/main.pt": 0.5}
+    ),
+    "self_play: tag: expected one of ['anchor', 'boss'], as replay.mixture has them, got 'pool:latest'": lambda: played(
+        replay={"mixture": {"anchor": 0.5, "boss": 0.5}}
+    ),
+    "self_play: tag: expected one of ['pool'], as replay.mixture has them, got 'anchor:weak'": lambda: played(
+        ARENA, replay={"mixture": {"pool": 1.0}}, anchors={"arena:weak": 0.5}
+    ),
+    "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3":
+        lambda: played(ARENA, evaluation={"interval": 100, "episodes": 3}, anchors={"arena:weak": 0.5}),
+    "learner.warmup: expected at most the 16 rows that replay.capacity gives a replay, got 20": lambda: played(
+        replay={"capacity": 23, "mixture": {"pool": 0.5, "anchor": 0.5}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize("says", RUNS)
+def test_train_refuses(tmp_path: Path, says: str, mode: str) -> None:
+    errors: Any = (ValueError, TypeError, mc.SharedMemoryFull)
+    check_refused(lambda: train(tmp_path, **{"env_fn": PAIR, "mode": mode, **RUNS[says]()}), errors, says)
+    assert list(tmp_path.iterdir()) == []
+
+
+LEARNER = "learner: expected a LearnerConfig, got "
+SETTINGS: dict[str, Refused] = {
+    "a dict as a part": (lambda: mc.Config(learner={"gamma": 0.9}), TypeError, LEARNER),
+    "a number as a part": (lambda: mc.Config(learner=3), TypeError, LEARNER),
+    "another part": (lambda: mc.Config(actor=mc.LearnerConfig()), TypeError, "actor: expected an ActorConfig, got "),
+    "a dict as the configuration": (
+        lambda: mc.train(Corridor, "dqn", {"total_steps": 100}), TypeError,
+        "config: expected a Config or None, got {'total_steps': 100}",
+    ),
+    **{
+        f"a schedule called {name}": (
+            partial(mc.ExplorationConfig, schedules={name: 0.5}), ValueError,
+            f"schedules: '{name}' is the name of a number",
+        )
+        for name in ("updates", "step", "epsilon", "stage")
+    },
+    **{
+        f"shares {shares}": (
+            partial(mc.ReplayConfig, mixture=shares), ValueError,
+            f"mixture: expected numbers of at least 0 whose sum is 1, got {shares}",
+        )
+        for shares in ({"pool": 0.5}, {"pool": 1.5, "anchor": -0.5}, {"pool": "all"})
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_the_configuration_refuses(case: str) -> None:
+    check_refused(*SETTINGS[case])
+
+
+# ---- the command ----
+
+OPTIONS = {
+    "--env nowhere": "environment: expected treasure_hunt",
+    "--env gymnasium:NoSuchGame-v0": "NoSuchGame",
+    "--algo sarsa": "sarsa",
+    "--no-such-option 1": "unknown option --no-such-option; see marlcore train --help",
+    "--totl-steps 1": "unknown option --totl-steps; did you mean --total-steps? see marlcore train --help",
+    "--batch-size 3": "unknown option --batch-size; did you mean --learner.batch-size? see",
+    "--learner.batchsize=3": "unknown option --learner.batchsize; did you mean --learner.batch-size? see",
+    "--self-play.pol 3": "unknown option --self-play.pol; did you mean --self-play.pool? see",
+    "--algo dqn --algorithm.kappa 1": "--algorithm.kappa is no option of dqn; see",
+    "--learner.warmup 200000": "learner.warmup: expected at most the 100000 rows that replay.capacity gives",
+    "--env CartPole-v1": "got 'CartPole-v1'; did you mean gymnasium:CartPole-v1?",
+    "--env json:dumps": "environment: 'json:dumps': dumps() missing 1 required",
+    "--env gymnasium:Pendulum-v1": "IQN: expected a Discrete, MultiDiscrete or MultiBinary action space, got Box(",
+    "--total-steps -5": "total_steps: expected an integer of at least 1, got -5",
+    "--total-steps many": "many",
+    "--learner.batch-size 0": "batch_size: expected an integer of at least 1, got 0",
+    "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
+    "--replay.stack 50000": "replay.capacity: expected at least 200012, so that a lane holds stack + n_step",
+    "--algorithm.learning-rate -1": "learning_rate: expected a finite number above 0, got -1.0",
+    "--learner.device cuda:99": "device: expected one of this machine, got 'cuda:99'",
+    "--run-dir /proc/nothing/run": "run_dir: expected a place that can be written",
+    "--resume nowhere": "resume: expected the directory of a run, got '/",
+    "--resume nowhere --seed 3": "--resume takes only --total-steps and --trust, got --seed; see",
+    "--resume": "resume",
+    "--run-dir run": "which holds a run",
+}
+FILES = {
+    "total_stps: 5": "unknown setting total_stps; did you mean total_steps?",
+    "learner: {batchsize: 5}": "unknown setting learner.batchsize; did you mean learner.batch_size?",
+    "learners: {a: {gama: 0.5}}": "unknown setting learners.a.gama; did you mean learners.a.gamma?",
+    "algo: dqn\nalgorithm: {hiden: [3]}": "unknown setting algorithm.hiden; did you mean algorithm.hidden?",
+    "exploration: {epsilon: 'linaer(1, 0, 5)'}": "epsilon: expected a number or one of",
+    "learner: 5": "learner: expected settings by name, got 5",
+    "learner: {gamma: high}": "gamma: expected a number from 0 to 1, got 'high'",
+    "learner: [": "config: expected a YAML file",
+    "- 5": "settings: expected settings by name, got [5]",
+    "learners: 5": "learners: expected settings by policy, got 5",
+    "policies: 5": "policies: expected the policy of each agent, got 5",
+}
+
+
+@pytest.fixture
+def complaint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one line that `marlcore train` with these arguments says, which changes no file."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(*arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        assert main(["train", *arguments]) == 2
+        said, complaint = capsys.readouterr()
+        assert said == "" and complaint.count("\n") == 1, complaint
+        assert sorted(tmp_path.rglob("*")) == before
+        return complaint
+
+    return train
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_command_refuses(complaint: Callable[..., str], options: str) -> None:
+    if options == "--run-dir run":
+        Path("run").mkdir()
+        Path("run/config.json").write_text("{}")
+    assert OPTIONS[options] in complaint(*options.split())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the parser, which main() shows nobody
+@pytest.mark.parametrize(("text", "says"), FILES.items())
+def test_a_settings_file_is_refused(complaint: Callable[..., str], text: str, says: str) -> None:
+    Path("settings.yaml").write_text(text)
+    assert says in complaint("--settings", "settings.yaml")
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"actor": 5}', '{"env": "treasure_hunt", "total_steps": "many"}'])
+def test_a_damaged_configuration_is_refused(complaint: Callable[..., str], text: str) -> None:
+    Path("run").mkdir()
+    Path("run/config.json").write_text(text)
+    said = complaint("--resume", "run")
+    assert said.startswith("marlcore: resume: expected ") and "run' (" in said

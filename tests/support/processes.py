@@ -1,0 +1,82 @@
+"""Processes as a test sees them from outside: their children, their descriptors, their ends."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from marlcore.memory import SHM_DIR, survey_segments
+from marlcore.memory.survey import sweep as sweep
+from marlcore.testing.victim import living
+
+PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    pids: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            pids += map(int, path.read_text().split())
+    return pids
+
+
+def generations(pid: int) -> list[list[int]]:
+    """The processes that a process led to: its children, their children, and so on."""
+    pids = []
+    while generation := [child for parent in (pids[-1] if pids else [pid]) for child in children(parent)]:
+        pids.append(generation)
+    return pids
+
+
+def state(pid: int) -> str:
+    """R, S, T where it is stopped, Z where it is dead and not reaped, and so on; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def segments_of(pid: int) -> set[Path]:
+    """The segments in /dev/shm that a process holds."""
+    from marlcore.cli.gc import holders  # which imports the parser of options
+
+    files = survey_segments()
+    pids = holders(SHM_DIR, {file.inode for file in files})
+    return {SHM_DIR / file.name for file in files if pid in pids.get(file.inode, [])}
+
+
+def await_ends(pidfds: Iterable[int]) -> None:
+    """Waits until these processes have ended, and closes their descriptors."""
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
+        os.close(pidfd)
+
+
+def await_group(group: int) -> None:
+    """Waits until no process of a group lives."""
+    until(lambda: not living(group))
+
+
+def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) -> Any:
+    """Waits until `reached` is true, and returns that; a failure once `lives` is not."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := reached()):
+        assert lives() and time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+def start_python(code: str, *arguments: object, beside: str) -> subprocess.Popen[str]:
+    """Code in a process group of its own, which finds the modules beside the test file `beside`; its streams piped."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(beside).parent), *sys.path])}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip

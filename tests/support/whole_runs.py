@@ -1,0 +1,148 @@
+"""Whole runs: made in one call, watched, killed, and read afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import PATIENCE_S, until
+from seams import without_limits
+
+import marlcore as mc
+from marlcore.processes import PID
+from marlcore.training import read_metrics
+from marlcore.training.record.checkpoints import save_checkpoint
+
+LONG = pytest.mark.long
+MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
+
+
+SMALL = mc.Config(
+    total_steps=1_500,
+    mode="serial",
+    actor=mc.ActorConfig(envs=2, sync_interval=10),
+    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+)
+
+
+def changed(config: mc.Config, **changes: Any) -> mc.Config:
+    """Other settings; a dict changes some of a part, such as `learner={"n_step": 1}`."""
+    parts = {
+        name: replace(getattr(config, name), **value)
+        for name, value in changes.items()
+        if isinstance(value, dict) and is_dataclass(getattr(config, name))
+    }
+    return replace(config, **{**changes, **parts})
+
+
+class Runs:
+    """Makes runs that differ from SMALL by some changes; each lies in its `folder`/run."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.config = changed(SMALL, **changes)
+
+    def configured(self, folder: Path, **changes: Any) -> mc.Config:
+        return changed(self.config, run_dir=str(folder / "run"), **changes)
+
+    def train(
+        self, folder: Path, env_fn: Any, algorithm: Any = "dqn", resume: bool = False, **changes: Any
+    ) -> mc.Result:
+        """A run until its end; `resume`: the one that lies there goes on."""
+        config = self.configured(folder, **changes)
+        return mc.train(env_fn, algorithm, config, progress=False, resume=folder / "run" if resume else None)
+
+    def start(self, folder: Path, env_fn: Any, algorithm: Any = "dqn", **changes: Any) -> mc.Run:
+        return mc.start(env_fn, algorithm, self.configured(folder, **changes))
+
+
+def past(run: mc.Run, steps: int) -> None:
+    """Waits until a run has taken so many steps."""
+    until(lambda: run.status().steps >= steps, lambda: run.status().running)
+
+
+def pid_of(run: mc.Run, worker: str) -> int:
+    """A worker's process; 0 while it has none."""
+    assert run._session is not None
+    return run._session.control.notes[worker].load(PID)
+
+
+def kill(run: mc.Run, worker: str) -> None:
+    os.kill(until(lambda: pid_of(run, worker)), signal.SIGKILL)
+
+
+# ---- what a run has written ----
+
+
+def metrics_of(run_dir: Path) -> list[Any]:
+    return read_metrics(run_dir / "metrics.csv")
+
+
+def values_of(run_dir: Path, name: str) -> list[float]:
+    """Of one metric, in the order of the file."""
+    return [metric.value for metric in metrics_of(run_dir) if metric.name == name]
+
+
+def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(run_dir / "checkpoints" / f"{name}.pt")
+    return state
+
+
+def change_checkpoint(path: Path, **changes: Any) -> None:
+    """Saves it with other values, as a whole file."""
+    save_checkpoint(path, {**torch.load(path), **changes})
+
+
+def opponents_of(run_dir: Path) -> dict[int, Path]:
+    """The checkpoints of a run's pool of opponents, by number."""
+    paths = (run_dir / "checkpoints").glob("main.opponent-*.pt")
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
+
+
+def steps_of(run_dir: Path) -> int:
+    """How many steps a run has noted that its actors took."""
+    path = run_dir / "checkpoints" / "run.json"
+    return sum(json.loads(path.read_text())["steps"].values()) if path.exists() else 0
+
+
+@contextmanager
+def saved_replay(run_dir: Path, policy: str = "agent_0") -> Iterator[mc.ReplayBuffer]:
+    """A run's saved replay, from which as much may be drawn as one likes."""
+    with mc.ReplayBuffer.load(run_dir / "checkpoints" / f"{policy}.replay") as replay, without_limits():
+        yield replay
+
+
+# ---- what is refused or fails ----
+
+
+def failure(call: Callable[[], object], says: str, reason: str = "environment") -> mc.WorkerFailed:
+    """The call fails for this reason, and its traceback says so."""
+    with pytest.raises(mc.WorkerFailed) as caught:
+        call()
+    assert says in caught.value.traceback
+    assert caught.value.reason == reason
+    return caught.value
+
+
+# ---- the command line ----
+
+
+def marlcore(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    """`marlcore` in a process group of its own, with what it prints in one pipe."""
+    command = [sys.executable, "-m", "marlcore", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **options
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Waits for a process: its exit code, and what it still printed."""
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output
