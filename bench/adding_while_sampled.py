@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
@@ -15,12 +14,11 @@ from typing import Any
 from marlcore import ReplayBuffer
 
 from .peers.ring import LockedRing
-from .transitions import BATCH, VECTOR, spec_of
+from .transitions import BATCH, VECTOR, adding, spec_of, writing
 
 CAPACITY = 100_000
 WARM_UP_S = 0.3
 
-Add = Callable[[], Any]
 Sample = Callable[[], Any]
 
 
@@ -44,39 +42,28 @@ class Rates:
 
 
 @contextmanager
-def _marlcore_writer(replay: ReplayBuffer) -> Iterator[Add]:
-    with replay, replay.writer() as writer:
-        yield partial(writer.add, VECTOR, 1, 0.5)
-
-
-@contextmanager
-def _seeds_writer(ring: LockedRing) -> Iterator[Add]:
-    yield partial(ring.add, VECTOR, 1, 0.5, False)
-
-
-@contextmanager
-def _marlcore_replay() -> Iterator[tuple[ReplayBuffer, Sample]]:
+def _marlcore() -> Iterator[tuple[ReplayBuffer, Sample]]:
     with ReplayBuffer.create(spec_of(VECTOR), CAPACITY) as replay:
         yield replay, replay.sampler(BATCH, seed=0).sample
 
 
 @contextmanager
-def _seeds_replay() -> Iterator[tuple[LockedRing, Sample]]:
+def _seeds() -> Iterator[tuple[LockedRing, Sample]]:
     ring = LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)
     yield ring, partial(ring.sample, BATCH)
 
 
-LIBRARIES = {"marlcore": (_marlcore_replay, _marlcore_writer), "seeds": (_seeds_replay, _seeds_writer)}
+LIBRARIES = {"marlcore": _marlcore, "seeds": _seeds}
 
 
-def _serve(library: str, shared: Any, pipe: Connection) -> None:
-    """The writing process: adds for the seconds it is asked to and answers with its rate; 0 ends it."""
-    with LIBRARIES[library][1](shared) as add:
+def _serve(shared: Any, pipe: Connection) -> None:
+    """The writing process: adds for the seconds it is asked to and answers with its rate."""
+    with adding(shared, VECTOR) as add:
         while seconds := pipe.recv():
             pipe.send(_rate(add, seconds))
 
 
-def _rate(add: Add, seconds: float) -> float:
+def _rate(add: Callable[[], Any], seconds: float) -> float:
     count, began = 0, perf_counter()
     while (spent := perf_counter() - began) < seconds:
         for _ in range(256):
@@ -95,26 +82,18 @@ def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = 
     Args:
         warm_up_s: seconds of adding before the first round.
     """
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    with LIBRARIES[library][0]() as (shared, sample), ours, theirs:
-        writer = context.Process(target=_serve, args=(library, shared, theirs))
-        writer.start()
-        theirs.close()
+    with LIBRARIES[library]() as (shared, sample), writing(_serve, shared) as pipe:
 
         def rate_beside(work: Callable[[], Any], seconds: float) -> float:
-            ours.send(seconds)
-            while not ours.poll():
+            pipe.send(seconds)
+            while not pipe.poll():
                 work()
-            return float(ours.recv())
+            return float(pipe.recv())
 
-        sleep = partial(ours.poll, None)
+        sleep = partial(pipe.poll, None)
         rate_beside(sleep, warm_up_s)
         sample()
         taken = [[rate_beside(work, seconds) for work in (sleep, _spin, sample)] for _ in range(rounds)]
-        ours.send(0)
-        writer.join()
-        writer.close()
     alone, spinning, sampling = zip(*taken, strict=True)
     return Rates(median(alone), median(spinning), median(sampling), _ratio(sampling, alone), _ratio(sampling, spinning))
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from . import adding_work, params_work, prioritized_work, queue_work, sampling_work
 from .adding_while_sampled import LIBRARIES, measure_rates
+from .report import ROWS
+from .save_work import LIBRARIES as SAVE_LIBRARIES
+from .save_work import measure_saves
 from .work import Row, Scale, benchmark_row
-
-WORKS = (adding_work, sampling_work, prioritized_work, params_work, queue_work)
-ROWS = [row for work in WORKS for row in work.ROWS]
 
 
 @pytest.mark.parametrize(
@@ -26,3 +25,11 @@ def test_writer_rate_while_sampled(library: str) -> None:
     """A writer in another process gets its rows in while this process samples."""
     rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
     assert min(rates.alone, rates.beside_spinning, rates.beside_sampling) > 0
+
+
+@pytest.mark.parametrize("library", SAVE_LIBRARIES)
+def test_save(library: str, scale: Scale) -> None:
+    """A writer in another process adds while this process saves."""
+    figures = measure_saves(library, scale.frames, rounds=1)
+    assert figures.nbytes > scale.frames * 84 * 84
+    assert min(figures.save_s, figures.load_s, figures.longest_add_s, figures.longest_add_saving_s) > 0

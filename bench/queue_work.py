@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from marlcore import TrajectoryQueue
 
-from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, Open, spec_of
+from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, spec_of
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
 STEPS = 128  # of an episode, and of a batch
 READS = 16
 
 Read = Callable[[], Fields]
+Values = Callable[[NDArray[Any]], Iterator[tuple[Any, ...]]]
 
 
 def _reads(scale: Scale) -> int:
@@ -51,33 +52,23 @@ def _trajectories(obs: NDArray[Any]) -> Iterator[Fields]:
         yield episode, np.arange(first, first + STEPS), reward, done
 
 
-def _add_each(queue: TrajectoryQueue, obs: NDArray[Any]) -> None:
-    with queue, queue.writer() as writer:
-        for step in _steps(obs):
-            writer.add(*step)
-
-
-def _add_trajectories(queue: TrajectoryQueue, obs: NDArray[Any]) -> None:
-    with queue, queue.writer() as writer:
-        for trajectory in _trajectories(obs):
-            writer.add_batch(*trajectory)
-
-
-def _put_each(queue: Any, obs: NDArray[Any]) -> None:
-    for step in _steps(obs):
-        queue.put(step)
-
-
-def _put_trajectories(queue: Any, obs: NDArray[Any]) -> None:
-    for trajectory in _trajectories(obs):
-        queue.put(trajectory)
-
-
-def _collect_and_put(queue: Any, obs: NDArray[Any]) -> None:
-    """An actor's steps, put when an episode is whole."""
+def _collected(obs: NDArray[Any]) -> Iterator[Fields]:
+    """The same by an actor that gathers its steps until an episode is whole."""
     steps = _steps(obs)
     while True:
-        queue.put(tuple(map(np.array, zip(*islice(steps, STEPS), strict=True))))
+        yield tuple(map(np.array, zip(*islice(steps, STEPS), strict=True)))
+
+
+def _add(queue: TrajectoryQueue, obs: NDArray[Any], values: Values, method: str) -> None:
+    with queue, queue.writer() as writer:
+        add = getattr(writer, method)
+        for value in values(obs):
+            add(*value)
+
+
+def _put(queue: Any, obs: NDArray[Any], values: Values) -> None:
+    for value in values(obs):
+        queue.put(value)
 
 
 def _get_each(queue: Any) -> Fields:
@@ -86,8 +77,8 @@ def _get_each(queue: Any) -> Fields:
 
 
 def _get_trajectory(queue: Any) -> Fields:
-    trajectories = [queue.get() for _ in range(1)]
-    return tuple(map(np.concatenate, zip(*trajectories, strict=True)))
+    trajectory: Fields = queue.get()
+    return tuple(map(np.copy, trajectory))
 
 
 @contextmanager
@@ -121,61 +112,51 @@ def _reading(obs: NDArray[Any], scale: Scale, write: Callable[..., None], queue:
         writer.close()
 
 
-def _marlcore(obs: NDArray[Any], write: Callable[..., None]) -> Open:
-    @contextmanager
-    def open_work(scale: Scale) -> Iterator[Work]:
-        with TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue, queue.reader(STEPS) as reader:
+@contextmanager
+def _marlcore(scale: Scale, obs: NDArray[Any], write: Callable[..., None]) -> Iterator[Work]:
+    with TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue, queue.reader(STEPS) as reader:
 
-            def read() -> Fields:
-                batch = reader.read(timeout=600.0)
-                return batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs
+        def read() -> Fields:
+            batch = reader.read(timeout=600.0)
+            return batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs
 
-            with _reading(obs, scale, write, queue, read) as work:
-                yield work
-
-    return open_work
-
-
-def _mp_queue(obs: NDArray[Any], write: Callable[..., None], steps: int, get: Callable[[Any], Fields]) -> Open:
-    @contextmanager
-    def open_work(scale: Scale) -> Iterator[Work]:
-        queue = get_context("spawn").Queue(_reads(scale) * STEPS // steps)
-        with _reading(obs, scale, write, queue, partial(get, queue)) as work:
+        with _reading(obs, scale, write, queue, read) as work:
             yield work
-        queue.close()
-
-    return open_work
 
 
-def _memcpy(obs: NDArray[Any]) -> Open:
+@contextmanager
+def _mp_queue(
+    scale: Scale, obs: NDArray[Any], write: Callable[..., None], get: Callable[[Any], Fields], steps: int
+) -> Iterator[Work]:
+    queue = get_context("spawn").Queue(_reads(scale) * STEPS // steps)
+    with _reading(obs, scale, write, queue, partial(get, queue)) as work:
+        yield work
+    queue.close()
+
+
+@contextmanager
+def _memcpy(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
     """The bytes of a run in one piece, once."""
-
-    @contextmanager
-    def open_work(scale: Scale) -> Iterator[Work]:
-        source = shared_bytes(_reads(scale) * STEPS * (obs.nbytes + SCALARS_NBYTES))
-        yield memcpy([(memoryview(bytearray(len(source))), source)])
-
-    return open_work
+    source = shared_bytes(_reads(scale) * STEPS * (obs.nbytes + SCALARS_NBYTES))
+    yield memcpy([(memoryview(bytearray(len(source))), source)])
 
 
-def _rows(obs: NDArray[Any], name: str) -> tuple[Row, Row]:
-    each = {
-        "marlcore": _marlcore(obs, _add_each),
-        "mp.Queue": _mp_queue(obs, _put_each, 1, _get_each),
-        "mp.Queue 128": _mp_queue(obs, _collect_and_put, STEPS, _get_trajectory),
-        "memcpy": _memcpy(obs),
-    }
-    at_once = {
-        "marlcore": _marlcore(obs, _add_trajectories),
-        "mp.Queue 128": _mp_queue(obs, _put_trajectories, STEPS, _get_trajectory),
-        "memcpy": _memcpy(obs),
-    }
-    beside_one, beside_many = Budget("mp.Queue", 1 / 5), Budget("mp.Queue 128", 1)
-    total = READS * STEPS
-    return (
-        Row(f"pass on {total} steps, {name}", each, (beside_one, beside_many)),
-        Row(f"pass on {total}, 128 at once, {name}", at_once, (beside_many,)),
-    )
-
-
-ROWS = (*_rows(VECTOR, "4 x float32"), *_rows(FRAME, "84 x 84"))
+EACH = {
+    "marlcore": partial(_marlcore, write=partial(_add, values=_steps, method="add")),
+    "mp.Queue": partial(_mp_queue, write=partial(_put, values=_steps), get=_get_each, steps=1),
+    "mp.Queue 128": partial(_mp_queue, write=partial(_put, values=_collected), get=_get_trajectory, steps=STEPS),
+    "memcpy": _memcpy,
+}
+AT_ONCE = {
+    "marlcore": partial(_marlcore, write=partial(_add, values=_trajectories, method="add_batch")),
+    "mp.Queue 128": partial(_mp_queue, write=partial(_put, values=_trajectories), get=_get_trajectory, steps=STEPS),
+    "memcpy": _memcpy,
+}
+ONE, MANY = Budget("mp.Queue", 1 / 5), Budget("mp.Queue 128", 1)
+TOTAL = READS * STEPS
+ROWS = (
+    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, (ONE, MANY), (VECTOR,)),
+    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, (MANY,), (VECTOR,)),
+    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, (ONE, MANY), (FRAME,)),
+    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, (MANY,), (FRAME,)),
+)

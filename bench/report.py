@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import adding_work, params_work, prioritized_work, queue_work, sampling_work, save_work
+from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
 from .machine import describe_machine, parse_if_idle
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
-ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *prioritized_work.ROWS, *queue_work.ROWS, *params_work.ROWS)
+ROWS = (*adding_work.ROWS, *sampling_work.ROWS, *queue_work.ROWS, *params_work.ROWS)
 SAVE_ROUNDS = 5
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
@@ -77,17 +77,29 @@ def main() -> None:
     tables = [times_table(results), rates_table(rates), *([saves_table(saves)] if saves else [])]
     console.print(*tables, *machine.values(), sep="\n")
     if options.json:
-        write_json(options.json, machine, results, rates, saves)
+        figures = {
+            "machine": machine,
+            "seconds": [asdict(result) for result in results],
+            "adds_per_s": {name: asdict(r) for name, r in rates.items()},
+            "saves": {name: asdict(figures) for name, figures in saves.items()},
+        }
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
     if options.plot:
         draw(options.plot, machine, results)
 
 
+def _table(title: str, *columns: str, **options: Any) -> Table:
+    """A table whose first column is of names, and all others of numbers."""
+    table = Table(title=title, **options)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap="show_edge" in options)
+    return table
+
+
 def times_table(results: list[Result]) -> Table:
     libraries = list(dict.fromkeys(name for result in results for name in result.times))
-    table = Table(title="median time in microseconds, and as a multiple of marlcore's", show_edge=False)
-    table.add_column("work", no_wrap=True)
-    for name in (*libraries, "at most", "reached"):
-        table.add_column(name, justify="right", no_wrap=True)
+    title = "median time in microseconds, and as a multiple of marlcore's"
+    table = _table(title, "work", *libraries, "at most", "reached", show_edge=False)
     for result in results:
         cells = [_time_cell(result, name) for name in libraries]
         reached = "\n".join(_verdict(met) for met in result.budgets.values())
@@ -104,18 +116,9 @@ def _time_cell(result: Result, library: str) -> str:
 
 
 def rates_table(rates: dict[str, Rates]) -> Table:
-    table = Table(title="a writer's thousand adds/s (4 x float32), another process doing this beside it")
-    for name in (
-        "library",
-        "sleeping",
-        "computing",
-        "sampling 256",
-        "of sleeping",
-        "of computing",
-        "at least",
-        "reached",
-    ):
-        table.add_column(name, justify="left" if name == "library" else "right")
+    beside = "sleeping", "computing", "sampling 256", "of sleeping", "of computing"
+    title = "a writer's thousand adds/s (4 x float32), another process doing this beside it"
+    table = _table(title, "library", *beside, "at least", "reached")
     for name, r in rates.items():
         cells = [_number(value / 1e3) for value in (r.alone, r.beside_spinning, r.beside_sampling)]
         budget = (f"{KEPT:g} of sleeping", _verdict(r.kept >= KEPT)) if name == "marlcore" else ()
@@ -124,9 +127,9 @@ def rates_table(rates: dict[str, Rates]) -> Table:
 
 
 def saves_table(saves: dict[str, SaveFigures]) -> Table:
-    table = Table(title="a replay of frames saved and loaded, another process adding a frame a millisecond")
-    for name in ("library", "GB", "save s", "on disk s", "load s", "longest add alone ms", "during the save ms"):
-        table.add_column(name, justify="left" if name == "library" else "right")
+    figures = "GB", "save s", "on disk s", "load s", "longest add alone ms", "during the save ms"
+    title = "a replay of frames saved and loaded, another process adding a frame a millisecond"
+    table = _table(title, "library", *figures)
     for name, f in saves.items():
         longest = f.longest_add_s * 1e3, f.longest_add_saving_s * 1e3
         table.add_row(name, *map(_number, (f.nbytes / 1e9, f.save_s, f.on_disk_s, f.load_s, *longest)))
@@ -141,46 +144,19 @@ def _verdict(met: bool) -> str:
     return "[green]yes[/]" if met else "[red]no[/]"
 
 
-def write_json(
-    path: Path,
-    machine: dict[str, str],
-    results: list[Result],
-    rates: dict[str, Rates],
-    saves: dict[str, SaveFigures],
-) -> None:
-    figures: dict[str, Any] = {
-        "machine": machine,
-        "seconds": [asdict(result) for result in results],
-        "adds_per_s": {name: asdict(r) for name, r in rates.items()},
-        "saves": {name: asdict(figures) for name, figures in saves.items()},
-    }
-    path.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-COLOURS = {
-    "marlcore": "#0b6e4f",
-    "seeds": "#c8963e",
-    "memcpy": "#b8b8b8",
-    "floor": "#7f7f7f",
-    "cpprb": "#7d6b91",
-    "cpprb single": "#b5a6c4",
-    "torchrl": "#a04668",
-    "64 writers": "#5fa98f",
-    "add_batch": "#a8d5c2",
-    "mp.Queue": "#3d6b99",
-    "mp.Queue 128": "#8fb3d1",
-}
-LABELS = {
-    "seeds": "lock + shared arrays or load_state_dict",
-    "memcpy": "memcpy of the same bytes",
-    "floor": "plain C, the same bytes from random places",
-    "cpprb": "cpprb, several processes",
-    "cpprb single": "cpprb, one process",
-    "torchrl": "torchrl, shared",
-    "64 writers": "marlcore, an add of each lane's writer",
-    "add_batch": "marlcore, 64 rows to one lane",
-    "mp.Queue": "multiprocessing.Queue, a step a put",
-    "mp.Queue 128": "multiprocessing.Queue, 128 steps a put",
+# By library: its colour, and its name in the picture where that is another one
+BARS = {
+    "marlcore": ("#0b6e4f", ""),
+    "seeds": ("#c8963e", "lock + shared arrays or load_state_dict"),
+    "memcpy": ("#b8b8b8", "memcpy of the same bytes"),
+    "floor": ("#7f7f7f", "plain C, the same bytes from random places"),
+    "cpprb": ("#7d6b91", "cpprb, several processes"),
+    "cpprb single": ("#b5a6c4", "cpprb, one process"),
+    "torchrl": ("#a04668", "torchrl, shared"),
+    "64 writers": ("#5fa98f", "marlcore, an add of each lane's writer"),
+    "add_batch": ("#a8d5c2", "marlcore, 64 rows to one lane"),
+    "mp.Queue": ("#3d6b99", "multiprocessing.Queue, a step a put"),
+    "mp.Queue 128": ("#8fb3d1", "multiprocessing.Queue, 128 steps a put"),
 }
 
 
@@ -201,8 +177,9 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
         at += 0.8
     figure, axes = plt.subplots(figsize=(10, 0.2 * at + 1.6), layout="constrained")
     for name, places in bars.items():
-        drawn = axes.barh(*zip(*places, strict=True), height=0.9, color=COLOURS[name], label=LABELS.get(name, name))
-        axes.bar_label(drawn, [_number(time) for _, time in places], padding=3, fontsize=8)
+        colour, label = BARS[name]
+        plotted = axes.barh(*zip(*places, strict=True), height=0.9, color=colour, label=label or name)
+        axes.bar_label(plotted, [_number(time) for _, time in places], padding=3, fontsize=8)
     axes.set_yticks(middles, [result.row for result in results])
     axes.invert_yaxis()
     axes.set_xscale("log")

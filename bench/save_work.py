@@ -13,22 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from marlcore import Field, ReplayBuffer, TransitionSpec
+from marlcore import ReplayBuffer
 
 from .peers import pickled
 from .peers.ring import LockedRing
-from .transitions import FRAME
+from .transitions import FRAME, adding, fill, spec_of, writing
 
 GIGABYTE_ROWS = 10**9 // FRAME.nbytes
-CHUNK = 500
 STEP_S = 0.001  # an actor adds a frame a millisecond
 
 
@@ -62,30 +58,23 @@ class Subject:
     load: Callable[[Path], int]  # the rows that it found
 
 
-def _fill(rows: int, add_batch: Callable[..., Any]) -> None:
-    frames = np.broadcast_to(FRAME, (CHUNK, *FRAME.shape)).copy()
-    for first in range(0, rows, CHUNK):
-        t = np.arange(first, min(first + CHUNK, rows))
-        add_batch(frames[: len(t)], t, (t % 7).astype(np.float32), np.zeros(len(t), np.bool_))
-
-
 @contextmanager
 def _marlcore(rows: int) -> Iterator[Subject]:
     def load(path: Path) -> int:
         with ReplayBuffer.load(path, spec) as copy:
             return len(copy)
 
-    spec = TransitionSpec(Field(FRAME.shape, FRAME.dtype.name), Field((), "int64"))
+    spec = spec_of(FRAME)
     with ReplayBuffer.create(spec, rows) as replay:
         with replay.writer() as writer:
-            _fill(rows, writer.add_batch)
+            fill(FRAME, rows, writer.add_batch)
         yield Subject(replay, replay.save, load)
 
 
 @contextmanager
 def _pickled(rows: int) -> Iterator[Subject]:
     ring = LockedRing(rows, FRAME.shape, FRAME.dtype.name)
-    _fill(rows, ring.add_batch)
+    fill(FRAME, rows, ring.add_batch)
 
     def save(path: Path) -> None:
         with ring.lock:
@@ -95,21 +84,12 @@ def _pickled(rows: int) -> Iterator[Subject]:
     yield Subject(ring, save, lambda path: len(pickled.load(path)["obs"]))
 
 
-@contextmanager
-def _adding(shared: Any) -> Iterator[Callable[[], Any]]:
-    if isinstance(shared, LockedRing):
-        yield partial(shared.add, FRAME, 1, 0.5, False)
-        return
-    with shared, shared.writer() as writer:
-        yield partial(writer.add, FRAME, 1, 0.5)
-
-
 LIBRARIES = {"marlcore": _marlcore, "pickle": _pickled}
 
 
 def _serve(shared: Any, pipe: Connection) -> None:
     """The writing process: adds from one word to the next, at least once, and tells its longest add; None ends it."""
-    with _adding(shared) as add:
+    with adding(shared, FRAME) as add:
         add()
         pipe.send(0.0)
         while pipe.recv() is not None:
@@ -125,17 +105,13 @@ def _serve(shared: Any, pipe: Connection) -> None:
 
 def measure_saves(library: str, rows: int, rounds: int) -> SaveFigures:
     """A library's figures with a replay of so many frames, in a file of the directory for temporary ones."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    with tempfile.TemporaryDirectory() as folder, LIBRARIES[library](rows) as subject, ours, theirs:
-        writer = context.Process(target=_serve, args=(subject.shared, theirs))
-        writer.start()
-        theirs.close()
-        ours.recv()
-        taken = [_measure_once(subject, Path(folder) / "save.pkl", ours, rows) for _ in range(1 + rounds)]
-        ours.send(None)
-        writer.join()
-        writer.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LIBRARIES[library](rows) as subject,
+        writing(_serve, subject.shared) as pipe,
+    ):
+        pipe.recv()
+        taken = [_measure_once(subject, Path(folder) / "save.pkl", pipe, rows) for _ in range(1 + rounds)]
     return SaveFigures(*(median(column) for column in zip(*taken[1:], strict=True)))  # the first one warms up
 
 

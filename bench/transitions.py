@@ -5,9 +5,12 @@ Row t of a ring to sample from holds t + VECTOR, or a frame of the shade t mod S
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from numpy.typing import NDArray
 
 from marlcore import Field, TransitionSpec
 
-from .work import Scale, Work
+from .peers.ring import LockedRing
+from .work import Open, Scale
 
 BATCH = 256
 STACK = 4
@@ -26,11 +30,14 @@ FRAME_SHAPE = (84, 84)
 VECTOR = np.arange(4, dtype=np.float32)
 FRAME = (np.arange(84 * 84) % SHADES).astype(np.uint8).reshape(FRAME_SHAPE)
 SCALARS_NBYTES = 8 + 4 + 1  # action, reward, done
-HAS_CPPRB = find_spec("cpprb") is not None
-HAS_TORCHRL = find_spec("torchrl") is not None
 
-Open = Callable[[Scale], AbstractContextManager[Work]]
 Fields = tuple[NDArray[Any], ...]
+
+
+def installed(libraries: Mapping[str, Open]) -> dict[str, Open]:
+    """Those whose package is here: the libraries named after a package, such as "cpprb single", may be missing."""
+    missing = {package for package in ("cpprb", "torchrl") if find_spec(package) is None}
+    return {name: open_work for name, open_work in libraries.items() if name.split()[0] not in missing}
 
 
 def spec_of(obs: NDArray[Any]) -> TransitionSpec:
@@ -46,6 +53,31 @@ def fields_of(batch: Any) -> Fields:
     return batch.obs, batch.action, batch.reward, batch.next_obs, batch.terminated
 
 
+@contextmanager
+def adding(shared: Any, obs: NDArray[Any]) -> Iterator[Callable[[], Any]]:
+    """A call that adds a transition to a replay or a locked ring, in the process that writes to it."""
+    if isinstance(shared, LockedRing):
+        yield partial(shared.add, obs, 1, 0.5, False)
+        return
+    with shared, shared.writer() as writer:
+        yield partial(writer.add, obs, 1, 0.5)
+
+
+@contextmanager
+def writing(serve: Callable[[Any, Connection], None], shared: Any) -> Iterator[Connection]:
+    """Runs serve(shared, pipe) in another process; the other end of its pipe, where the falsy None ends it."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    with ours, theirs:
+        writer = context.Process(target=serve, args=(shared, theirs))
+        writer.start()
+        theirs.close()
+        yield ours
+        ours.send(None)
+        writer.join()
+        writer.close()
+
+
 def fill(obs: NDArray[Any], rows: int, add_batch: Callable[..., Any]) -> None:
     """Adds rows 0 to rows - 1, by add_batch(obs, action, reward, done)."""
     for first in range(0, rows, CHUNK):
@@ -59,21 +91,17 @@ def fill(obs: NDArray[Any], rows: int, add_batch: Callable[..., Any]) -> None:
 
 def check_sample(obs: NDArray[Any]) -> Callable[[Fields], None]:
     """What asserts that sampled fields are those of rows that `fill` added."""
-    return _check_frames if obs is FRAME else _check_vectors
 
+    def check(fields: Fields) -> None:
+        observed, action, reward, next_observed, done = fields[:5]
+        assert len(np.unique(action)) > BATCH // 2 and not done.any()
+        assert (reward == action % 7).all()
+        if obs is VECTOR:
+            assert (observed == action[:, None] + VECTOR).all() and (next_observed == observed + 1).all()
+            return
+        for frames, newest in ((observed, action), (next_observed, action + 1)):
+            shades = np.maximum(newest[:, None] - np.arange(STACK)[::-1], 0) % SHADES
+            assert frames.shape == (BATCH, STACK, *FRAME_SHAPE)
+            assert (frames == shades[:, :, None, None]).all()
 
-def _check_vectors(fields: Fields) -> None:
-    obs, action, reward, next_obs, done = fields[:5]
-    assert len(np.unique(action)) > BATCH // 2 and not done.any()
-    assert (obs == action[:, None] + VECTOR).all() and (next_obs == obs + 1).all()
-    assert (reward == action % 7).all()
-
-
-def _check_frames(fields: Fields) -> None:
-    obs, action, reward, next_obs, done = fields[:5]
-    assert len(np.unique(action)) > BATCH // 2 and not done.any()
-    for frames, newest in ((obs, action), (next_obs, action + 1)):
-        shades = np.maximum(newest[:, None] - np.arange(STACK)[::-1], 0) % SHADES
-        assert frames.shape == (BATCH, STACK, *FRAME_SHAPE)
-        assert (frames == shades[:, :, None, None]).all()
-    assert (reward == action % 7).all()
+    return check

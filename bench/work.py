@@ -82,19 +82,26 @@ class Budget:
         return f"{self.peer} x {self.limit:g}"
 
 
+Open = Callable[..., AbstractContextManager[Work]]
+
+
 @dataclass(frozen=True)
 class Row:
-    """One kind of work, and how each library does it."""
+    """One kind of work, and how each library does it: library(scale, *sizes)."""
 
     name: str
-    libraries: Mapping[str, Callable[[Scale], AbstractContextManager[Work]]]
+    libraries: Mapping[str, Open]
     budgets: tuple[Budget, ...] = ()
+    sizes: tuple[Any, ...] = ()
+
+    def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
+        return self.libraries[library](scale, *self.sizes)
 
 
 def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, float]:
     """Each library's median time of one run, in seconds; the libraries take turns, round by round."""
     with ExitStack() as stack:
-        works = {name: stack.enter_context(make(scale)) for name, make in row.libraries.items()}
+        works = {name: stack.enter_context(row.open(name, scale)) for name in row.libraries}
         runs = {}
         for name, work in works.items():
             work.warm_up(scale.warm_runs)
@@ -137,7 +144,7 @@ def memcpy(pairs: Iterable[tuple[memoryview, memoryview]], prepare: Callable[[],
 def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     """Runs one library's part of a row under pytest-benchmark."""
     benchmark.group = row.name
-    with row.libraries[library](scale) as work:
+    with row.open(library, scale) as work:
 
         def prepare() -> None:  # what it returned would be taken for arguments of run
             work.prepare()

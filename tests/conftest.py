@@ -272,8 +272,7 @@ class Lent:
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share."""
-    for module in ("marlcore.processes.group", *(["marlcore.training.session"] if is_installed("train") else [])):
-        monkeypatch.setattr(f"{module}.ForkServer", lambda preload, hurry: Lent(fork_server))
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: Lent(fork_server))
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""The control block: messages between a run's processes, in words that one process each writes.
+"""The control block: words that one process each writes, and all read.
 
 | stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
-A worker's process writes the worker's line, and its successor continues from these values; a tally is a line of
-counters too, for something that is no process, which one worker writes. When a run is resumed, the
-parent first writes the run's progress there.
+A worker's successor continues from its counters. A tally is a line of counters for something that is no process, which
+one worker writes. When a run is resumed, the parent first writes the run's progress there.
 """
 
 from __future__ import annotations
@@ -23,25 +22,18 @@ PID, RESTARTS = range(2)
 # The parent's word for all workers
 _STOP, _FINISH = 1, 2
 
-_WORDS = LINE // 8
-
-
-def _nbytes(workers: list[str], tallies: list[str]) -> int:
-    return LINE * (1 + 2 * len(workers) + len(tallies))
-
 
 class Counters:
     """A line of words; one process writes it, any process reads it."""
 
     def __init__(self, words: Words, line: int) -> None:
         self._words = words
-        self._first = _WORDS * line
+        self._first = LINE // 8 * line
 
     def load(self, word: int) -> int:
         return self._words.load(self._first + word)
 
     def store(self, word: int, value: int) -> None:
-        """For the line's writer only."""
         self._words.store(self._first + word, value)
 
 
@@ -60,7 +52,7 @@ class Control(Shared):
     def _understand(self, segment: Segment) -> None:
         names = described_workers(segment)
         tallies = segment.description["tallies"]
-        nbytes = _nbytes(names, tallies)
+        nbytes = LINE * (1 + 2 * len(names) + len(tallies))
         if nbytes > len(segment.body):
             raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
         self._words = Words(segment.body[:nbytes])
@@ -73,7 +65,7 @@ class Control(Shared):
     def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> Control:
         """A zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
         description = {"kind": cls.kind, "workers": workers, "tallies": list(tallies), "about": about}
-        return cls(Segment.create("control", description, _nbytes(workers, list(tallies))))
+        return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers) + len(tallies))))
 
     @property
     def stopping(self) -> bool:
@@ -86,11 +78,11 @@ class Control(Shared):
         return self._words.load(0) == _FINISH
 
     def stop(self) -> None:
-        """For the parent only: tells all workers to stop at once."""
+        """For the parent: tells all workers to stop at once."""
         self._words.store(0, _STOP)
 
     def finish(self) -> None:
-        """For the parent only: tells all workers to stop after the due updates."""
+        """For the parent: tells all workers to stop after the due updates."""
         self._words.store(0, _FINISH)
 
     @property

@@ -1,33 +1,24 @@
 """A pool of processes that answer requests, each one request at a time; a dead process's request goes to another.
 
-The order of the replies is that of their arrival: a caller that needs the same result from any number of processes
-merges them by their keys. This process never waits for a process while that one waits for this process: a process
-gets its next request only once its reply was read whole.
+Replies come in the order of their arrival; callers that need the same result from any number of processes merge them by
+key. A process gets its next request only once its reply was read whole, so that neither side waits for the other.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import select
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 import cloudpickle
 
 from ..errors import WorkerFailed
-from .forkserver import ForkServer, leave
-from .signals import Interrupts
-from .worker import ChildProcess, enter, has_ended, leave_if_forked, needing_descriptors, surroundings
+from .children import Child, Children, enter, message_of
+from .serve import leave, readable
 
-RETRIES = 3
-_DONE, _FAILED = b"+", b"-"  # first byte of a message
-
+RETRIES = 3  # of a request whose process died
 Answer = Callable[[bytes], bytes]
 
 
@@ -42,48 +33,36 @@ class Pool:
             process cannot import are pickled by value.
         size: processes at most; each starts when it is needed.
         name: the first part of the processes' names.
-        retries: how often a request is given to another process after its process died.
         preload: modules that the processes have imported when they start.
     """
 
     def __init__(
-        self,
-        make: Callable[[], Answer],
-        size: int,
-        *,
-        name: str = "worker",
-        retries: int = RETRIES,
-        preload: Sequence[str] = (),
+        self, make: Callable[[], Answer], size: int, *, name: str = "worker", preload: Sequence[str] = ()
     ) -> None:
         self._make = cloudpickle.dumps(make)
-        self._size, self._name, self._retries = size, name, retries
-        self._interrupts = Interrupts()
-        self._server = ForkServer(preload, hurry=lambda: self._interrupts.signum is not None)
-        self._poll = select.poll()
-        self._processes: list[_Process] = []
+        self._size, self._name = size, name
+        self._children = Children(preload)
         self._started = 0
         self._requests: dict[int, bytes] = {}  # by key: those without a reply
         self._replies: dict[int, memoryview] = {}  # by key: those that were not returned yet
         self._deaths: Counter[int] = Counter()  # by key
+        self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
+        self._cut: Child | None = None  # whose message an exception, such as one of a signal handler, may cut in two
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
-        self._uninterrupted(self._server.begin)
+        with self._children.uninterrupted():
+            self._children.server.begin()
 
     @property
     def ready(self) -> bool:
         """Whether a process can start without a wait for the server."""
-        return self._server.ready
-
-    @property
-    def idle(self) -> int:
-        """Processes that run and have no request."""
-        return sum(process.key is None for process in self._processes)
+        return self._children.server.ready
 
     @property
     def free(self) -> int:
         """Requests that can be given now; some of them would start a process."""
-        return self._size - len(self._processes) + self.idle
+        return self._size - len(self._asked)
 
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
@@ -105,9 +84,10 @@ class Pool:
         """
         self._deal()
         if not self._replies:
-            ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
-            for process in [one for one in self._processes if ready.intersection(one.fds)]:
-                self._receive(process)
+            fds = {child: {child.pidfd, child.connection.fileno()} for child in self._children.living}
+            ready = readable(seconds, *set().union(*fds.values()))
+            for child in [child for child in fds if ready & fds[child]]:
+                self._receive(child)
             self._deal()
         for key in self._replies:
             self._requests.pop(key, None)
@@ -116,156 +96,84 @@ class Pool:
 
     def close(self) -> None:
         """Kills the processes."""
-        self._uninterrupted(self._kill_all)
+        with self._children.uninterrupted():
+            self._children.close()
 
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _deal(self) -> None:
         """Gives each request that no process has to a free process."""
-        for process in [process for process in self._processes if process.is_out_of_step]:
-            self._drop(process)
-        given = {process.key for process in self._processes} | self._replies.keys()
+        if self._cut is not None:
+            self._end(self._cut)
+        given = {*self._asked.values(), *self._replies}
         for key, request in [*self._requests.items()]:
             if key not in given and self.free:
-                idle = [process for process in self._processes if process.key is None]
-                process = idle[0] if idle else self._start()
-                for fd in process.fds:
-                    self._poll.register(fd, select.POLLIN)
-                process.is_out_of_step, process.key = True, key
-                process.send(request)
-                process.is_out_of_step = False
+                child = next((child for child in self._children.living if child not in self._asked), None)
+                self._cut = child = child or self._start()
+                self._asked[child] = key
+                child.send(request)
+                self._cut = None
 
-    def _receive(self, process: _Process) -> None:
-        """Takes a reply, or notices the death of the process, whose request `_deal` then gives to another."""
-        process.is_out_of_step = True
-        message = process.receive()
-        if message is None:
-            self._bury(process)
-            return
-        assert process.key is not None
-        if message.startswith(_FAILED):
-            self._requests.pop(process.key, None)
-        else:
-            self._replies[process.key] = memoryview(message)[1:]
-        process.key = None
-        process.is_out_of_step = False
-        if message.startswith(_FAILED):
-            raise WorkerFailed(process.name, "worker", message[1:].decode())
-
-    def _start(self) -> _Process:
-        def start() -> None:
-            self._processes.append(_Process(self._server, f"{self._name}-{self._started}", self._make))
-
-        self._uninterrupted(start)
+    def _start(self) -> Child:
+        with self._children.uninterrupted():
+            child = self._children.start(f"{self._name}-{self._started}", _answer, self._make)
         self._started += 1
-        return self._processes[-1]
+        return child
 
-    def _kill_all(self) -> None:
-        for process in self._processes:
-            process.kill()  # kill all before waiting for the first
-        for process in [*self._processes]:
-            self._drop(process)
-        self._server.close()
-
-    def _uninterrupted(self, act: Callable[[], None]) -> None:
-        """Delivers a stop signal after `act`, so that no process is lost that was just started."""
-        self._interrupts = Interrupts()
-        try:
-            with self._interrupts:
-                act()
-        finally:
-            self._interrupts.deliver()
-
-    def _bury(self, process: _Process) -> None:
-        """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
-        process.kill()  # its connection may have ended first
-        ending = process.ending().text
-        self._drop(process)
-        if process.key is None:
+    def _receive(self, child: Child) -> None:
+        """Takes a reply, or notices the death of the process, whose request `_deal` then gives to another."""
+        self._cut = child
+        reply = child.receive()
+        if reply is None:
+            self._bury(child)
             return
-        self._deaths[process.key] += 1
-        if self._deaths[process.key] > self._retries:
-            del self._requests[process.key]
-            text = f"{ending}; so ended each of the {self._retries + 1} processes that got this request"
-            raise WorkerFailed(process.name, "death", text)
+        key = self._asked[child]
+        if isinstance(reply, WorkerFailed):
+            self._requests.pop(key, None)
+        else:
+            self._replies[key] = reply
+        del self._asked[child]
+        self._cut = None
+        if isinstance(reply, WorkerFailed):
+            raise reply
 
-    def _drop(self, process: _Process) -> None:
+    def _bury(self, child: Child) -> None:
+        """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
+        child.kill()  # its connection may have ended first
+        ending, key = child.ending(), self._asked.get(child)
+        self._end(child)
+        if key is None:
+            return
+        self._deaths[key] += 1
+        if self._deaths[key] > RETRIES:
+            del self._requests[key]
+            text = f"{ending.traceback}; so ended each of the {RETRIES + 1} processes that got this request"
+            raise WorkerFailed(child.name, "death", text)
+
+    def _end(self, child: Child) -> None:
         """Closes a process; after an interrupt, the next call does what is left."""
-        for fd in process.fds:
-            try:
-                self._poll.unregister(fd)
-            except KeyError:  # a signal came between its start and its registration, or interrupted this
-                continue
-        process.close()
-        self._processes.remove(process)
+        self._children.end(child)
+        self._asked.pop(child, None)
+        self._cut = None
 
 
-class _Process(ChildProcess):
-    """A process of a pool.
-
-    Attributes:
-        connection: carries a request there and its reply back.
-        fds: readable when a reply comes or the process has ended.
-        key: of the request that it answers, or None.
-        is_out_of_step: whether an exception, such as one of a signal handler, cut a message in two.
-    """
-
-    def __init__(self, server: ForkServer, name: str, make: bytes) -> None:
-        with needing_descriptors(name):
-            self.connection, theirs = multiprocessing.Pipe()
-        self.key: int | None = None
-        self.is_out_of_step = False
-        try:
-            with theirs, needing_descriptors(name):
-                super().__init__(name, server.fork(theirs.fileno(), _answer, surroundings(name), make))
-        except BaseException:
-            self.connection.close()
-            raise
-        self.fds = (self.pidfd, self.connection.fileno())
-
-    def send(self, request: bytes) -> None:
-        """Sends a request; a dead process loses it, which its pidfd tells."""
-        try:
-            self.connection.send_bytes(request)
-        except OSError as error:
-            if not has_ended(error):
-                raise
-
-    def receive(self) -> bytes | None:
-        """Its reply; None if it died."""
-        try:
-            return self.connection.recv_bytes() if self.connection.poll() else None
-        except (EOFError, OSError) as error:
-            if not has_ended(error):
-                raise
-            return None
-
-    def close(self) -> None:
-        super().close()
-        self.connection.close()
-
-
-def _answer(connection: Connection, around: dict[str, Any], make: bytes) -> None:
+def _answer(connection: Connection, surroundings: dict[str, Any], make: bytes) -> None:
     """Answers requests until the parent closes the connection or kills this process."""
-    enter(around)
-    pid = os.getpid()
+    enter(surroundings)
     answer: Answer | None = None
+
+    def reply() -> bytes:
+        nonlocal answer
+        answer = answer or pickle.loads(make)()
+        return answer(request)
+
     while True:
         try:
             request = connection.recv_bytes()
         except EOFError:
             leave(0)
-        try:
-            answer = answer or pickle.loads(make)()
-            reply = _DONE + answer(request)
-            leave_if_forked(pid)
-        except BaseException:
-            leave_if_forked(pid)
-            reply = _FAILED + traceback.format_exc().encode(errors="backslashreplace")
-        connection.send_bytes(reply)
+        connection.send_bytes(message_of(surroundings["name"], reply))

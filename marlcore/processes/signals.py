@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -25,14 +25,11 @@ class Interrupts:
     An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted.
 
     Attributes:
-        signum: the first signal, or None.
+        signum: the first signal, or None; an argument of that name is a signal that has just come.
         again: whether another signal came more than a second after the first.
     """
 
     def __init__(self, signum: int | None = None) -> None:
-        """Args:
-        signum: a signal that has just come, taken as the first.
-        """
         self.signum = signum
         self.again = False
         self._first = time.monotonic()
@@ -63,9 +60,7 @@ class Interrupts:
             self._previous = {signum: signal.signal(signum, self._note) for signum in noted}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -14,15 +15,8 @@ from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
 ROWS = 4096
 AT_ONCE = 64  # rows that one call writes
 NAME_BYTES = 64
-_ROW = np.dtype(
-    [
-        ("time_s", "f8"),
-        ("step", "i8"),
-        ("value", "f8"),
-        ("agent", f"S{NAME_BYTES}"),
-        ("name", f"S{NAME_BYTES}"),
-    ]
-)
+_NAME = f"S{NAME_BYTES}"
+_ROW = np.dtype([("time_s", "f8"), ("step", "i8"), ("value", "f8"), ("agent", _NAME), ("name", _NAME)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +41,14 @@ class Telemetry(Shared):
 
     def _understand(self, segment: Segment) -> None:
         self._workers = described_workers(segment)
-        geometry = LaneGeometry(len(self._workers), ROWS, (_ROW.itemsize,))
-        self._lanes = geometry.bind(segment.body)
+        self._lanes = _geometry(self._workers).bind(segment.body)
         self._read = [0] * len(self._workers)
         self.lost = 0
 
     @classmethod
     def create(cls, workers: list[str]) -> Telemetry:
-        """Creates one lane for each of these workers."""
-        geometry = LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
-        return cls(Segment.create("telemetry", {"kind": cls.kind, "workers": workers}, geometry.nbytes))
+        description = {"kind": cls.kind, "workers": workers}
+        return cls(Segment.create("telemetry", description, _geometry(workers).nbytes))
 
     def reporter(self, worker: str) -> Reporter:
         """The writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
@@ -73,10 +65,8 @@ class Telemetry(Shared):
 
     def tail(self) -> list[Metric]:
         """The metrics reported since the last call, in order of time."""
-        found = []
-        for lane in range(len(self._workers)):
-            found += self._tail_lane(lane)
-        return sorted(found, key=lambda metric: metric.time_s)
+        metrics = chain.from_iterable(map(self._tail_lane, range(len(self._workers))))
+        return sorted(metrics, key=lambda metric: metric.time_s)
 
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
@@ -98,6 +88,10 @@ class Telemetry(Shared):
                        float(row["value"])) for row in rows
             ]  # fmt: skip
         return []
+
+
+def _geometry(workers: list[str]) -> LaneGeometry:
+    return LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
 
 
 def _text(name: bytes) -> str:

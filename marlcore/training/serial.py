@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ..errors import WorkerFailed
-from ..processes import READY, Failure, Interrupts
+from ..processes import READY, Interrupts, failure_of
 from .config import learner_names
 from .loops import act, catch_up, observe
 from .record import STOPPING, Monitor
@@ -92,5 +92,4 @@ def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kw
     try:
         return step(*args, **kwargs)
     except Exception as error:
-        failure = Failure.of(error)
-        raise WorkerFailed(worker.name, failure.reason, failure.text) from error
+        raise failure_of(worker.name, error) from error

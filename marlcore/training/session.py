@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ..interfaces import ReplaySource
-from ..processes import PID, PRELOAD, STEPS, Control, ForkServer, Interrupts, Metric, Telemetry
+from ..processes import PID, STEPS, Children, Control, Interrupts, Metric, Telemetry
 from ..weights import ParameterStore
 from .after import save_policies
 from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names, source_of
@@ -103,17 +103,14 @@ class Session:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
         config, interrupts = self.config, self._interrupts
         with ExitStack() as stack:
-            server = ForkServer(PRELOAD, hurry=lambda: interrupts.signum is not None)
-            stack.enter_context(closing(server))
-            supervisor = None
-            if config.mode == "async":
-                supervisor = stack.enter_context(closing(supervisor_of(self.blueprint, self.control, self.run, server)))
+            children = stack.enter_context(closing(Children(interrupts=interrupts)))
             stack.callback(self.control.stop)
+            supervisor = supervisor_of(self.blueprint, self.control, self.run, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
-            if supervisor and start_all(supervisor, interrupts, fallback):
+            if config.mode == "async" and start_all(supervisor, interrupts, fallback):
                 run_async(supervisor, config, self.control, self.monitor, interrupts)
             else:
-                server.close()  # it may have failed to fork
+                children.close()  # some may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(self.blueprint, self.monitor, interrupts)

@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..processes import Control, ForkServer, Interrupts, Supervisor, WorkerProcess
+from ..processes import Child, Children, Control, Interrupts, Supervisor
 from .config import EVALUATOR, Config, actor_names, is_learner
 from .record import STOPPING, Monitor, RunDirectory, setup_logging
 from .workers import Blueprint, run_worker
@@ -19,16 +19,16 @@ GRACE_S = 60.0  # least time for the last checkpoints
 log = logging.getLogger(__name__)
 
 
-def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, server: ForkServer) -> Supervisor:
+def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, children: Children) -> Supervisor:
     """The supervisor of a run's workers, none of which it has started."""
 
-    def start(name: str, attempt: int) -> WorkerProcess:
+    def start(name: str, attempt: int) -> Child:
         work = partial(run_worker, name, blueprint, attempt)
-        return WorkerProcess(server, name, work, prepare=partial(setup_logging, run.log_path(name)))
+        return children.start_worker(name, work, prepare=partial(setup_logging, run.log_path(name)))
 
     config = blueprint.config.supervision
     timeouts = {name: config.learner_timeout if is_learner(name) else config.actor_timeout for name in control.workers}
-    return Supervisor(control, start, timeouts, config.restarts)
+    return Supervisor(children, control, start, timeouts, config.restarts)
 
 
 def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
@@ -47,7 +47,6 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
         log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
-        supervisor.close()
         return False
     return True
 

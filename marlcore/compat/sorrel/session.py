@@ -22,13 +22,13 @@ from ...processes import (
     RESTARTS,
     STEPS,
     UPDATES,
+    Child,
+    Children,
     Control,
-    ForkServer,
     Interrupts,
     RestartPolicy,
     Supervisor,
     Telemetry,
-    WorkerProcess,
 )
 from ...weights import ParameterStore
 from .actor import run_actor
@@ -116,10 +116,9 @@ class Session:
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
             preload = (*PRELOAD, __package__, *loaded_of_sorrel())
-            server = stack.enter_context(closing(ForkServer(preload, hurry=self._signalled)))
+            children = stack.enter_context(closing(Children(preload, self._interrupts)))
             timeouts = dict.fromkeys(self._mail, options.timeout)
-            supervisor = Supervisor(self._control, partial(self._start, server), timeouts, policy)
-            stack.enter_context(closing(supervisor))
+            supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
@@ -132,15 +131,14 @@ class Session:
                 self._wind_up(supervisor)
         self.book.record(all_of_it=not self._signalled())
 
-    def _start(self, server: ForkServer, name: str, attempt: int) -> WorkerProcess:
+    def _start(self, children: Children, name: str, attempt: int) -> Child:
         for message in self._mail[name].messages():
             self.book.take(name, message)
         self._mail[name].renew()  # a killed process may have left a part of a message
         number = list(self._mail).index(name)
         run = partial(run_learner, number - 1) if number else run_actor
-        return WorkerProcess(
-            server, name, partial(run, self._envs[number], name, self._plan, self._mail[name].path, attempt)
-        )
+        work = partial(run, self._envs[number], name, self._plan, self._mail[name].path, attempt)
+        return children.start_worker(name, work)
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)

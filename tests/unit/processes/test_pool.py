@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,205 +15,174 @@ from typing import Any
 import pytest
 
 from marlcore import WorkerFailed
-from marlcore.processes import Pool
-from marlcore.processes import pool as pools
-from marlcore.processes.forkserver import ForkServer
+from marlcore.processes import Children, Pool, children
 
-
-class Lasting(ForkServer):
-    """A fork server that outlives the pool that uses it: to start one takes a while."""
-
-    def close(self) -> None:
-        """The fixture's server is closed by the fixture."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    one = Lasting()
-    with Pool(make, 1) as pool:
-        pool._server = one
-        pool.ask(0, b"")
-    yield one
-    ForkServer.close(one)
+LARGE = b"x" * (4 << 20)  # fits into no socket's buffer
 
 
 @pytest.fixture
-def pool(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
-    """pool(make, size) is a pool on the module's server, closed when the test ends."""
-    monkeypatch.setattr(pools, "ForkServer", lambda preload, hurry: server)
-    opened: list[Pool] = []
-
-    def one(*arguments: Any, **options: Any) -> Pool:
-        opened.append(Pool(*arguments, **options))
-        return opened[-1]
-
-    yield one
-    for each in opened:
-        each.close()
+def open_pool(shared_fork_server: None) -> Iterator[Callable[..., Pool]]:
+    """open_pool(make, size) is a pool on the server that tests share, closed when the test ends."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(Pool(*arguments, **options))
 
 
-def make() -> Callable[[bytes], bytes]:
+def echo() -> Callable[[bytes], bytes]:
     return lambda request: b"%d " % os.getpid() + request
 
 
 def answers(pool: Pool, count: int) -> dict[int, tuple[int, bytes]]:
-    """By key: the process that answered, and what it said."""
-    found: dict[int, tuple[int, bytes]] = {}
-    while len(found) < count:
+    """By key: the number that an answer begins with, mostly its process, and the rest."""
+    replies: dict[int, tuple[int, bytes]] = {}
+    while len(replies) < count:
         for key, reply in pool.replies(None):
-            assert key not in found
-            pid, _, text = bytes(reply).partition(b" ")
-            found[key] = int(pid), text
-    return found
+            assert key not in replies
+            number, _, text = bytes(reply).partition(b" ")
+            replies[key] = int(number), text
+    return replies
 
 
-def test_each_request_is_answered_under_its_key(pool: Callable[..., Pool]) -> None:
-    one = pool(make, 2)
-    assert (one.idle, one.free) == (0, 2)
-    one.ask(7, b"seven")
-    one.ask(8, b"x" * (1 << 20))
-    assert (one.idle, one.free) == (0, 0)
-    found = answers(one, 2)
-    assert found[7][1] == b"seven" and found[8][1] == b"x" * (1 << 20)
-    assert found[7][0] != found[8][0] and (one.idle, one.free) == (2, 2)
-    one.ask(9, b"again")
-    assert answers(one, 1)[9][0] in (found[7][0], found[8][0])
-    assert one.replies(0.0) == []
+def test_each_request_is_answered_under_its_key(open_pool: Callable[..., Pool]) -> None:
+    pool = open_pool(echo, 2)
+    assert pool.free == 2
+    pool.ask(7, b"seven")
+    pool.ask(8, LARGE)
+    assert pool.free == 0
+    replies = answers(pool, 2)
+    assert replies[7][1] == b"seven" and replies[8][1] == LARGE
+    assert replies[7][0] != replies[8][0] and pool.free == 2
+    pool.ask(9, b"again")
+    assert answers(pool, 1)[9][0] in (replies[7][0], replies[8][0])
+    assert pool.replies(0.0) == []
 
 
-def test_what_answers_is_made_once_a_process(pool: Callable[..., Pool]) -> None:
+def test_a_process_makes_its_answering_function_once(open_pool: Callable[..., Pool]) -> None:
     def counting() -> Callable[[bytes], bytes]:
         calls: list[bytes] = []
 
         def answer(request: bytes) -> bytes:
             calls.append(request)
-            return b"0 %d" % len(calls)
+            return b"%d" % len(calls)
 
         return answer
 
-    one = pool(counting, 1)
+    pool = open_pool(counting, 1)
     for call in (1, 2, 3):
-        one.ask(call, b"")
-        assert answers(one, 1)[call][1] == b"%d" % call
+        pool.ask(call, b"")
+        assert answers(pool, 1)[call][0] == call
 
 
-def test_an_answer_that_raises_is_raised_with_its_traceback(pool: Callable[..., Pool]) -> None:
+def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Callable[..., Pool]) -> None:
     def bad() -> Callable[[bytes], bytes]:
         raise RuntimeError("nothing is made")
 
-    one = pool(bad, 1, name="maker")
-    one.ask(1, b"")
+    pool = open_pool(bad, 1, name="maker")
+    pool.ask(1, b"")
     with pytest.raises(WorkerFailed, match=r"(?s)maker-0 failed:.*RuntimeError: nothing is made") as caught:
-        one.replies(None)
+        pool.replies(None)
     assert (caught.value.worker, caught.value.reason) == ("maker-0", "worker")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_processs_request_is_answered_by_another(pool: Callable[..., Pool], signum: int, tmp_path: Path) -> None:
-    def waiting() -> Callable[[bytes], bytes]:
+def test_a_dead_processs_request_is_answered_by_another(
+    open_pool: Callable[..., Pool], signum: int, tmp_path: Path
+) -> None:
+    def dying() -> Callable[[bytes], bytes]:
         def answer(request: bytes) -> bytes:
-            path = Path(os.fsdecode(request))
-            if not path.exists():  # the first process that is asked for it
+            if not (path := Path(os.fsdecode(request))).exists():  # the first process that is asked for it
                 path.touch()
-                time.sleep(3600.0)
+                os.kill(os.getpid(), signum)
             return b"%d done" % os.getpid()
 
         return answer
 
-    one = pool(waiting, 2)
-    one.ask(1, os.fsencode(tmp_path / "asked"))
-    one.ask(2, os.fsencode(tmp_path))
-    while not (tmp_path / "asked").exists():
-        time.sleep(0.001)
-    victim = next(process for process in one._processes if process.key == 1)
-    os.kill(victim.pid, signum)
-    found = answers(one, 2)
-    assert found[1][1] == found[2][1] == b"done" and found[1][0] != victim.pid
-    assert one.free == 2
+    pool = open_pool(dying, 2)
+    pool.ask(1, os.fsencode(tmp_path / "asked"))
+    pool.ask(2, os.fsencode(tmp_path))
+    replies = answers(pool, 2)
+    assert replies[1][1] == replies[2][1] == b"done"
+    assert pool.free == 2
 
 
-def test_a_process_that_died_idle_is_replaced(pool: Callable[..., Pool]) -> None:
-    one = pool(make, 1)
-    one.ask(1, b"")
-    first = answers(one, 1)[1][0]
+def test_a_process_that_died_idle_is_replaced(open_pool: Callable[..., Pool]) -> None:
+    pool = open_pool(echo, 1)
+    pool.ask(1, b"")
+    first = answers(pool, 1)[1][0]
+    pidfd = os.pidfd_open(first)
     os.kill(first, signal.SIGKILL)
-    while one._processes[0].running:
-        time.sleep(0.001)
-    one.ask(2, b"x" * (1 << 20))
-    assert answers(one, 1)[2] != (first, b"x" * (1 << 20))
+    children.readable(None, pidfd)
+    os.close(pidfd)
+    pool.ask(2, LARGE)
+    second, text = answers(pool, 1)[2]
+    assert second != first and text == LARGE
 
 
-def test_a_request_that_kills_every_process_is_an_error(pool: Callable[..., Pool]) -> None:
-    def dying() -> Callable[[bytes], bytes]:
-        return lambda request: os._exit(3)
-
-    one = pool(dying, 2, retries=2)
-    one.ask(5, b"")
-    expected = "exit code 3 and left no traceback; so ended each of the 3 processes that got this request"
+def test_a_request_that_kills_every_process_is_an_error(open_pool: Callable[..., Pool]) -> None:
+    pool = open_pool(lambda: lambda request: os._exit(3), 2)
+    pool.ask(5, b"")
+    expected = "exit code 3 and left no traceback; so ended each of the 4 processes that got this request"
     with pytest.raises(WorkerFailed, match=expected) as caught:
         while True:
-            one.replies(None)
+            pool.replies(None)
     assert caught.value.reason == "death"
 
 
-def test_a_killed_server_is_replaced_with_its_processes(server: ForkServer) -> None:
-    with Pool(make, 2) as one:
-        one.ask(1, b"")
-        answers(one, 1)
-        assert one._server.pid is not None
-        os.kill(one._server.pid, signal.SIGKILL)
-        one.ask(2, b"two")
-        one.ask(3, b"three")
-        assert {text for _, text in answers(one, 2).values()} == {b"two", b"three"}
-
-
-def test_a_server_is_started_without_a_wait() -> None:
-    with closing(Pool(make, 1)) as one:
-        assert not one.ready
-        one.begin()
-        assert one._server.pid is not None
-        one.begin()
-        while not one.ready:
+def test_a_server_starts_without_a_wait_and_is_replaced_when_killed() -> None:
+    with Pool(echo, 2) as pool:
+        server = pool._children.server
+        assert not pool.ready
+        for _ in range(2):
+            pool.begin()
+        first = server.pid
+        assert first is not None
+        while not pool.ready:
             time.sleep(0.001)
-        one.ask(1, b"x")
-        assert answers(one, 1)[1][1] == b"x"
-        assert one.ready
+        pool.ask(1, b"")
+        answers(pool, 1)
+        os.kill(first, signal.SIGKILL)
+        pool.ask(2, b"two")
+        pool.ask(3, b"three")
+        assert {text for _, text in answers(pool, 2).values()} == {b"two", b"three"}
+        assert server.pid != first
 
 
-def test_a_signal_during_a_start_loses_no_process(pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_a_start_loses_no_process(
+    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The signal is delivered once the process is known, so that closing the pool ends it."""
-    forked = pools._Process.__init__
+    start, started = Children.start, []
 
-    def interrupted(self: Any, *arguments: Any) -> None:
-        forked(self, *arguments)
+    def interrupted(self: Children, *arguments: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
+        started.append(start(self, *arguments))
+        return started[-1]
 
-    monkeypatch.setattr(pools._Process, "__init__", interrupted)
-    one = pool(make, 1)
+    monkeypatch.setattr(Children, "start", interrupted)
+    pool = open_pool(echo, 1)
     with pytest.raises(KeyboardInterrupt):
-        one.ask(1, b"")
-    assert len(one._processes) == 1
+        pool.ask(1, b"")
+    assert pool._children.living == started
 
 
-def test_large_requests_and_replies_never_wait_for_each_other(pool: Callable[..., Pool]) -> None:
-    """Neither fits into a socket's buffer: a process that still sends its reply must get no request."""
-    one = pool(make, 2)
-    large, asked, answered = b"x" * (4 << 20), 0, []
+def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Callable[..., Pool]) -> None:
+    """A process that still sends its reply must get no request."""
+    pool = open_pool(echo, 2)
+    asked, answered = 0, []
     watchdog = threading.Timer(600.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
     watchdog.start()
     while len(answered) < 12:
-        while one.free and asked < 12:
-            one.ask(asked, large)
+        while pool.free and asked < 12:
+            pool.ask(asked, LARGE)
             asked += 1
-        answered += [key for key, reply in one.replies(None) if bytes(reply).endswith(large)]
+        answered += [key for key, reply in pool.replies(None) if bytes(reply).endswith(LARGE)]
     watchdog.cancel()
     watchdog.join()
     assert sorted(answered) == [*range(12)]
 
 
 @pytest.mark.parametrize(("call", "error"), [("_send", ConnectionResetError), ("_recv", TimeoutError)])
-def test_what_a_signal_handler_raises_passes_through(
-    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
+def test_an_error_of_a_signal_handler_passes_through(
+    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
 ) -> None:
     """Also in the middle of a message: the calls after it give every answer, and each once."""
 
@@ -225,22 +194,22 @@ def test_what_a_signal_handler_raises_passes_through(
         os.write(self.fileno(), b"\0") if call == "_send" else os.read(self.fileno(), 1)
         signal.raise_signal(signal.SIGALRM)
 
-    one = pool(make, 2)
-    one.ask(0, b"zero")
+    pool = open_pool(echo, 2)
+    pool.ask(0, b"zero")
     before = signal.signal(signal.SIGALRM, handler)
     try:
         monkeypatch.setattr(Connection, call, interrupted)
         with pytest.raises(error, match="own limit"):
-            one.ask(1, b"one")
-            one.replies(None)
+            pool.ask(1, b"one")
+            pool.replies(None)
     finally:
         signal.signal(signal.SIGALRM, before)
-    one.ask(1, b"one")
-    assert {text for _, text in answers(one, 2).values()} == {b"zero", b"one"}
-    assert one.replies(0.0) == [] and one.free == 2
+    pool.ask(1, b"one")
+    assert {text for _, text in answers(pool, 2).values()} == {b"zero", b"one"}
+    assert pool.replies(0.0) == [] and pool.free == 2
 
 
-def test_a_request_whose_answer_raises_is_over(pool: Callable[..., Pool]) -> None:
+def test_a_request_whose_answer_raises_is_over(open_pool: Callable[..., Pool]) -> None:
     """Its process answers the next request; a message that UTF-8 cannot hold is passed on escaped."""
 
     def failing() -> Callable[[bytes], bytes]:
@@ -251,55 +220,55 @@ def test_a_request_whose_answer_raises_is_over(pool: Callable[..., Pool]) -> Non
 
         return answer
 
-    one = pool(failing, 1)
-    one.ask(0, b"first")
-    pid, _ = answers(one, 1)[0]
-    one.ask(1, b"")
+    pool = open_pool(failing, 1)
+    pool.ask(0, b"first")
+    pid, _ = answers(pool, 1)[0]
+    pool.ask(1, b"")
     with pytest.raises(WorkerFailed, match=r"a file named \\udcff"):
-        one.replies(None)
-    assert one.replies(0.0) == [] and one.free == 1
-    one.ask(1, b"again")
-    assert answers(one, 1) == {1: (pid, b"again")}
+        pool.replies(None)
+    assert pool.replies(0.0) == [] and pool.free == 1
+    pool.ask(1, b"again")
+    assert answers(pool, 1) == {1: (pid, b"again")}
 
 
 def test_an_interrupted_close_is_finished_by_the_next(
-    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No descriptor is left, and none is closed twice."""
 
-    def interrupted(fd: int, seconds: float) -> bool:
+    def interrupted(seconds: float, *fds: int) -> set[int]:
         monkeypatch.undo()
         raise TimeoutError("the program's own limit")
 
     before = set(os.listdir("/proc/self/fd"))
-    one = pool(make, 1)
-    one.ask(0, b"")
-    answers(one, 1)
-    monkeypatch.setattr("marlcore.processes.worker.readable", interrupted)
+    pool = open_pool(echo, 1)
+    pool.ask(0, b"")
+    answers(pool, 1)
+    monkeypatch.setattr(children, "readable", interrupted)
     with pytest.raises(TimeoutError):
-        one.close()
-    one.close()
-    one.close()
+        pool.close()
+    pool.close()
+    pool.close()
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_fork_of_a_process_answers_nothing(pool: Callable[..., Pool]) -> None:
+def test_a_fork_of_a_process_answers_nothing(open_pool: Callable[..., Pool]) -> None:
     def forking() -> Callable[[bytes], bytes]:
         def answer(request: bytes) -> bytes:
             child = os.fork()
             if child:
                 os.waitpid(child, 0)
-            return b"%d %d" % (os.getpid(), bool(child))
+            return b"%d" % bool(child)
 
         return answer
 
-    one = pool(forking, 1)
+    pool = open_pool(forking, 1)
     for key in (1, 2):
-        one.ask(key, b"")
-        assert answers(one, 1)[key][1] == b"1"
+        pool.ask(key, b"")
+        assert answers(pool, 1)[key][0] == 1
 
 
-def test_a_process_that_dies_in_its_reply_is_replaced(pool: Callable[..., Pool]) -> None:
+def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Callable[..., Pool]) -> None:
     """Also if a fork of it lives on, which must not keep the connection open."""
 
     def forking() -> Callable[[bytes], bytes]:
@@ -308,14 +277,14 @@ def test_a_process_that_dies_in_its_reply_is_replaced(pool: Callable[..., Pool])
             signal.pause()
         return lambda request: b"%d " % fork + request
 
-    one, forks, large = pool(forking, 1), [], b"x" * (4 << 20)  # fits into no socket's buffer
-    one.ask(0, b"")
-    forks.append(answers(one, 1)[0][0])
-    one.ask(1, large)
-    [process] = one._processes
+    pool = open_pool(forking, 1)
+    pool.ask(0, b"")
+    first, _ = answers(pool, 1)[0]
+    pool.ask(1, LARGE)
+    [process] = pool._children.living
     assert process.connection.poll(None)
     process.kill()
-    fork, reply = answers(one, 1)[1]
-    assert reply == large and fork not in forks and one.free == 1
-    for pid in (*forks, fork):
+    second, reply = answers(pool, 1)[1]
+    assert reply == LARGE and second != first and pool.free == 1
+    for pid in (first, second):
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Supervision: what is decided, on processes that are made up; and whole runs whose workers die, fail and hang."""
+"""Supervision: its decisions, on made-up processes; and whole runs whose workers die, fail and hang."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import TreasureHunt
-from marlcore.processes import forkserver
+from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, Children, Control, Supervisor, forkserver
 from marlcore.processes import supervisor as supervision
-from marlcore.processes.control import BEATS, EPISODES, PID, READY, RESTARTS, Control
-from marlcore.processes.supervisor import Supervisor
-from marlcore.processes.worker import Failure
-from marlcore.training import read_metrics, supervised
+from marlcore.training import read_metrics
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
@@ -31,27 +28,24 @@ CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)
 
 
 class Process:
-    """Stands in for a WorkerProcess; the test decides when and how it ends."""
+    """Stands in for a Child; the test decides when and how it ends."""
 
-    def __init__(self, log: list[str], name: str, attempt: int) -> None:
+    def __init__(self, log: list[str], attempt: int) -> None:
         self.pid = 1000 + attempt
+        self.attempt = attempt
         self.running = True
         self._log = log
-        self._name = f"{name}.{attempt}"
-        self._failure: Failure | None = None
-        log.append(f"start {self._name}")
+        self._failure: mc.WorkerFailed | None = None
 
-    def end(self, failure: Failure | None = None) -> None:
-        self.running, self._failure = False, failure
+    def end(self, reason: str = "", text: str = "") -> None:
+        self.running = False
+        self._failure = mc.WorkerFailed("actor-0", reason, text) if reason else None
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> mc.WorkerFailed | None:
         return self._failure
 
     def kill(self) -> None:
-        self._log.append(f"kill {self._name}")
-
-    def close(self) -> None:
-        self._log.append(f"close {self._name}")
+        self._log.append(f"kill {self.attempt}")
 
 
 class Scene:
@@ -63,15 +57,23 @@ class Scene:
         self.refused = 0
         self.counters, self.notes = control.workers["actor-0"], control.notes["actor-0"]
         monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(supervision, "wait_any", lambda processes, seconds: None)
-        self.supervisor = Supervisor(control, self._start, {"actor-0": TIMEOUT}, config)
+        children: Any = self
+        self.supervisor = Supervisor(children, control, self._start, {"actor-0": TIMEOUT}, config)
         self.worker = self.supervisor.workers["actor-0"]
+        self.worker.start()
 
     def _start(self, name: str, attempt: int) -> Any:
         if self.refused:
             self.refused -= 1
             raise BlockingIOError(11, "no more processes")
-        return Process(self.log, name, attempt)
+        self.log.append(f"start {attempt}")
+        return Process(self.log, attempt)
+
+    def wait(self, seconds: float) -> None:
+        """The clock is the test's."""
+
+    def end(self, process: Any) -> None:
+        self.log.append(f"end {process.attempt}")
 
     @property
     def process(self) -> Any:
@@ -80,21 +82,18 @@ class Scene:
     def become_ready(self) -> None:
         self.counters.store(READY, self.worker.attempts)
 
-    def beat(self) -> None:
-        self.counters.store(BEATS, self.counters.load(BEATS) + 1)
-
     def watch_until(self, time: float, step: float = 0.5) -> None:
         while self.now < time:
             self.now = min(self.now + step, time)
             self.supervisor.watch(0.0)
 
     def die(self) -> None:
-        self.process.end(Failure("death", f"died at {self.now:g}"))
+        self.process.end("death", f"died at {self.now:g}")
+        self.supervisor.watch(0.0)
 
     def back_off(self, step: float) -> float:
         """Seconds from a death to the restart."""
         self.die()
-        self.supervisor.watch(0.0)
         died = self.now
         while self.process is None:
             self.watch_until(self.now + step, step)
@@ -102,12 +101,15 @@ class Scene:
 
 
 @pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """One whose worker is not ready yet."""
+def config() -> SupervisionConfig:
+    return CONFIG
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> Iterator[Scene]:
+    """Its worker is not ready yet."""
     with Control.create(["actor-0"]) as control:
-        made = Scene(control, monkeypatch, CONFIG)
-        made.worker.start()
-        yield made
+        yield Scene(control, monkeypatch, config)
 
 
 @pytest.fixture
@@ -116,19 +118,15 @@ def scene(starting: Scene) -> Scene:
     return starting
 
 
-def test_the_first_process_is_told_so_and_noted(scene: Scene) -> None:
-    assert scene.log == ["start actor-0.1"]
-    assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1001, 0)
-
-
 def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
+    assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1001, 0)
     scene.die()
-    scene.supervisor.watch(0.0)
-    assert scene.log[1:] == ["close actor-0.1"] and not scene.supervisor.running
+    assert scene.log == ["start 1", "end 1"]
+    assert scene.supervisor.running == [] and scene.supervisor.unfinished == [scene.worker]
     scene.watch_until(0.99, 0.09)
     assert len(scene.log) == 2
     scene.watch_until(1.0)
-    assert scene.log[2:] == ["start actor-0.2"]
+    assert scene.log[2:] == ["start 2"]
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1002, 1)
 
 
@@ -140,11 +138,9 @@ def test_each_further_restart_in_the_window_waits_twice_as_long(scene: Scene) ->
     assert waits == [1.0, 2.0, 4.0]
 
 
-def test_no_back_off_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Control.create(["actor-0"]) as control:
-        scene = Scene(control, monkeypatch, replace(CONFIG, max_restarts=20, window=1e6))
-        scene.worker.start()
-        assert [scene.back_off(1.0) for _ in range(12)][-1] == 30.0
+@pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
+def test_no_back_off_is_longer_than_half_a_minute(starting: Scene) -> None:
+    assert [starting.back_off(1.0) for _ in range(12)][-1] == 30.0
 
 
 def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
@@ -152,9 +148,8 @@ def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
         scene.die()
         scene.watch_until(scene.now + 5.0)
         scene.become_ready()
-    scene.die()
     with pytest.raises(mc.WorkerFailed) as caught:
-        scene.supervisor.watch(0.0)
+        scene.die()
     assert caught.value.worker == "actor-0" and caught.value.reason == "death"
     expected = "start 1: died at 0\nstart 2: died at 5\nstart 3: died at 10\nstart 4: died at 15"
     assert caught.value.traceback == expected
@@ -163,7 +158,6 @@ def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
 def test_failures_of_long_ago_do_not_count(scene: Scene) -> None:
     for _ in range(12):
         scene.die()
-        scene.supervisor.watch(0.0)
         scene.now += 40.0  # at most three in a window of 100
         scene.supervisor.watch(0.0)
         scene.become_ready()
@@ -173,132 +167,92 @@ def test_failures_of_long_ago_do_not_count(scene: Scene) -> None:
 def test_a_worker_that_ended_well_is_done_and_stays_so(scene: Scene) -> None:
     scene.process.end()
     scene.watch_until(50.0)
-    assert scene.worker.done and scene.worker.attempts == 1 and scene.worker.failure is None
+    assert scene.worker.done and scene.worker.attempts == 1 and scene.supervisor.unfinished == []
 
 
 def test_a_silent_workers_successor_waits_for_its_death(scene: Scene) -> None:
     scene.watch_until(TIMEOUT)
-    assert scene.log == ["start actor-0.1"]
+    assert scene.log == ["start 1"]
     scene.watch_until(TIMEOUT + 0.5)
-    assert scene.log[1:] == ["kill actor-0.1"]
+    assert scene.log[1:] == ["kill 1"]
     scene.watch_until(TIMEOUT + 50.0)
     assert scene.log[2:] == []  # the kernel has not said yet that it is dead
-    scene.die()
+    scene.process.end("environment", "Traceback: the server does not answer")  # it raised just before it was killed
     scene.supervisor.watch(0.0)
     scene.watch_until(scene.now + 1.0)
-    assert scene.log[2:] == ["close actor-0.1", "start actor-0.2"]
-    assert "no sign of life for 10 s" in scene.worker.failure.traceback
-    assert scene.worker.failure.reason == "hang"
-
-
-def test_what_a_hung_worker_raised_is_kept(scene: Scene) -> None:
-    scene.watch_until(TIMEOUT + 0.5)
-    scene.process.end(Failure("environment", "Traceback: the server does not answer"))
-    scene.supervisor.watch(0.0)
-    failure = scene.worker.failure
-    assert failure is not None and failure.reason == "hang"
-    assert "the server does not answer" in failure.traceback
-    assert "no sign of life for 10 s" in failure.traceback.splitlines()[-1]
+    assert scene.log[2:] == ["end 1", "start 2"]
+    expected = "Traceback: the server does not answer\nit showed no sign of life for 10 s, and was killed"
+    assert (scene.worker.failure.reason, scene.worker.failure.traceback) == ("hang", expected)
 
 
 def test_a_worker_that_starts_may_be_silent_for_longer(starting: Scene) -> None:
     starting.watch_until(120.0)
-    assert starting.log == ["start actor-0.1"]
+    assert starting.log == ["start 1"]
     starting.watch_until(120.5)
-    assert starting.log[1:] == ["kill actor-0.1"]
+    assert starting.log[1:] == ["kill 1"]
 
 
 def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
     for second in range(0, 100, 9):
         scene.watch_until(float(second))
-        scene.beat()
-    assert scene.log == ["start actor-0.1"]
+        scene.counters.store(BEATS, second + 1)
+    assert scene.log == ["start 1"]
 
 
-def test_a_parents_own_stop_is_held_against_nobody(scene: Scene) -> None:
-    """A parent that was itself stopped counts no worker as hung for it."""
+def test_a_parent_that_was_stopped_counts_no_silence(scene: Scene) -> None:
     scene.supervisor.watch(0.0)
     scene.now += 3600.0
     scene.supervisor.watch(0.0)
-    assert scene.log == ["start actor-0.1"]
+    assert scene.log == ["start 1"]
     scene.watch_until(scene.now + TIMEOUT)
-    assert scene.log[1:] == ["kill actor-0.1"]
+    assert scene.log[1:] == ["kill 1"]
 
 
-@pytest.mark.parametrize("reason", ["environment", "worker"])
-def test_what_raises_before_its_first_round_is_not_tried_again(reason: str, starting: Scene) -> None:
-    starting.process.end(Failure(reason, "Traceback: a typing error"))
-    with pytest.raises(mc.WorkerFailed, match="a typing error") as caught:
-        starting.supervisor.watch(0.0)
-    assert caught.value.reason == reason
+# By case: whether it was ready, whether an episode ended, the failures' reasons, and whether the last one is final.
+HOPELESS = {
+    "environment before its first step": (False, False, ["environment"], True),
+    "worker before its first step": (False, False, ["worker"], True),
+    "death before its first step": (False, False, ["death"], False),
+    "environment later": (True, False, ["environment"], False),
+    "environment, then an early death": (True, False, ["environment", "death"], False),
+    "environment twice in the first episode": (True, False, ["environment", "environment"], True),
+    "environment twice in later episodes": (True, True, ["environment", "environment"], False),
+    "diverged": (True, True, ["diverged"], True),
+}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ended", [False, True])
-def test_two_early_failures_are_not_tried_again(scene: Scene, ended: bool) -> None:
-    """An environment that fails twice before an episode ended is not tried again."""
-    scene.counters.store(EPISODES, int(ended))
-    fault = Failure("environment", "Traceback: the floor gave way")
-    scene.process.end(fault)
-    scene.watch_until(1.5)
-    assert scene.worker.attempts == 2
-    scene.process.end(fault)
-    if ended:
-        scene.watch_until(5.0)
-        assert scene.worker.attempts == 3
-    else:
-        with pytest.raises(mc.WorkerFailed, match="start 1: Traceback: the floor gave way\nstart 2: the same"):
-            scene.supervisor.watch(0.0)
-
-
-def test_what_raises_later_or_dies_early_is_tried_again(scene: Scene) -> None:
-    scene.process.end(Failure("environment", "Traceback: out of luck"))
-    scene.watch_until(1.5)
-    assert scene.worker.attempts == 2
-    scene.process.end(Failure("death", "killed while it started"))
-    scene.watch_until(5.0)
-    assert scene.worker.attempts == 3
-
-
-def test_a_worker_that_diverged_is_not_tried_again(scene: Scene) -> None:
-    scene.become_ready()
-    scene.process.end(Failure("diverged", "left: expected finite numbers"))
-    with pytest.raises(mc.WorkerFailed, match=r"^actor-0 failed: left: expected finite numbers$"):
-        scene.supervisor.watch(0)
-    assert scene.log == ["start actor-0.1", "close actor-0.1"]
+@pytest.mark.parametrize("case", HOPELESS)
+def test_a_failure_that_would_recur_is_final(case: str, starting: Scene) -> None:
+    ready, ended, reasons, final = HOPELESS[case]
+    starting.counters.store(READY, ready)
+    starting.counters.store(EPISODES, ended)
+    for attempt, reason in enumerate(reasons, 1):
+        assert starting.worker.attempts == attempt
+        starting.process.end(reason, "Traceback: a fault")
+        if final and attempt == len(reasons):
+            with pytest.raises(mc.WorkerFailed, match="a fault") as caught:
+                starting.supervisor.watch(0.0)
+            assert caught.value.reason == reason
+            expected = "start 1: Traceback: a fault\nstart 2: the same" if attempt == 2 else "Traceback: a fault"
+            assert caught.value.traceback == expected
+        starting.watch_until(starting.now + 3.0)
+    assert starting.worker.attempts == len(reasons) + (not final)
 
 
 def test_a_refused_start_is_tried_later(scene: Scene) -> None:
     scene.refused = 2
     scene.die()
     scene.watch_until(8.0)
-    assert scene.log[1:] == ["close actor-0.1", "start actor-0.4"]
+    assert scene.log[1:] == ["end 1", "start 4"]
 
 
-def test_who_waits_for_a_restart_has_not_finished(scene: Scene) -> None:
-    scene.die()
-    scene.supervisor.watch(0.0)
-    assert scene.supervisor.running == [] and scene.supervisor.unfinished == [scene.worker]
-    scene.watch_until(5.0)
-    scene.process.end()
-    scene.supervisor.watch(0.0)
-    assert scene.supervisor.unfinished == [] and scene.worker.done
-
-
-def test_who_dies_after_standing_down_is_not_started_again(scene: Scene) -> None:
-    scene.supervisor.stand_down()
-    scene.die()
+@pytest.mark.parametrize("stood_down_first", [False, True])
+def test_no_restart_happens_after_standing_down(scene: Scene, stood_down_first: bool) -> None:
+    for act in (scene.supervisor.stand_down, scene.die)[:: 1 if stood_down_first else -1]:
+        act()
     scene.watch_until(100.0)
-    assert scene.log[1:] == ["close actor-0.1"] and scene.supervisor.unfinished == []
-    assert scene.worker.failure is not None and not scene.worker.done
-
-
-def test_no_restart_happens_after_standing_down(scene: Scene) -> None:
-    scene.die()
-    scene.supervisor.watch(0.0)
-    scene.supervisor.stand_down()
-    scene.watch_until(100.0)
-    assert scene.log[-1] == "close actor-0.1"
+    assert scene.log[1:] == ["end 1"] and scene.supervisor.unfinished == []
+    assert scene.worker.failure.reason == "death" and not scene.worker.done
 
 
 # Whole runs
@@ -319,7 +273,7 @@ def fall(how: str) -> None:
 
 
 def springs(traps: Path) -> bool:
-    """Whether there was a trap left; it is gone then, and nobody else's."""
+    """Whether a trap was left; no other worker gets the same one."""
     for trap in traps.iterdir():
         try:
             trap.unlink()
@@ -330,7 +284,7 @@ def springs(traps: Path) -> bool:
 
 
 class TrappedHunt(TreasureHunt):
-    """Fails as `how` says at its 300th step, once for each of the files in `traps`, which go."""
+    """Fails as `how` says at its 300th step, once for each of the files in `traps`, which it removes."""
 
     def __init__(self, traps: Path, how: str, **options: Any) -> None:
         super().__init__(**options)
@@ -377,7 +331,7 @@ SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 @SHARED
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
-def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
+def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
     hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
     result = mc.train(hunt, "dqn", config, progress=False)
@@ -388,8 +342,7 @@ def test_a_run_goes_on_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: st
 
 
 @SHARED
-def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    """A learner goes on from what it published and its last checkpoint."""
+def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     algorithm = TrappedDQN()
     object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
     config = replace(RUN, run_dir=str(tmp_path / "run"))
@@ -402,7 +355,7 @@ def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0]
     state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
     assert state["updates"] == result.updates[agent] > 131
-    # 130 updates were counted when it died, and its trainer goes on from the checkpoint of 100.
+    # 130 updates were counted when it died, and its trainer continues from the checkpoint of 100.
     assert state["trainer"]["updates"] == result.updates[agent] - 30
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
@@ -410,7 +363,6 @@ def test_a_learner_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
 @SHARED
 @pytest.mark.long
 def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
-    """An actor that fails too often ends the run with every traceback."""
     hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, max_restarts=1))
     with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
@@ -424,17 +376,14 @@ def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
 def test_work_is_done_in_turn_where_no_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where no processes can be started, the work is done in turn, and the run says so."""
-    started = []
-    first = supervised.WorkerProcess
+    start = Children.start
 
-    def start_one(*arguments: Any, **options: Any) -> Any:
-        if started:
+    def start_one(self: Children, *arguments: Any) -> Any:
+        if self.living:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        started.append(first(*arguments, **options))
-        return started[-1]
+        return start(self, *arguments)
 
-    monkeypatch.setattr(supervised, "WorkerProcess", start_one)
+    monkeypatch.setattr(Children, "start", start_one)
     config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=3000)
     result = mc.train(HUNT, "dqn", config, progress=False)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
@@ -445,7 +394,7 @@ def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monke
     def start(*arguments: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(supervised, "WorkerProcess", start)
+    monkeypatch.setattr(Children, "start", start)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
     with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
         mc.train(HUNT, "dqn", config, progress=False)

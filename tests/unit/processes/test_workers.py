@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -21,15 +21,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.lazy import is_installed
 from marlcore.memory.space import SHM_DIR
 from marlcore.memory.survey import survey_segments
 from marlcore.memory.waiting import interrupt_waits_with
-from marlcore.processes import group as workergroup
-from marlcore.processes.forkserver import ForkServer
-from marlcore.processes.worker import Failure
+from marlcore.processes import ForkServer
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -45,8 +44,8 @@ def fail(context: mc.WorkerContext) -> None:
     raise RuntimeError("the simulator is on fire")
 
 
-def die(context: mc.WorkerContext) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def raise_(error: BaseException) -> None:
+    raise error
 
 
 def ignore(context: mc.WorkerContext) -> None:
@@ -62,17 +61,16 @@ def act(context: mc.WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
 
 
 def reports_of(workers: mc.Workers, count: int) -> list[Any]:
-    """The next so many reports."""
-    found = workers.reports()
-    while len(found) < count:
+    reports = workers.reports()
+    while len(reports) < count:
         workers.check()
         time.sleep(0.01)
-        found += workers.reports()
-    return found
+        reports += workers.reports()
+    return reports
 
 
 def await_end(pids: list[int]) -> None:
-    """Until none of the processes is there; never, if one stays."""
+    """Waits until none of the processes is there; never ends if one stays."""
     while any(Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids):
         time.sleep(0.01)
 
@@ -103,21 +101,10 @@ def test_lambdas_closures_and_partials_run_with_their_arguments() -> None:
         workers.start(plus, 1, scale=3)
         workers.start(lambda context: context.report("sum", 4.0))
         assert workers.wait()
-    found = sorted((metric.value, metric.agent, metric.name, metric.step) for metric in workers.reports())
+    reports = sorted((metric.value, metric.agent, metric.name, metric.step) for metric in workers.reports())
     names = {41.0: "plus-0", 82.0: "plus-1", 123.0: "plus-2"}
-    assert found == [(4.0, "worker-0", "sum", 0), *((value, name, "sum", 7) for value, name in names.items())]
+    assert reports == [(4.0, "worker-0", "sum", 0), *((value, name, "sum", 7) for value, name in names.items())]
     assert workers.reports() == []
-
-
-def test_a_name_is_the_callers_and_only_once() -> None:
-    with mc.Workers() as workers:
-        assert workers.start_named("left", idle, "name").name == "left"
-        with pytest.raises(ValueError, match="name: expected one that no other worker has, got 'left'"):
-            workers.start_named("left", idle)
-        with pytest.raises(ValueError, match="name: expected at most 64 bytes of UTF-8"):
-            workers.start_named("x" * 65, idle)
-        with pytest.raises(ValueError, match="name: expected at least 1 byte, got ''"):
-            workers.start_named("", idle)
 
 
 def test_random_numbers_differ_between_workers() -> None:
@@ -135,33 +122,52 @@ def test_random_numbers_differ_between_workers() -> None:
     assert len({metric.value for metric in workers.reports()}) == 2 + 2 * is_installed("train")
 
 
-@pytest.mark.parametrize(("function", "reason", "text"), [(fail, "worker", "on fire"), (die, "death", "SIGKILL")])
-def test_a_failure_is_raised_once_by_the_next_call(function: Callable[..., None], reason: str, text: str) -> None:
+# By case: a worker's function, and the failure that it ends with, if any.
+ENDS: dict[str, tuple[Callable[[mc.WorkerContext], object], str]] = {
+    "returns": (lambda context: 3, ""),
+    "exits": (lambda context: sys.exit(), ""),
+    "exits with a code": (lambda context: sys.exit(3), "SystemExit: 3"),
+    "raises": (fail, 'raise RuntimeError("the simulator is on fire")'),
+    "raises an error of stopping workers": (lambda context: raise_(mc.ClosedError("of its own")), "of its own"),
+    "raises text that UTF-8 cannot hold": (lambda context: raise_(ValueError("a file \udcff")), r"a file \udcff"),
+    "dies": (lambda context: os.kill(os.getpid(), signal.SIGKILL), "signal SIGKILL and left no traceback"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_failure_is_raised_once_by_the_next_call(case: str) -> None:
+    function, says = ENDS[case]
     with mc.Workers() as workers:
-        workers.start(idle)
-        failing = workers.start(function)
-        with pytest.raises(mc.WorkerFailed, match=text) as caught:
-            workers.wait()
-        assert (caught.value.worker, caught.value.reason) == (failing.name, reason)
-        assert ('raise RuntimeError("the simulator is on fire")' in caught.value.traceback) == (function is fail)
+        living, ending = workers.start(idle), workers.start(function)
+        if says:
+            with pytest.raises(mc.WorkerFailed, match=re.escape(says)) as caught:
+                workers.wait()
+            reason = "death" if case == "dies" else "worker"
+            assert (caught.value.worker, caught.value.reason) == (ending.name, reason)
+        while ending.running:
+            time.sleep(0.01)
         workers.check()
-        workers.start(idle)
+        assert living.running and workers.start(idle).running
 
 
-def test_a_failure_that_nothing_noticed_is_raised_at_the_end() -> None:
-    with pytest.raises(mc.WorkerFailed, match="on fire"), mc.Workers() as workers:
-        worker = workers.start(fail)
-        while worker.running:
-            time.sleep(0.01)
-
-
-def test_what_the_block_raises_is_not_hidden_by_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="mine"), mc.Workers() as workers:
-        worker = workers.start(fail)
-        while worker.running:
-            time.sleep(0.01)
-        raise ValueError("mine")
+def test_a_failure_that_nothing_noticed_is_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Unless the block raised another exception: then it is logged."""
+    for raised in (None, ValueError("of the block")):
+        with pytest.raises(ValueError if raised else mc.WorkerFailed), mc.Workers() as workers:
+            worker = workers.start(fail)
+            while worker.running:
+                time.sleep(0.01)
+            assert "on fire" not in caplog.text
+            if raised:
+                raise raised
     assert "the simulator is on fire" in caplog.text
+
+
+def test_a_killed_worker_has_not_failed() -> None:
+    with mc.Workers() as workers:
+        worker = workers.start(idle)
+        worker.kill()
+        assert not worker.running and workers.wait()
 
 
 def waits(replay: mc.ReplayBuffer, queue: mc.TrajectoryQueue, store: mc.ParameterStore) -> dict[str, Any]:
@@ -220,16 +226,6 @@ def test_every_wait_in_a_worker_ends_when_the_workers_stop(things: Any) -> None:
         for kind in WAITS:
             workers.start(wait, kind, *things)
         reports_of(workers, len(WAITS))
-
-
-def test_a_closed_error_of_a_workers_own_is_a_failure() -> None:
-    def close(context: mc.WorkerContext) -> None:
-        raise mc.ClosedError("of its own")
-
-    with mc.Workers() as workers:
-        workers.start(close)
-        with pytest.raises(mc.WorkerFailed, match="of its own"):
-            workers.wait()
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ignores", "sigstop"])
@@ -297,45 +293,58 @@ def test_a_fork_of_the_parent_ends_no_worker() -> None:
         raise
 
 
-def test_bad_use_is_one_line() -> None:
-    with pytest.raises(ValueError, match="grace: expected seconds of at least 0, got -1"):
-        mc.Workers(grace=-1)
-    with pytest.raises(mc.ClosedError, match="inside their with-block"):
-        mc.Workers().start(idle)
-    with mc.Workers() as workers:
-        with pytest.raises(TypeError, match=r"argument 2: expected something that can be pickled, .*lock"):
-            workers.start(idle, 1, threading.Lock())
-        with pytest.raises(TypeError, match=r"^function: expected a callable, got 3$"):
-            workers.start(3)  # type: ignore[arg-type]
-        assert len(workers) == 0
-    with pytest.raises(mc.ClosedError, match="inside their with-block"):
-        workers.start(idle)
+# By case: a call with a group that is open and has a worker named "left".
+REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
+    "grace": (lambda group: mc.Workers(grace=-1), ValueError, "grace: expected seconds of at least 0, got -1"),
+    "function": (lambda group: group.start(3), TypeError, "function: expected a callable, got 3"),
+    "argument": (
+        lambda group: group.start(idle, 1, threading.Lock()),
+        TypeError,
+        "argument 2: expected something that can be pickled, got <unlocked _thread.lock",
+    ),
+    "taken name": (
+        lambda group: group.start_named("left", idle),
+        ValueError,
+        "name: expected one that no other worker has, got 'left'",
+    ),
+    "long name": (lambda group: group.start_named("x" * 65, idle), ValueError, "name: expected at most 64 bytes of"),
+    "empty name": (lambda group: group.start_named("", idle), ValueError, "name: expected at least 1 byte, got ''"),
+    "no block": (lambda group: mc.Workers().start(idle), mc.ClosedError, "inside their with-block"),
+    "second block": (lambda group: group.__enter__(), mc.ClosedError, "entered once"),
+}
 
 
-def test_a_group_is_entered_once() -> None:
-    with mc.Workers() as workers:
-        workers.start(idle)
-        with pytest.raises(mc.ClosedError, match="entered once"), workers:
-            pass
-        assert all(worker.running for worker in workers)
-    with pytest.raises(mc.ClosedError, match="entered once"), workers:
+@pytest.fixture
+def group() -> Iterator[mc.Workers]:
+    with mc.Workers() as group:
+        assert group.start_named("left", idle, "name").name == "left"
+        yield group
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str, group: mc.Workers) -> None:
+    call, error, says = REFUSED[case]
+    check_refused(lambda: call(group), error, says)
+    assert len(group) == 1 and all(worker.running for worker in group)
+
+
+def test_a_group_that_ended_refuses_both_a_start_and_another_block() -> None:
+    with mc.Workers() as ended:
         pass
+    check_refused(lambda: ended.start(idle), mc.ClosedError, "inside their with-block")
+    check_refused(ended.__enter__, mc.ClosedError, "entered once")
 
 
 def test_a_block_that_ended_holds_no_descriptor() -> None:
     """Also before the collector runs: a loop of blocks would come to the limit of open files."""
-
-    def descriptors() -> set[str]:
-        return set(os.listdir("/proc/self/fd"))
-
-    before = descriptors()
+    before = set(os.listdir("/proc/self/fd"))
     gc.disable()
     try:
         with mc.Workers() as workers:
             for _ in range(3):
                 workers.start(idle)
         assert len(workers) == 3
-        assert descriptors() <= before
+        assert set(os.listdir("/proc/self/fd")) <= before
     finally:
         gc.enable()
 
@@ -403,44 +412,9 @@ def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
 
 @pytest.mark.long
 def test_workers_outlive_the_thread_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workergroup, "ForkServer", ForkServer)  # one that the thread starts
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", ForkServer)  # one that the thread starts
     with mc.Workers() as workers:
         thread = threading.Thread(target=workers.start, args=(idle,))
         thread.start()
         thread.join()
         assert not workers.wait(timeout=0.5)
-
-
-def test_a_worker_may_end_by_exit() -> None:
-    with mc.Workers() as workers:
-        workers.start(lambda context: sys.exit())
-        assert workers.wait(LONG_S)
-        workers.start(lambda context: sys.exit(3))
-        with pytest.raises(mc.WorkerFailed, match="SystemExit: 3"):
-            workers.wait(LONG_S)
-
-
-def test_a_message_that_utf_8_cannot_hold_is_reported() -> None:
-    def fail(context: mc.WorkerContext) -> None:
-        raise ValueError("a file named \udcff")
-
-    with mc.Workers() as workers:
-        workers.start(fail)
-        with pytest.raises(mc.WorkerFailed, match=r"ValueError: a file named \\udcff"):
-            workers.wait(LONG_S)
-
-
-def test_a_users_own_full_disk_has_its_traceback() -> None:
-    try:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    except OSError as error:
-        assert "Traceback" in Failure.of(error).text
-
-
-def test_a_full_disk_fails_in_one_line() -> None:
-    try:
-        raise OSError(errno.ENOSPC, "No space left on device; 9 bytes were not written", "a.pt")
-    except OSError as error:
-        failure = Failure.of(error)
-    line = "learner-a failed: [Errno 28] No space left on device; 9 bytes were not written: 'a.pt'"
-    assert str(mc.WorkerFailed("learner-a", failure.reason, failure.text)) == line

@@ -17,15 +17,13 @@ from typing import Any, Concatenate, ParamSpec
 
 from ..checks import came, deadline_of
 from ..errors import ClosedError, StaleHandle, WorkerFailed
-from ..memory import SegmentHandle, interrupt_waits_with
+from ..memory import interrupt_waits_with
+from .children import PRELOAD, Child, Children, check_picklable
 from .control import Control
-from .forkserver import ForkServer
 from .signals import STOPPING, Interrupts, raise_for
-from .telemetry import Metric, Reporter, Telemetry, encoded_name
-from .worker import Failure, WorkerProcess, check_picklable, wait_any
+from .telemetry import Metric, Telemetry, encoded_name
 
 LOOK_S = 0.1
-PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
@@ -37,10 +35,10 @@ class WorkerContext:
         name: the worker's name.
     """
 
-    def __init__(self, name: str, control: Control, reporter: Reporter, began: float) -> None:
+    def __init__(self, name: str, control: Control, telemetry: Telemetry, began: float) -> None:
         self.name = name
         self._control = control
-        self._reporter = reporter
+        self._reporter = telemetry.reporter(name)
         self._began = began
 
     @property
@@ -70,46 +68,19 @@ class Worker:
         name: the worker's name. pid: its process id.
     """
 
-    def __init__(self, process: WorkerProcess, control: Control, telemetry: Telemetry) -> None:
-        self.name = process.name
-        self.pid = process.pid
-        self.control = control
-        self.telemetry = telemetry
-        self.process: WorkerProcess | None = process  # None once its end was seen
-        self._failure: Failure | None = None
-        self._lock = threading.Lock()  # any waiting thread may check the workers
+    def __init__(self, child: Child, group: Workers) -> None:
+        self.name, self.pid = child.name, child.pid
+        self._child, self._group = child, group
 
     @property
     def running(self) -> bool:
         """Whether the process lives."""
-        with self._lock:
-            if self.process is not None and not self.process.running:
-                self._failure = self.process.failure()
-                self._let_go()
-            return self.process is not None
-
-    def take_failure(self) -> WorkerFailed | None:
-        """How it failed; only the first call returns it."""
-        if self.running:
-            return None
-        failure, self._failure = self._failure, None
-        return WorkerFailed(self.name, failure.reason, failure.text) if failure else None
+        return self._child.running
 
     def kill(self) -> None:
         """Kills the process; this does not count as a failure."""
-        with self._lock:
-            self._let_go()
-
-    def close(self) -> None:
-        """Releases the memory shared with its process, including memory that lives until its last view is gone."""
-        self.telemetry.close()
-        self.control.close()
-        del self.telemetry, self.control
-
-    def _let_go(self) -> None:
-        if self.process is not None:
-            self.process.close()
-            self.process = None
+        with self._group._lock:
+            self._group._children.end(self._child)
 
     def __repr__(self) -> str:
         return f"<Worker {self.name}, process {self.pid}>"
@@ -150,11 +121,13 @@ class Workers:
         self._began = time.monotonic()
         self._owner = os.getpid()
         self._entered = self._open = False
+        self._children = Children(preload)
         self._workers: list[Worker] = []
+        self._memory: list[tuple[Control, Telemetry]] = []  # shared with the workers
+        self._failures: list[WorkerFailed] = []  # those that were not raised yet
+        self._lock = threading.Lock()  # any waiting thread may check the workers
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
-        self._interrupts = Interrupts()
-        self._server = ForkServer(preload, hurry=lambda: self._interrupts.signum is not None)
         self._held = ExitStack()
 
     def __enter__(self) -> Workers:
@@ -162,7 +135,7 @@ class Workers:
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
         self._entered = self._open = True
-        self._held.callback(self._server.close)
+        self._held.callback(self._children.close)
         before = interrupt_waits_with(None)
         interrupt_waits_with(self._in_a_wait(before))
         self._held.callback(interrupt_waits_with, before)
@@ -198,14 +171,10 @@ class Workers:
             raise ValueError("name: expected at least 1 byte, got ''")
         if any(worker.name == name for worker in self._workers):
             raise ValueError(f"name: expected one that no other worker has, got {name!r}")
-        given = {"function": function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}, **kwargs}
-        check_picklable(**given)
-        self._interrupts = Interrupts()
-        try:
-            with self._interrupts:
-                self._workers.append(self._launch(name, function, args, kwargs))
-        finally:
-            self._interrupts.deliver()
+        numbered = {f"argument {i + 1}": arg for i, arg in enumerate(args)}
+        check_picklable(**{"function": function, **numbered, **kwargs})
+        with self._children.uninterrupted():
+            self._launch(name, function, args, kwargs)
         return self._workers[-1]
 
     def check(self) -> None:
@@ -224,14 +193,13 @@ class Workers:
         deadline = deadline_of(timeout)
         while True:
             self.check()
-            running = [worker for worker in self._workers if worker.running]
-            if not running:
+            if not self._children.living:
                 self.check()
                 return True
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
             if not left > 0:
                 return False
-            wait_any([worker.process for worker in running if worker.process], left)
+            self._children.wait(left)
 
     def reports(self) -> list[Metric]:
         """The workers' reports since the last call, in order of time; after the block, the rest.
@@ -240,8 +208,8 @@ class Workers:
         worker that reports more than 4095 numbers between two calls overwrites its oldest.
         """
         self._collect()
-        found, self._reported = self._reported, []
-        return found
+        reports, self._reported = self._reported, []
+        return reports
 
     def __iter__(self) -> Iterator[Worker]:
         """All workers in the order of their start, including those that have ended."""
@@ -259,14 +227,14 @@ class Workers:
         self._numbers[prefix] += 1
         return f"{prefix}-{number}"
 
-    def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> Worker:
+    def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> None:
         with ExitStack() as unless_started:
             control = unless_started.enter_context(closing(Control.create([name])))
             telemetry = unless_started.enter_context(closing(Telemetry.create([name])))
-            life = partial(_live, name, control.handle, telemetry.handle, self._began, function, args, kwargs)
-            worker = Worker(WorkerProcess(self._server, name, life), control, telemetry)
+            life = partial(_live, name, control, telemetry, self._began, function, args, kwargs)
+            self._workers.append(Worker(self._children.start_worker(name, life), self))
+            self._memory.append((control, telemetry))
             unless_started.pop_all()
-        return worker
 
     def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
         """The check of every wait in this process: the previous check, then the workers' failures."""
@@ -279,15 +247,24 @@ class Workers:
 
         return check
 
+    def _note_ends(self) -> None:
+        with self._lock:
+            for child in [child for child in self._children.living if not child.running]:
+                failure = child.failure()
+                self._children.end(child)
+                if failure is not None:
+                    self._failures.append(failure)
+
     def _raise_failure(self) -> None:
-        for worker in self._workers:
-            failure = worker.take_failure()
-            if failure is not None:
-                raise failure
+        self._note_ends()
+        with self._lock:
+            failure = self._failures.pop(0) if self._failures else None
+        if failure is not None:
+            raise failure
 
     def _collect(self) -> None:
-        found = [metric for worker in self._workers for metric in worker.telemetry.tail()] if self._open else []
-        self._reported += sorted(found, key=lambda metric: metric.time_s)
+        reports = [metric for _, telemetry in self._memory for metric in telemetry.tail()]
+        self._reported += sorted(reports, key=lambda metric: metric.time_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -295,43 +272,42 @@ class Workers:
         if os.getpid() != self._owner:
             return  # a forked child that leaves the block must not end the workers
         came = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
-        self._interrupts = Interrupts(came.get(kind) if kind else None)
+        self._children.interrupts = interrupts = Interrupts(came.get(kind) if kind else None)
         try:
-            with self._interrupts:
-                self._stop()
+            with interrupts:
+                self._stop(interrupts)
         finally:
             self._held.close()
         if error is None:
-            self._interrupts.deliver()
+            interrupts.deliver()
             self._raise_failure()
-        for worker in self._workers:
-            failure = worker.take_failure()
-            if failure is not None:
-                log.error("%s", failure)
+        for failure in self._failures:
+            log.error("%s", failure)
 
-    def _stop(self) -> None:
+    def _stop(self, interrupts: Interrupts) -> None:
         """Waits for the workers to end; kills them after the grace, or at once after a second signal."""
-        for worker in self._workers:
-            worker.control.stop()
+        for control, _ in self._memory:
+            control.stop()
         deadline = time.monotonic() + self._grace
-        while running := [worker for worker in self._workers if worker.running]:
-            left = min(LOOK_S, deadline - time.monotonic())
-            if not left > 0 or self._interrupts.again:
-                break
-            wait_any([worker.process for worker in running if worker.process], left)
-        for worker in running:
-            log.warning("%s did not end when it was told to stop, and is killed", worker.name)
-            worker.kill()
+        self._note_ends()
+        while self._children.living and time.monotonic() < deadline and not interrupts.again:
+            self._children.wait(min(LOOK_S, deadline - time.monotonic()))
+            self._note_ends()
+        for child in self._children.living:
+            log.warning("%s did not end when it was told to stop, and is killed", child.name)
+        self._children.close()
         self._collect()
         self._open = False
-        for worker in self._workers:
-            worker.close()
+        for control, telemetry in self._memory:
+            control.close()
+            telemetry.close()
+        self._memory.clear()  # including memory that lives until its last view is gone
 
 
 def _live(
     name: str,
-    control_handle: SegmentHandle,
-    telemetry_handle: SegmentHandle,
+    control: Control,
+    telemetry: Telemetry,
     began: float,
     function: Callable[..., object],
     args: tuple[Any, ...],
@@ -340,18 +316,13 @@ def _live(
     """Runs a worker in its process."""
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
-    with (
-        Control.attach(control_handle) as control,
-        Telemetry.attach(telemetry_handle) as telemetry,
-        closing(telemetry.reporter(name)) as reporter,
-    ):
-        context = WorkerContext(name, control, reporter, began)
-        interrupt_waits_with(context.check_waits)
-        try:
-            function(context, *args, **kwargs)
-        except ClosedError:
-            if not context.stopping:
-                raise
-        except SystemExit as end:
-            if end.code not in (None, 0):  # as usual, sys.exit() counts as success
-                raise
+    context = WorkerContext(name, control, telemetry, began)
+    interrupt_waits_with(context.check_waits)
+    try:
+        function(context, *args, **kwargs)
+    except ClosedError:
+        if not context.stopping:
+            raise
+    except SystemExit as end:
+        if end.code not in (None, 0):  # as usual, sys.exit() counts as success
+            raise

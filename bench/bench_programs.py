@@ -1,0 +1,65 @@
+"""The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from marlcore.processes import Metric
+from marlcore.testing import check_env
+
+from . import ablation, machine, planning, report, results, throughput
+
+
+@pytest.mark.parametrize("program", [report, planning, throughput], ids=lambda program: program.__name__)
+def test_a_busy_machine_is_refused_and_the_load_is_named(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["program"])
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(SystemExit) as refused:
+        program.main()
+    assert refused.value.code == 2
+    assert "load: expected at most 0.5 a core, got 7.25 on 2 cores; --anyway measures anyway" in capsys.readouterr().err
+
+
+def test_half_a_core_of_load_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 9.0, 9.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert machine.busy() == ""
+
+
+def test_all_sides_plan_alike() -> None:
+    figures = planning.measure(400, 0.0, [1, 2], rounds=1)
+    assert {*figures.build} == {*figures.induce} == {"plain", "1", "2"}
+    assert figures.graph_bytes > 400 * 16 and figures.policy_bytes > 400 * 2 * 8 * 5
+    table = planning.rates_table("induction", [figures], "induce", 2)
+    assert [column.header for column in table.columns][2:] == ["plain", "1 workers", "2 workers"]
+
+
+@pytest.mark.long
+def test_memory_is_that_of_a_process_of_its_own() -> None:
+    small = planning.measure_memory(1_000, 2)
+    assert small["peak_bytes"] > small["graph_bytes"] + small["policy_bytes"] > 0
+
+
+def test_catch_keeps_the_interface() -> None:
+    check_env(ablation.Catch, steps=300)
+
+
+@pytest.mark.long
+def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
+    updates = [ablation.run(side, seed=0, steps=1500)[2] for side in ablation.SIDES]
+    assert updates[0] == updates[1] > 50
+
+
+def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
+    def curves(agent: str) -> list[list[Metric]]:
+        return [[Metric(0.0, step, agent, "episode_return", float(step)) for step in (100, 200)] for _ in range(2)]
+
+    results._draw("ours", curves("agent_0"), "theirs", curves("agent_0"), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,271 @@
+"""The one owner of child processes: it starts them, watches them and ends them.
+
+Its users decide what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
+from ..memory import too_many_files
+from .forkserver import KILL_S, ForkServer, read_status
+from .serve import leave, readable, show_title
+from .signals import Interrupts
+
+PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
+STATUS_S = 1.0  # for a dead process's exit status to arrive
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
+_DONE, _FAILED = b"+", b"-"  # first byte of a message
+_SIGNALS = {signum.value: signum.name for signum in signal.Signals}
+
+log = logging.getLogger(__name__)
+
+
+class Children:
+    """The child processes of one user.
+
+    Args:
+        preload: modules that the fork server imports before it forks.
+        interrupts: notes signals that end the wait for a starting server; None: those within `uninterrupted`.
+
+    Attributes:
+        server: forks the processes.
+        living: the processes that were started and not ended by `end`, in the order of their start.
+    """
+
+    def __init__(self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None) -> None:
+        self.interrupts = interrupts or Interrupts()
+        self.server = ForkServer(preload, hurry=lambda: self.interrupts.signum is not None)
+        self.living: list[Child] = []
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Delivers a stop signal at the end of the block, so that no process is lost that was just started."""
+        self.interrupts = Interrupts()
+        try:
+            with self.interrupts:
+                yield
+        finally:
+            self.interrupts.deliver()
+
+    def start(self, name: str, main: Callable[..., None], *args: Any) -> Child:
+        """Runs main(connection, surroundings, *args) in a new process. Raises OSError, MarlcoreError: see `fork`."""
+        self.living.append(Child(self.server, name, main, *args))
+        return self.living[-1]
+
+    def start_worker(self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None) -> Child:
+        """Runs work() in a new process, after `prepare` (such as of its log); `Child.failure` tells how it ended.
+
+        Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
+        function's body. So a worker never imports the program that started it.
+        """
+        return self.start(name, _work, prepare, cloudpickle.dumps(work))
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps until a process has ended, or until the timeout."""
+        readable(seconds, *(child.pidfd for child in self.living))
+
+    def end(self, child: Child) -> None:
+        """Kills a process, if it still runs, and closes its descriptors; after an interrupt, call it again."""
+        child.close()
+        if child in self.living:
+            self.living.remove(child)
+
+    def close(self) -> None:
+        """Ends every process, and the server."""
+        for child in self.living:
+            child.kill()  # kill all before waiting for the first
+        for child in [*self.living]:
+            self.end(child)
+        self.server.close()
+
+
+class Child:
+    """A process that a fork server started, and this side of the connection to it.
+
+    Attributes:
+        pidfd: readable when the process has ended.
+    """
+
+    def __init__(self, server: ForkServer, name: str, main: Callable[..., None], *args: Any) -> None:
+        self.name = name
+        try:
+            with ExitStack() as unless_forked:
+                self.connection, theirs = multiprocessing.Pipe()
+                unless_forked.callback(self.connection.close)
+                with theirs:
+                    self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
+                unless_forked.pop_all()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise OSError(error.errno, str(too_many_files(name))) from None
+        self._open = [self.pidfd, self._status]
+
+    @property
+    def running(self) -> bool:
+        return bool(self._open) and not readable(0.0, self.pidfd)
+
+    def send(self, request: bytes) -> None:
+        """Sends a request; a dead process loses it, which its pidfd tells."""
+        try:
+            self.connection.send_bytes(request)
+        except OSError as error:
+            if not _is_of_other_end(error):
+                raise
+
+    def receive(self) -> memoryview | WorkerFailed | None:
+        """Its next result or failure; None if there is none, or the process died while it sent one."""
+        try:
+            message = self.connection.recv_bytes() if self.connection.poll() else None
+        except (EOFError, OSError) as error:
+            if not _is_of_other_end(error):
+                raise
+            return None
+        if message is None:
+            return None
+        return memoryview(message)[1:] if message.startswith(_DONE) else pickle.loads(message[1:])
+
+    def failure(self) -> WorkerFailed | None:
+        """How a worker that has ended failed; None if it ended well."""
+        result = self.receive()
+        if result is None:
+            return self.ending()
+        return result if isinstance(result, WorkerFailed) else None
+
+    def ending(self) -> WorkerFailed:
+        """How a process that has ended did so, by its exit status."""
+        code = read_status(self._status) if readable(STATUS_S, self._status) else None
+        if code is None:
+            cause = "the process that it was forked from"
+        elif code < 0:
+            cause = f"signal {_SIGNALS.get(-code, -code)}"
+        else:
+            cause = f"exit code {code}"
+        reason = "worker" if code is not None and code >= 0 else "death"
+        return WorkerFailed(self.name, reason, f"the process ended with {cause} and left no traceback")
+
+    def kill(self) -> None:
+        """Kills the process at once."""
+        with suppress_failed_calls(errno.ESRCH):  # it has already ended
+            if self._open:  # else the number may be another file's
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kills the process if it still runs, and closes this side's descriptors; after an interrupt, call it again."""
+        self.kill()
+        if self._open and not readable(KILL_S, self.pidfd):  # it sleeps in a driver or on a dead file system
+            log.error(
+                "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
+            )
+        while self._open:
+            os.close(self._open.pop())
+        self.connection.close()
+
+
+def _is_of_other_end(error: EOFError | OSError) -> bool:
+    """Whether an error of a `Connection` means that its other end is gone, not that a signal handler raised it."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EPIPE, errno.ECONNRESET) or str(error) == "got end of file during message"
+    return True
+
+
+def _surroundings(name: str) -> dict[str, Any]:
+    """multiprocessing's preparation data for spawned processes, without `__main__`: arguments, directory, path."""
+    data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
+    return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
+
+
+def failure_of(name: str, error: BaseException) -> WorkerFailed:
+    """A worker's failure by the exception that is handled now: with its traceback, unless its message tells all."""
+    if isinstance(error, Diverged):
+        return WorkerFailed(name, "diverged", str(error))
+    if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
+        return WorkerFailed(name, "worker", str(error))
+    text = traceback.format_exc().encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
+    reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
+    return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))
+
+
+def check_picklable(**things: Any) -> None:
+    """Raises TypeError: a value cannot be pickled for another process; the message has its name."""
+    for name, thing in things.items():
+        try:
+            cloudpickle.dumps(thing)
+        except Exception as error:  # a class's own pickling may raise anything
+            pass_on_from_handler(error)
+            reason = str(error).partition("\n")[0]
+            raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
+
+
+# In the child
+
+
+def enter(surroundings: dict[str, Any]) -> None:
+    """Gives this process its surroundings, and its name in `ps`."""
+    spawn.prepare(surroundings)
+    show_title(surroundings["name"])
+
+
+def leave_if_forked(worker: int) -> None:
+    """Ends this process at once, undoing nothing, unless its id is the worker's.
+
+    An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
+    report nor close anything in the worker's name.
+    """
+    if os.getpid() == worker:
+        return
+    error = sys.exc_info()[1]
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        os._exit(0)
+    if not isinstance(error, SystemExit):
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
+def message_of(name: str, act: Callable[[], bytes]) -> bytes:
+    """The message for `Child.receive` with what `act` returns, or with its failure."""
+    pid = os.getpid()
+    try:
+        message = _DONE + act()
+        leave_if_forked(pid)
+    except BaseException as error:
+        leave_if_forked(pid)
+        if log.hasHandlers():  # otherwise only the parent logs it
+            log.error("%s failed:\n%s", name, traceback.format_exc())
+        message = _FAILED + pickle.dumps(failure_of(name, error))
+    return message
+
+
+def _work(
+    connection: Connection, surroundings: dict[str, Any], prepare: Callable[[], None] | None, task: bytes
+) -> None:
+    """Runs a worker."""
+
+    def work() -> bytes:
+        enter(surroundings)
+        if prepare is not None:
+            prepare()
+        pickle.loads(task)()
+        return b""
+
+    message = message_of(surroundings["name"], work)
+    connection.send_bytes(message)  # without it, the exit status tells how the worker ended
+    logging.shutdown()
+    leave(int(message.startswith(_FAILED)))

@@ -1,0 +1,144 @@
+"""Child processes: how the end of each is seen, that nothing waits for one for ever, and that none is lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marlcore import WorkerFailed
+from marlcore.processes import Children, ForkServer, children, failure_of
+
+LONG_S = 3600.0
+
+
+def end(connection: Connection, *arguments: Any) -> None:
+    """A process that is over at once, without a message."""
+    os._exit(0)
+
+
+def stay(connection: Connection, *arguments: Any) -> None:
+    """A process that only a signal ends."""
+    signal.pause()
+
+
+def await_stopped_server() -> None:
+    while " T " not in Path(f"/proc/{os.getppid()}/stat").read_text():
+        os.sched_yield()
+
+
+def fork(raises: bool) -> None:
+    """Work whose fork returns from it first."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    elif raises:
+        raise RuntimeError("in a fork")
+
+
+def tell_title() -> None:
+    raise RuntimeError(*(Path(f"/proc/self/{file}").read_text() for file in ("comm", "cmdline")))
+
+
+@pytest.fixture
+def owner(shared_fork_server: None) -> Iterator[Children]:
+    with closing(Children()) as owner:
+        yield owner
+
+
+def test_a_wait_ends_with_a_death_or_the_time(owner: Children) -> None:
+    living = owner.start("living", stay)
+    owner.wait(0.01)
+    assert living.running
+    ended = owner.start("ended", end)
+    for _ in range(2):  # also a later wait, if nobody noted the end
+        owner.wait(LONG_S)
+        assert living.running and not ended.running
+
+
+def test_a_worker_that_said_done_needs_no_server() -> None:
+    with closing(Children(preload=())) as owner:
+        worker = owner.start_worker("actor-0", await_stopped_server)
+        assert owner.server.pid is not None
+        os.kill(owner.server.pid, signal.SIGSTOP)
+        try:
+            owner.wait(LONG_S)
+            assert worker.failure() is None
+        finally:
+            os.kill(owner.server.pid, signal.SIGCONT)
+
+
+def test_a_worker_that_left_without_a_word_has_failed(owner: Children) -> None:
+    worker = owner.start("actor-0", end)
+    owner.wait(LONG_S)
+    failure = worker.failure()
+    assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.traceback
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+def test_a_workers_fork_reports_nothing(owner: Children, raises: bool) -> None:
+    """An environment may fork; the fork is not the worker, and leaves where the environment's code ends."""
+    worker = owner.start_worker("actor-0", partial(fork, raises))
+    owner.wait(LONG_S)
+    assert worker.failure() is None
+    assert worker.receive() is None  # it said "done" once
+
+
+@pytest.mark.parametrize("left", [0, 3, 5])
+def test_too_few_descriptors_are_one_clear_line(owner: Children, left: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(left):
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="actor-0: expected a free file descriptor, got none below the limit of 256"):
+            owner.start_worker("actor-0", bool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
+
+
+def test_ps_names_a_worker_and_its_server(owner: Children, fork_server: ForkServer) -> None:
+    worker = owner.start_worker("learner-player_0", tell_title)
+    owner.wait(LONG_S)
+    failure = worker.failure()
+    assert failure is not None and r"('learner-player_\n', 'marlcore learner-player_0" in failure.traceback
+    assert Path(f"/proc/{fork_server.pid}/cmdline").read_text().strip("\0") == "marlcore fork server"
+
+
+def test_a_process_that_cannot_end_is_named(
+    owner: Children, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck = owner.start("actor-0", stay)
+    monkeypatch.setattr(children, "KILL_S", 0.1)
+    monkeypatch.setattr(stuck, "kill", lambda: None)  # as if it were in a call that no signal ends
+    with caplog.at_level(logging.ERROR):
+        owner.end(stuck)
+    assert f"process {stuck.pid} did not end within 0.1 s of SIGKILL" in caplog.text
+    os.kill(stuck.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", [[], ["a.pt"]], ids=["a file of the user", "a file of the run"])
+def test_a_full_disk_of_the_run_fails_in_one_line(where: list[str]) -> None:
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device; 9 bytes were not written", *where)
+    except OSError as error:
+        failure = failure_of("learner-a", error)
+    line = "learner-a failed: [Errno 28] No space left on device; 9 bytes were not written: 'a.pt'"
+    assert (str(failure) == line) == bool(where) and ("Traceback" in failure.traceback) != bool(where)
+    assert isinstance(failure, WorkerFailed) and failure.reason == "worker"
