@@ -1,16 +1,4 @@
-"""A replay in shared memory with the interface of sorrel's Buffer: an actor process fills it, a learner samples it.
-
-    from marlcore.compat.sorrel import Buffer
-
-Differences from sorrel.buffers.Buffer (sorrel itself is not needed):
-
-- Passing the buffer to a process, forked or spawned, shares its rows instead of copying them.
-- A sampled window never crosses the write head of a full ring; such a window is drawn again. All other draws equal
-  sorrel's from the same NumPy seed.
-- `states`, `actions`, `rewards`, `dones`, `extra_data` are read-only copies: only `add` writes to the ring.
-- `add_empty` stores rows of zeros, where sorrel leaves the ring's old content; with one frame it does nothing.
-- The constructor names the extra fields; one that is not given to `add` is zero.
-"""
+"""A replay in shared memory with the interface of sorrel's Buffer; docs/drop-ins.md lists the differences."""
 
 from __future__ import annotations
 
@@ -28,22 +16,20 @@ from ...spec import Field, as_field
 from ..checks import whole_number
 from ..ring import Held, Ints, Ring
 from ..saved import read_npz
-from .adder import Adder
+from .adder import SCALARS, Adder
 
 Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
-_ONE = ("action", "reward", "done")
-_SAVED = {"states", "n_frames", "idx", *(f"{name}s" for name in _ONE)}
+_SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
 
-def _extra_field(given: Any) -> Field:
-    if isinstance(given, Field):
-        return given
-    return Field(given if isinstance(given, tuple) else (), "int64")
+def columns_of(buffer: Any) -> dict[str, Any]:
+    """The fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
+    return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
 class Buffer:
-    """Transitions of one agent, in the order of its steps, in shared memory.
+    """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
     An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
     windows continue into the next one. One process adds: the first to do so, until it calls `release`, closes the
@@ -66,26 +52,19 @@ class Buffer:
         n_frames = whole_number("n_frames", n_frames, 1)
         if not isinstance(obs_shape, Iterable):
             raise TypeError(f"obs_shape: expected a sequence of integers, got {came(obs_shape)}")
-        taken = sorted({"obs", "count", *_ONE} & extra_fields.keys())
+        taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
         self.capacity = capacity
         self.obs_shape = obs_shape
         self.n_frames = n_frames
-        extras = {name: _extra_field(given) for name, given in extra_fields.items()}
-        self._ring = Ring(
-            {
-                "obs": Field(tuple(obs_shape), "float32"),
-                "action": Field((), "int64"),
-                "reward": Field((), "float32"),
-                "done": Field((), "float32"),
-                # sorrel's own count of rows since the ring was cleared: add_empty counts as one.
-                "count": Field((), "int64"),
-                **extras,
-            },
-            capacity,
-            shared=False,
-        )
+        extras = {
+            name: given if isinstance(given, Field) else Field(given if isinstance(given, tuple) else (), "int64")
+            for name, given in extra_fields.items()
+        }
+        number, own = Field((), "float32"), Field(tuple(obs_shape), "float32")
+        fields = {"obs": own, "action": Field((), "int64"), "reward": number, "done": number, **extras}
+        self._ring = Ring(fields, capacity, shared=False)
         self.extra_data = _ExtraData(self._ring, extras)
         self._extra_fields = extras
         self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
@@ -105,9 +84,9 @@ class Buffer:
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
-        adder = self._own()
+        adder = self._adder
         if adder is None:
-            adder = self._adder = Adder(self._ring, self._newest_count())
+            adder = self._adder = Adder(self._ring)
         if self._extra_fields or kwargs:
             if not kwargs.keys() <= self._extra_fields.keys():
                 raise names_error("extra fields", self._extra_fields, kwargs)
@@ -118,7 +97,7 @@ class Buffer:
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
         if self.n_frames > 1:
-            self._put({}, self.n_frames - 1, self._newest_count() + 1)
+            self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
@@ -131,8 +110,7 @@ class Buffer:
             raise names_error("extra fields", self._extra_fields, buffer.extra_data)
         size = min(int(buffer.size), self.capacity)
         if size:
-            columns = {"obs": buffer.states, "action": buffer.actions, "reward": buffer.rewards, "done": buffer.dones}
-            self._put({**columns, **buffer.extra_data}, size, self._newest_count() + np.arange(1, size + 1))
+            self.put_rows(columns_of(buffer), size, self._count[0] + size)
             self.release()
 
     def sample(self, batch_size: int) -> Batch:
@@ -165,7 +143,7 @@ class Buffer:
             drawn.append(starts)
             return window.tickets(starts)[:, np.newaxis] + self._span
 
-        rows, _ = self._ring.whole(batch_size, draw, "obs", *_ONE)
+        rows, _ = self._ring.whole(batch_size, draw, "obs", *SCALARS)
         obs, done, last = rows["obs"], rows["done"], self.n_frames - 1
         return (
             obs[:, :-1].reshape(batch_size, -1),
@@ -176,14 +154,19 @@ class Buffer:
             np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
-    def put_rows(self, columns: Mapping[str, NDArray[Any]], size: int) -> None:
-        """Appends rows, at most `capacity`, of another buffer whose `size` is given, and which is this one's then.
+    def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
+        """Appends the first `rows` rows of arrays, at most `capacity`; fields without an array are zero.
 
         Args:
-            columns: obs, action, reward, done and the extra fields, each [rows, *shape].
+            columns: by the names of `columns_of`, each [rows or more, *shape].
+            count: sorrel's count of all rows then.
         """
-        own = {name: columns[name] for name in self._ring.fields if name != "count"}
-        self._put(own, len(own["obs"]), size)
+        fitted: dict[str, Any] = dict.fromkeys(self._ring.fields, 0)
+        for name, array in columns.items():
+            field = self._ring.fields[name]
+            fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
+        self._ring.append(fitted, rows)
+        self._count[0] = count
 
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""
@@ -193,6 +176,7 @@ class Buffer:
     def clear(self) -> None:
         """Deletes every row, for all processes."""
         self._ring.clear()
+        self._count[0] = 0
 
     def getidx(self) -> int:
         """The next position to be written."""
@@ -200,17 +184,16 @@ class Buffer:
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
-        adder = self._own()
-        if adder is not None:
-            return adder.transition(offset)
+        if self._adder is not None:
+            return self._adder.transition(offset)
         window = self._ring.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
             return None
-        rows, ok = self._ring.gather(np.array([ticket]), *_ONE)
+        rows, ok = self._ring.gather(np.array([ticket]), *SCALARS)
         if ok is not None:
             return None
-        action, reward, done = (rows[name][0] for name in _ONE)
+        action, reward, done = (rows[name][0] for name in SCALARS)
         return int(action), float(reward), bool(done)
 
     def current_state(self) -> NDArray[np.float32]:
@@ -218,8 +201,7 @@ class Buffer:
 
         If fewer were added since the ring was cleared, zeros take their places.
         """
-        adder = self._own()
-        newest = None if adder is None else adder.observations(self.n_frames - 1)
+        newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
             return newest
         window = self._ring.window()
@@ -262,10 +244,9 @@ class Buffer:
 
     def save(self, output_file: str | Path) -> None:
         """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
-        found = self._ring.snapshot()
-        columns: dict[str, Any] = {f"{name}s": found[name] for name in _ONE}
-        columns.update((name, found[name]) for name in self._extra_fields)
-        np.savez_compressed(Path(output_file), states=found["obs"], n_frames=self.n_frames, idx=self.idx, **columns)
+        columns = self._ring.snapshot(*_SORREL_NAMES, *self._extra_fields)
+        named: dict[str, Any] = {_SORREL_NAMES.get(name, name): array for name, array in columns.items()}
+        np.savez_compressed(Path(output_file), n_frames=self.n_frames, idx=self.idx, **named)
 
     @classmethod
     def load(cls, input_file: str | Path) -> Buffer:
@@ -273,17 +254,17 @@ class Buffer:
 
         Raises: ValueError: it is another kind of file. OSError: it cannot be read.
         """
-        columns = read_npz(Path(input_file))
-        if not {*columns} >= _SAVED:
-            raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(columns)}")
-        n_frames, idx = int(columns.pop("n_frames")), int(columns.pop("idx"))
-        rows = {"obs": columns.pop("states"), **{name: columns.pop(f"{name}s") for name in _ONE}, **columns}
-        capacity = len(rows["obs"])
-        shapes = {name: array.shape[1:] for name, array in columns.items()}
-        buffer = cls(capacity, rows["obs"].shape[1:], n_frames, **shapes)
-        buffer._put(rows, capacity, capacity)
+        extras = read_npz(Path(input_file))
+        needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
+        if not needed <= extras.keys():
+            raise ValueError(f"input_file: expected one with {sorted(needed)}, got {sorted(extras)}")
+        n_frames, idx = int(extras.pop("n_frames")), int(extras.pop("idx"))
+        columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
+        capacity, shapes = len(columns["obs"]), {name: array.shape[1:] for name, array in extras.items()}
+        buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **shapes)
+        buffer.put_rows({**columns, **extras}, capacity, capacity)
         if idx:  # adds the rows before the write head again, to move it there
-            buffer._put(rows, idx, capacity)
+            buffer.put_rows({**columns, **extras}, idx, capacity)
         buffer.release()
         return buffer
 
@@ -313,39 +294,22 @@ class Buffer:
 
     def __getitem__(self, idx: int | slice) -> tuple[Any, Any, Any, Any]:
         """The state, action, reward and done at a position or a slice of positions."""
-        found = self._ring.snapshot()
-        return found["obs"][idx], found["action"][idx], found["reward"][idx], found["done"][idx]
+        rows = self._ring.snapshot(*_SORREL_NAMES)
+        return rows["obs"][idx], rows["action"][idx], rows["reward"][idx], rows["done"][idx]
 
     def __repr__(self) -> str:
         return f"Buffer(capacity={self.capacity}, obs_shape={self.obs_shape})"
 
-    def _put(self, columns: Mapping[str, Any], rows: int, count: Any) -> None:
-        """Adds the first rows of arrays, zeros in the other fields, with a count, or one for each row."""
-        fitted = dict.fromkeys(self._ring.fields, 0) | {"count": count}
-        for name, array in columns.items():
-            field = self._ring.fields[name]
-            fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
-        self._ring.append(fitted, rows)
-        self._adder = None
+    @property
+    def _count(self) -> Any:
+        """sorrel's count of rows since the ring was cleared, where `add_empty` counts as one: a word of the ring.
 
-    def _own(self) -> Adder | None:
-        """What this process adds with; None before it adds, and after the ring was cleared."""
-        adder = self._adder
-        return adder if adder is not None and self._ring.lane.base[0] == adder.base else None
-
-    def _newest_count(self, window: Held | None = None) -> int:
-        """The count of the newest row, of a window if given; 0 without rows."""
-        adder = self._own()
-        if adder is not None:
-            return adder.count
-        window = self._ring.window() if window is None else window
-        if window.hi == window.base:
-            return 0
-        newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
-        return int(newest["count"][0]) if ok is None else window.stored
+        A `clear` of another process beside an `add` may leave it too high; `_size` then is the ring's.
+        """
+        return self._ring.lane.mark
 
     def _size(self, window: Held) -> int:
-        return min(self._newest_count(window), window.stored)
+        return min(int(self._count[0]), window.stored)
 
     def _crosses(self, window: Held, starts: Ints) -> NDArray[np.bool_]:
         """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
@@ -357,10 +321,9 @@ class Buffer:
     def _starts(self, window: Held, population: int, count: int) -> Ints:
         """Positions of whole windows; the same draws as sorrel's where possible."""
         starts: Ints = np.random.choice(population, count, replace=False)
-        if window.stored == self.capacity or population + self.n_frames > window.stored:
-            bad = self._crosses(window, starts).nonzero()[0]
-            if len(bad):
-                starts[bad] = self._others(window, population, len(bad), starts)
+        bad = self._crosses(window, starts).nonzero()[0]
+        if len(bad):
+            starts[bad] = self._others(window, population, len(bad), starts)
         return starts
 
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:

@@ -1,17 +1,14 @@
 """sorrel's experiments in processes: `run_experiment_mp`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...processes import Interrupts
-from .learner import as_number
+from .messages import Book
 from .options import Options, check_environment, check_learnable, chosen_options, schedule_of
 from .role import seed_all
 from .session import Session
@@ -45,10 +42,10 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     The actor calls the environment's own `take_turn`: entities first, then the agents one after another. Each learner
     calls its model's own `train_step`, as often as sorrel's loop would, and its epoch hooks and `epsilon_decay`.
     Weights, buffers of the networks and epsilon reach the actor together. Each model's memory becomes a
-    `marlcore.compat.sorrel.Buffer` that holds what it held. A process that dies is started again and goes on.
+    `marlcore.compat.sorrel.Buffer` with the rows that it held. A process that dies is started again and continues.
 
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
-    optimizer's state, epsilon and whatever else they keep; their memories have the rows. A model's networks are then
+    optimizer's state, epsilon and all their other attributes; their memories have the rows. A model's networks are then
     other objects than before; the model and its memory are the same ones.
 
     The configuration's section `multiprocessing`, if there is one, sets options that the call leaves out; with
@@ -74,61 +71,43 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     if enabled:
         check_learnable(env, chosen.replace_loop)
     schedule = schedule_of(config, chosen.animate)
-    seed = int(np.random.randint(2**31)) if chosen.seed is None else chosen.seed
+    if chosen.seed is None:
+        chosen = replace(chosen, seed=int(np.random.randint(2**31)))
     if not chosen.logging:
         logger = None
     elif logger is None:
-        logger = _console(schedule.epochs - 1)
+        from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
+
+        logger = ConsoleLogger(schedule.epochs - 1)
     if not enabled:
-        return _run_sequentially(env, config, chosen, seed, logger)
+        return _run_sequentially(env, config, chosen, logger, began)
     interrupts = Interrupts()
-    with interrupts, Session(env, config, chosen, schedule, seed, interrupts, logger) as session:
+    with interrupts, Session(env, config, chosen, schedule, interrupts, logger) as session:
         try:
             session.work()
         finally:
             session.hand_back()
-        found = session.counts()
+        counts = session.counts()
     interrupts.deliver()
-    book = session.book
-    seconds = time.monotonic() - began
-    return Experiment(**found, seconds=seconds, start_s=session.began - began, scores=book.scores, losses=book.losses)
+    return _outcome(session.book, began, session.began, **counts)
 
 
-class _Recorder:
-    """sorrel's Logger, if there is one, which also counts what the outcome of an experiment names."""
-
-    def __init__(self, env: Any, logger: Any) -> None:
-        self._env = env
-        self._logger = logger
-        self.steps = 0
-        self.scores: list[float] = []
-        self.losses: list[float] = []
-
-    def record_epoch(self, epoch: int, loss: Any, reward: Any, *rest: Any, **values: Any) -> None:
-        self.steps += self._env.turn * len(self._env.agents)
-        self.scores.append(reward)
-        self.losses.append(as_number(loss))
-        if self._logger is not None:
-            self._logger.record_epoch(epoch, loss, reward, *rest, **values)
-
-    def record_step(self, stats: Any) -> None:
-        if self._logger is not None:
-            self._logger.record_step(stats)
-
-
-def _run_sequentially(env: Any, config: Any, options: Options, seed: int, logger: Any) -> Experiment:
-    began = time.monotonic()
-    seed_all([seed])
-    recorder, before = _Recorder(env, logger), env.config
+def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
+    seed_all([options.seed or 0])
+    book, before = Book(logger), env.config
     env.config = config
     try:
-        env.run_experiment(
-            animate=options.animate, logging=True, logger=recorder, output_dir=Path(options.output_dir or ".")
-        )
+        env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)
     finally:
         env.config = before
-    scores, updates = recorder.scores, len(recorder.scores) * len(env.agents)
-    return Experiment(len(scores), recorder.steps, updates, 0, time.monotonic() - began, 0.0, scores, recorder.losses)
+    epochs, agents = len(book.scores), len(env.agents)
+    counts = {"epochs": epochs, "steps": book.turns * agents, "updates": epochs * agents, "restarts": 0}
+    return _outcome(book, began, began, **counts)
+
+
+def _outcome(book: Book, began: float, first_turn: float, **counts: int) -> Experiment:
+    seconds = time.monotonic() - began
+    return Experiment(**counts, seconds=seconds, start_s=first_turn - began, scores=book.scores, losses=book.losses)
 
 
 def _as_config(config: Any) -> Any:
@@ -137,9 +116,3 @@ def _as_config(config: Any) -> Any:
     from omegaconf import OmegaConf  # sorrel's own dependency
 
     return OmegaConf.create(dict(config))
-
-
-def _console(epochs: int) -> Any:
-    from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
-
-    return ConsoleLogger(epochs)

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import sorrel_double as double
 import torch
+from refused import Refused, check_refused
 
 from marlcore import ClosedError
+from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel import session as sessions
 from marlcore.compat.sorrel.actor import Actor
@@ -23,7 +25,7 @@ from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options, schedule_of
 from marlcore.compat.sorrel.session import Session
 from marlcore.memory import interrupt_waits_with
-from marlcore.processes import Interrupts
+from marlcore.processes import Control, Interrupts
 
 
 class Repeatable(double.Model):
@@ -62,23 +64,28 @@ class InTurn:
     def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
         chosen = Options(ahead=0, seed=0, **options)
         schedule = schedule_of(env.config, False)
-        self.session = Session(env, env.config, chosen, schedule, 0, Interrupts(), logger)
-        self.plan, self.envs = self.session._plan, self.session._envs
-        self.box = {name: box.path for name, box in self.session._mail.items()}
+        self.session = Session(env, env.config, chosen, schedule, Interrupts(), logger)
+        self.plan = self.session._plan
         with ExitStack() as stack:
             stack.enter_context(self.session)
-            self.actor: Any = stack.enter_context(Actor(self.envs[0], "actor-0", self.plan, self.box["actor-0"], 1))
+            self.actor: Any = stack.enter_context(self.role(Actor, "actor-0"))
             self.learners = [stack.enter_context(self.learner(i)) for i in range(len(self.plan.models))]
             self._stack = stack.pop_all()
 
-    def learner(self, i: int, attempt: int = 1) -> Learner:
-        name = f"learner-{i}"
-        return Learner(i, self.envs[1 + i], name, self.plan, self.box[name], attempt)
+    def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
+        return kind(name, self.session._envs[name], self.plan, attempt)
+
+    def learner(self, i: int, attempt: int = 1) -> Any:
+        return self.role(Learner, f"learner-{i}", attempt)
+
+    @property
+    def ended(self) -> int:
+        return self.session.counts()["epochs"]
 
     def epoch(self) -> bool:
         went_on = self.actor.step()
         for learner in self.learners:
-            while learner._epoch < self.actor.clock.ended:
+            while learner._epoch < self.ended:
                 learner.step()
         self.session._read_mail()
         return went_on
@@ -236,11 +243,10 @@ def test_a_killed_learners_successor_goes_on_with_everything() -> None:
         before = {name: tensor.clone() for name, tensor in run.learners.pop(0)._model.state_dict().items()}
         with torch.no_grad():
             killed._model.local.weight += 1  # an update that was never published
-        killed.clock.learn(0, 2)  # it was killed between its publication and this word
         killed.__exit__()
         with run.learner(0, attempt=2) as successor:
             run.learners.insert(0, successor)
-            assert (successor._epoch, successor._updates, run.actor.clock.learned(0)) == (3, 3, 3)
+            assert (successor._epoch, successor._updates) == (3, 3)
             model = successor._model
             assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
             assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
@@ -273,8 +279,8 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
         run.actor.__exit__()
         for ring in run.plan.models:
             ring.rings[0].release()
-        with Actor(run.envs[0], "actor-0", run.plan, run.box["actor-0"], 2) as run.actor:
-            assert run.actor.clock.ended == 2
+        with run.role(Actor, "actor-0", attempt=2) as run.actor:
+            assert run.ended == 2
             run.epoch()
             assert run.actor._worlds[0].env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
             run.finish()
@@ -344,7 +350,7 @@ class Threadsafe(double.Model):
 def test_threadsafe_models_act_with_the_newest_weights(copies: int) -> None:
     with in_turn(env := double.make(model=Threadsafe, epochs=9), copies=copies) as run:
         while run.epoch():
-            for world in run.actor._worlds[: 1 if run.actor.clock.ended == 10 else copies]:
+            for world in run.actor._worlds[: 1 if run.ended == 10 else copies]:
                 model = world.env.agents[0].model
                 assert torch.equal(model._snapshot, model.local.weight) and model.local.weight.abs().sum() > 0
         run.finish()
@@ -477,6 +483,32 @@ def test_a_role_ends_where_the_experiment_stops() -> None:
             run.actor.step()
 
 
+def test_actor_and_learners_wait_for_each_other() -> None:
+    def stop() -> None:
+        raise ClosedError("it waits")
+
+    with in_turn(double.make()) as run:
+        first, second = run.learners
+        interrupt_waits_with(stop)
+        with pytest.raises(ClosedError, match="it waits"):  # for the end of an epoch
+            first.step()
+        run.actor.step()
+        first.step()
+        with pytest.raises(ClosedError, match="it waits"):  # for the second learner
+            run.actor.step()
+        second.step()
+        assert run.actor.step() and run.ended == 2
+
+
+def test_top_shows_an_experiment() -> None:
+    logger = double.Logger()
+    with in_turn(double.make(), logger) as run, closing(top.Run(Control.attach(run.plan.control))) as seen:
+        run.finish()
+        figures = seen.figures()
+    assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)
+    assert figures["returns"] == {"world": np.mean([row[2] for row in logger.epochs])}
+
+
 class OwnLoop(double.Environment):
     """As sorrel's iowa, whose loop saves every model in every period."""
 
@@ -534,46 +566,54 @@ class Rollouts(double.Buffer):
     pass
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "said"),
-    [
-        (lambda: double.make(model=lambda: without("train_step")), {}, TypeError,
-         r"agents\[0\]\.model: expected a model with train_step, got SimpleNamespace without one"),
-        (lambda: double.make(model=lambda: without("memory")), {}, TypeError,
-         r"agents\[0\]\.model: expected a model with a memory, got SimpleNamespace without one"),
-        (lambda: double.make(agents=0), {}, ValueError, "env: expected agents, got Environment with none"),
-        (lambda: double.make(max_turns=None), {}, ValueError,
-         r"config: expected experiment\.max_turns, got a configuration without it"),
-        (lambda: double.make(max_turns=0), {}, ValueError, r"experiment\.max_turns: expected an integer of at least 1"),
-        (lambda: double.make(epochs=-1), {}, ValueError, r"experiment\.epochs: expected an integer of at least 0"),
-        (lambda: 3, {}, TypeError, "env: expected an Environment of sorrel, got int without take_turn"),
-        (double.make, {"ahead": -1}, ValueError, "ahead: expected an integer of at least 0, got -1"),
-        (double.make, {"copies": 0}, ValueError, "copies: expected an integer of at least 1, got 0"),
-        (double.make, {"updates_per_epoch": 0}, ValueError, "updates_per_epoch: expected a number above 0 or None"),
-        (double.make, {"timeout": 0}, ValueError, "timeout: expected seconds above 0, got 0"),
-        (double.make, {"publish_mode": "twice"}, ValueError, "mode: expected snapshot, double_buffer"),
-        (development, {}, TypeError,
-         r"env: expected an Environment of sorrel 1\.6, got Development without aggregate_epoch_stats; sorrel's "
-         "earlier releases and its development branch are not supported"),
-        (own_loop, {}, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: pass "
-         r"replace_loop=True to run sorrel's standard loop in its place, or call env\.run_experiment"),
-        (lambda: own_loop(mod=1), {}, ValueError, r"config: multiprocessing: expected .*, got \['mod'\]"),
-        (lambda: own_loop(mode="snapshot", publish_mode="snapshot"), {}, ValueError,
-         "config: multiprocessing: expected mode or publish_mode, got both"),
-        (lambda: own_loop(enabled="no"), {}, TypeError, r"multiprocessing\.enabled: expected true or false, got 'no'"),
-        (lambda: own_loop(num_learner_processes=3), {}, ValueError,
-         r"multiprocessing\.num_learner_processes: expected null or 2, one for each model, got 3"),
-        (double.make, {"steps": 3}, TypeError, "unexpected keyword argument 'steps'"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_that_names_it(make: Any, options: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said) as caught:
-        run_experiment_mp(make(), logger=double.Logger(), **options)
-    assert "\n" not in str(caught.value)
+def refused(make: Any, error: type[Exception], says: str, **options: Any) -> Refused:
+    return lambda: run_experiment_mp(make(), logger=double.Logger(), **options), error, says
 
 
-def test_a_memory_of_another_class_is_named() -> None:
+def with_memory(memory: Any) -> Any:
     env = double.make()
-    env.agents[1].model.memory = Rollouts(4, (7,))
-    with pytest.raises(TypeError, match=r"agents\[1\]\.model\.memory: expected sorrel's Buffer or .*, got Rollouts"):
-        run_experiment_mp(env, logger=double.Logger())
+    env.agents[1].model.memory = memory
+    return env
+
+
+REFUSED: dict[str, Refused] = {
+    "train_step": refused(lambda: double.make(model=lambda: without("train_step")), TypeError,
+        "agents[0].model: expected a model with train_step, got SimpleNamespace without one"),
+    "memory": refused(lambda: double.make(model=lambda: without("memory")), TypeError,
+        "agents[0].model: expected a model with a memory, got SimpleNamespace without one"),
+    "another memory": refused(lambda: with_memory(Rollouts(4, (7,))), TypeError, "agents[1].model.memory: "
+        "expected sorrel's Buffer or marlcore.compat.sorrel.Buffer, got Rollouts"),
+    "no agents": refused(lambda: double.make(agents=0), ValueError, "env: expected agents, got Environment with none"),
+    "no max_turns": refused(lambda: double.make(max_turns=None), ValueError,
+        "config: expected experiment.max_turns, got a configuration without it"),
+    "max_turns": refused(lambda: double.make(max_turns=0), ValueError,
+        "experiment.max_turns: expected an integer of at least 1"),
+    "epochs": refused(lambda: double.make(epochs=-1), ValueError,
+        "experiment.epochs: expected an integer of at least 0"),
+    "another object": refused(lambda: 3, TypeError,
+        "env: expected an Environment of sorrel, got int without take_turn"),
+    "ahead": refused(double.make, ValueError, "ahead: expected an integer of at least 0, got -1", ahead=-1),
+    "copies": refused(double.make, ValueError, "copies: expected an integer of at least 1, got 0", copies=0),
+    "updates_per_epoch": refused(double.make, ValueError,
+        "updates_per_epoch: expected a finite number above 0, got 0", updates_per_epoch=0),
+    "timeout": refused(double.make, ValueError, "timeout: expected a number above 0, got 0", timeout=0),
+    "publish_mode": refused(double.make, ValueError,
+        "publish_mode: expected snapshot, double_buffer or triple_buffer, got 'twice'", publish_mode="twice"),
+    "development branch": refused(development, TypeError, "env: expected an Environment of sorrel 1.6, got Development "
+        "without aggregate_epoch_stats; sorrel's earlier releases and its development branch are not supported"),
+    "own loop": refused(own_loop, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: "
+        "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"),
+    "section": refused(lambda: own_loop(mod=1), ValueError, "config: multiprocessing: expected the fields ["),
+    "alias": refused(lambda: own_loop(mode="snapshot", publish_mode="snapshot"), ValueError,
+        "config: multiprocessing: expected mode or publish_mode, got both"),
+    "enabled": refused(lambda: own_loop(enabled="no"), TypeError,
+        "config: multiprocessing.enabled: expected true or false, got 'no'"),
+    "learners": refused(lambda: own_loop(num_learner_processes=3), ValueError, "config: multiprocessing."
+        "num_learner_processes: expected null or 2, one for each model, got 3"),
+    "option": refused(double.make, TypeError, "unexpected keyword argument 'steps'", steps=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    check_refused(*REFUSED[case])
