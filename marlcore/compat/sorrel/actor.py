@@ -20,17 +20,18 @@ class World:
         self._plan = plan
         self._animated = animated and plan.options.animate
         self._renderer: Any = None
+        self._max_turns = env.config.experiment.max_turns
 
     def begin(self, epoch: int) -> None:
-        env, schedule = self.env, self._plan.schedule
+        env, experiment = self.env, self.env.config.experiment
         self.epoch = epoch
         self.turns: list[Any] = []
         env._active_logger = self if self._plan.options.logging else None
         env.reset()
-        if self._animated and epoch % (schedule.record_period or 1) == 0:
+        if self._animated and epoch % experiment.record_period == 0:
             from sorrel.utils.visualization import ImageRenderer
 
-            self._renderer = ImageRenderer(type(env).__name__, schedule.record_period, schedule.max_turns)
+            self._renderer = ImageRenderer(type(env).__name__, experiment.record_period, experiment.max_turns)
         for agent in env.agents:
             env._model_start_epoch_action(agent, epoch)
 
@@ -41,7 +42,7 @@ class World:
     @property
     def over(self) -> bool:
         env = self.env
-        return bool(env.turn >= self._plan.schedule.max_turns or (env.turn and env.world.is_done and env.stop_if_done))
+        return bool(env.turn >= self._max_turns or (env.turn and env.world.is_done and env.stop_if_done))
 
     def take_turn(self) -> None:
         if self._renderer is not None:
@@ -62,17 +63,14 @@ class World:
 
 
 class Actor(Role):
-    """All copies of the world; a successor begins with the epoch in which its predecessor was killed.
-
-    Args:
-        env: the packed environment, with all models.
-    """
+    """All copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
 
     def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
         super().__init__(name, plan, attempt)
         first = unpack(env, {MEMORY.format(i): model.rings[0] for i, model in enumerate(plan.models)})
         copies = [self._copy(first, i) for i in range(1, plan.options.copies)]
         self._worlds = [World(world, plan, animated=world is first) for world in (first, *copies)]
+        self._last = first.config.experiment.epochs
         self._subscribers = []
         for model in plan.models:
             store = self.hold(ParameterStore.attach(model.weights))
@@ -93,11 +91,11 @@ class Actor(Role):
 
     def step(self) -> bool:
         """Plays an epoch in each copy, where the learners are near enough; False once every epoch has ended."""
-        epochs, options, epoch = self.plan.schedule.epochs, self.plan.options, self._ended.version
-        if epoch >= epochs:
+        options, epoch = self.plan.options, self._ended.version
+        if epoch > self._last:
             return False
         self._pull(0 if options.updates_per_epoch is None else epoch - options.ahead)
-        self._play(self._worlds[: epochs - epoch], epoch)
+        self._play(self._worlds[: self._last + 1 - epoch], epoch)
         return True
 
     def _pull(self, epochs: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from ...checks import came, names_error
 from ...errors import NotEnoughData
-from ...memory import invalidate_after_fork
 from ...spec import Field, as_field
 from ..checks import whole_number
 from ..ring import Held, Ints, Ring
@@ -28,7 +28,14 @@ def columns_of(buffer: Any) -> dict[str, Any]:
     return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
-class Buffer:
+def _snapshot_of(name: str, described: str) -> Any:
+    def snapshot(buffer: Ring) -> NDArray[Any]:
+        return buffer.snapshot(name)[name]
+
+    return property(snapshot, doc=f"A read-only copy by position, with zeros at empty ones, of all {described}.")
+
+
+class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
     An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
@@ -43,7 +50,6 @@ class Buffer:
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
-        extra_data: copies of the extra fields by position, each [capacity, *shape], made where one is looked up.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
@@ -55,7 +61,6 @@ class Buffer:
         taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
-        self.capacity = capacity
         self.obs_shape = obs_shape
         self.n_frames = n_frames
         extras = {
@@ -64,13 +69,16 @@ class Buffer:
         }
         number, own = Field((), "float32"), Field(tuple(obs_shape), "float32")
         fields = {"obs": own, "action": Field((), "int64"), "reward": number, "done": number, **extras}
-        self._ring = Ring(fields, capacity, shared=False)
-        self.extra_data = _ExtraData(self._ring, extras)
-        self._extra_fields = extras
-        self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
+        self._extras = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
+        super().__init__(fields, capacity, shared=False)
+
+    def _forget_writer(self) -> None:
+        super()._forget_writer()
         self._adder: Adder | None = None
-        invalidate_after_fork(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adder": None}
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
         """Adds one step.
@@ -86,11 +94,11 @@ class Buffer:
         """
         adder = self._adder
         if adder is None:
-            adder = self._adder = Adder(self._ring)
-        if self._extra_fields or kwargs:
-            if not kwargs.keys() <= self._extra_fields.keys():
-                raise names_error("extra fields", self._extra_fields, kwargs)
-            for name, nothing in self._nothing.items():
+            adder = self._adder = Adder(self)
+        if self._extras or kwargs:
+            if not kwargs.keys() <= self._extras.keys():
+                raise names_error("extra fields", self._extras, kwargs)
+            for name, nothing in self._extras.items():
                 adder.put(name, kwargs.get(name, nothing))
         adder.add(obs, action, reward, done)
 
@@ -106,8 +114,8 @@ class Buffer:
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
-        if not buffer.extra_data.keys() <= self._extra_fields.keys():
-            raise names_error("extra fields", self._extra_fields, buffer.extra_data)
+        if not buffer.extra_data.keys() <= self._extras.keys():
+            raise names_error("extra fields", self._extras, buffer.extra_data)
         size = min(int(buffer.size), self.capacity)
         if size:
             self.put_rows(columns_of(buffer), size, self._count[0] + size)
@@ -127,7 +135,7 @@ class Buffer:
             NotEnoughData: the ring holds no whole window.
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        seen = self._ring.window()
+        seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
             raise ValueError(f"batch_size: expected at most {population} while {len(self)} rows are held, "
@@ -135,7 +143,7 @@ class Buffer:
         drawn: list[Ints] = []
 
         def draw(missing: int) -> Ints:
-            window = self._ring.window() if drawn else seen
+            window = self.window() if drawn else seen
             if drawn:
                 starts = self._others(window, population, missing, np.concatenate(drawn))
             else:
@@ -143,7 +151,7 @@ class Buffer:
             drawn.append(starts)
             return window.tickets(starts)[:, np.newaxis] + self._span
 
-        rows, _ = self._ring.whole(batch_size, draw, "obs", *SCALARS)
+        rows, _ = self.whole(batch_size, draw, "obs", *SCALARS)
         obs, done, last = rows["obs"], rows["done"], self.n_frames - 1
         return (
             obs[:, :-1].reshape(batch_size, -1),
@@ -161,21 +169,21 @@ class Buffer:
             columns: by the names of `columns_of`, each [rows or more, *shape].
             count: sorrel's count of all rows then.
         """
-        fitted: dict[str, Any] = dict.fromkeys(self._ring.fields, 0)
+        fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)
         for name, array in columns.items():
-            field = self._ring.fields[name]
+            field = self.fields[name]
             fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
-        self._ring.append(fitted, rows)
+        self.append(fitted, rows)
         self._count[0] = count
 
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""
-        window = self._ring.window()
+        window = self.window()
         return window.positions(np.arange(window.hi - window.stored, window.hi))
 
     def clear(self) -> None:
         """Deletes every row, for all processes."""
-        self._ring.clear()
+        super().clear()
         self._count[0] = 0
 
     def getidx(self) -> int:
@@ -186,11 +194,11 @@ class Buffer:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
         if self._adder is not None:
             return self._adder.transition(offset)
-        window = self._ring.window()
+        window = self.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
             return None
-        rows, ok = self._ring.gather(np.array([ticket]), *SCALARS)
+        rows, ok = self.gather(np.array([ticket]), *SCALARS)
         if ok is not None:
             return None
         action, reward, done = (rows[name][0] for name in SCALARS)
@@ -204,10 +212,10 @@ class Buffer:
         newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
             return newest
-        window = self._ring.window()
+        window = self.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
-        rows, ok = self._ring.gather(np.arange(window.hi - held, window.hi), "obs")
+        rows, ok = self.gather(np.arange(window.hi - held, window.hi), "obs")
         whole = slice(None) if ok is None else ok
         state[len(state) - held :][whole] = rows["obs"][whole]
         return state
@@ -215,36 +223,26 @@ class Buffer:
     @property
     def idx(self) -> int:
         """The next position to be written."""
-        return self._ring.window().head
+        return self.window().head
 
     @property
     def size(self) -> int:
         """Rows held, in sorrel's count: `add_empty` counts as one."""
-        return self._size(self._ring.window())
+        return self._size(self.window())
+
+    states = _snapshot_of("obs", "observations: float32 [capacity, *obs_shape]")
+    actions = _snapshot_of("action", "actions: int64 [capacity]")
+    rewards = _snapshot_of("reward", "rewards: float32 [capacity]")
+    dones = _snapshot_of("done", "ends of episodes: float32 [capacity]")
 
     @property
-    def states(self) -> NDArray[np.float32]:
-        """A copy of all observations by position: float32 [capacity, *obs_shape], zeros at empty positions."""
-        return self._ring.snapshot("obs")["obs"]
-
-    @property
-    def actions(self) -> NDArray[np.int64]:
-        """A copy of all actions by position: int64 [capacity]."""
-        return self._ring.snapshot("action")["action"]
-
-    @property
-    def rewards(self) -> NDArray[np.float32]:
-        """A copy of all rewards by position: float32 [capacity]."""
-        return self._ring.snapshot("reward")["reward"]
-
-    @property
-    def dones(self) -> NDArray[np.float32]:
-        """A copy of all ends of episodes by position: float32 [capacity]."""
-        return self._ring.snapshot("done")["done"]
+    def extra_data(self) -> Mapping[str, NDArray[Any]]:
+        """Copies of the extra fields by position, each [capacity, *shape], made where one is looked up."""
+        return _ExtraData(self, self._extras)
 
     def save(self, output_file: str | Path) -> None:
         """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
-        columns = self._ring.snapshot(*_SORREL_NAMES, *self._extra_fields)
+        columns = self.snapshot(*_SORREL_NAMES, *self._extras)
         named: dict[str, Any] = {_SORREL_NAMES.get(name, name): array for name, array in columns.items()}
         np.savez_compressed(Path(output_file), n_frames=self.n_frames, idx=self.idx, **named)
 
@@ -268,33 +266,12 @@ class Buffer:
         buffer.release()
         return buffer
 
-    def release(self) -> None:
-        """Lets another process add to the buffer; harmless if repeated, or in a process that never added."""
-        self._adder = None
-        self._ring.release()
-
-    def close(self) -> None:
-        """Releases the memory; the end of the buffer's last reference does so too."""
-        self._adder = None
-        self._ring.close()
-
-    def forked(self) -> None:
-        """In a forked child: the parent remains the process that adds."""
-        self._adder = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_adder": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        invalidate_after_fork(self)
-
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, idx: int | slice) -> tuple[Any, Any, Any, Any]:
         """The state, action, reward and done at a position or a slice of positions."""
-        rows = self._ring.snapshot(*_SORREL_NAMES)
+        rows = self.snapshot(*_SORREL_NAMES)
         return rows["obs"][idx], rows["action"][idx], rows["reward"][idx], rows["done"][idx]
 
     def __repr__(self) -> str:
@@ -306,7 +283,7 @@ class Buffer:
 
         A `clear` of another process beside an `add` may leave it too high; `_size` then is the ring's.
         """
-        return self._ring.lane.mark
+        return self.lane.mark
 
     def _size(self, window: Held) -> int:
         return min(int(self._count[0]), window.stored)
@@ -344,12 +321,12 @@ class Buffer:
         return places[picks]
 
 
+@dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
     """The extra fields of a buffer, copied only where one is looked up: sorrel's agents look for names at each step."""
 
-    def __init__(self, ring: Ring, names: Iterable[str]) -> None:
-        self._ring = ring
-        self._names = dict.fromkeys(names)
+    _ring: Ring
+    _names: Mapping[str, Any]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -9,54 +9,38 @@ import numpy as np
 
 from ...processes import Interrupts
 from .messages import Book
-from .options import Options, check_environment, check_learnable, chosen_options, schedule_of
+from .options import Options, check_config, check_environment, check_learnable, chosen_options
 from .role import seed_all
 from .session import Session
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The outcome of an experiment.
+    """The outcome of an experiment."""
 
-    Attributes:
-        epochs: that were played to their end. steps: agent-steps.
-        updates: calls of `train_step`, of all agents together.
-        restarts: of processes that died.
-        seconds: from the call to its end. start_s: of them, those before the first turn, in which processes start.
-        scores: the world's total reward in each epoch. losses: in each epoch, the sum over all agents.
-    """
-
-    epochs: int
-    steps: int
-    updates: int
-    restarts: int
-    seconds: float
-    start_s: float
-    scores: list[float]
-    losses: list[float]
+    epochs: int  # that were played to their end
+    steps: int  # of all agents together
+    updates: int  # calls of `train_step`, of all agents together
+    restarts: int  # of processes that died
+    seconds: float  # from the call to its end
+    start_s: float  # of these, the seconds before the first turn, in which processes start
+    scores: list[float]  # the world's total reward in each epoch
+    losses: list[float]  # in each epoch, the sum over all agents
 
 
 def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
     """`env.run_experiment()` in processes: one steps the world, and one for each agent's model trains it.
 
-    The actor calls the environment's own `take_turn`: entities first, then the agents one after another. Each learner
-    calls its model's own `train_step`, as often as sorrel's loop would, and its epoch hooks and `epsilon_decay`.
-    Weights, buffers of the networks and epsilon reach the actor together. Each model's memory becomes a
-    `marlcore.compat.sorrel.Buffer` with the rows that it held. A process that dies is started again and continues.
-
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
-    optimizer's state, epsilon and all their other attributes; their memories have the rows. A model's networks are then
-    other objects than before; the model and its memory are the same ones.
-
-    The configuration's section `multiprocessing`, if there is one, sets options that the call leaves out; with
-    `enabled: false` in it, the environment's own `run_experiment` runs in this process.
+    optimizer's state, epsilon and all their other attributes, and their memories have the rows. A model's networks are
+    then other objects than before; the model and its memory are the same ones. More stands in docs/drop-ins.md.
 
     Args:
-        env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one
-            learner.
-        config: in the place of `env.config`; a mapping or an OmegaConf configuration.
+        env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one learner.
+        config: in the place of `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing`
+            sets options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
         logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
-        options: see `Options`: updates_per_epoch, ahead, copies, seed, logging, output_dir, ...
+        options: updates_per_epoch, ahead, copies, seed, logging, output_dir and others.
 
     Raises:
         TypeError, ValueError: bad input, in one line; nothing was started.
@@ -70,7 +54,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     enabled, chosen = chosen_options(env, config, options)
     if enabled:
         check_learnable(env, chosen.replace_loop)
-    schedule = schedule_of(config, chosen.animate)
+    check_config(config, chosen.animate)
     if chosen.seed is None:
         chosen = replace(chosen, seed=int(np.random.randint(2**31)))
     if not chosen.logging:
@@ -78,11 +62,11 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     elif logger is None:
         from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
 
-        logger = ConsoleLogger(schedule.epochs - 1)
+        logger = ConsoleLogger(config.experiment.epochs)
     if not enabled:
         return _run_sequentially(env, config, chosen, logger, began)
     interrupts = Interrupts()
-    with interrupts, Session(env, config, chosen, schedule, interrupts, logger) as session:
+    with interrupts, Session(env, config, chosen, interrupts, logger) as session:
         try:
             session.work()
         finally:

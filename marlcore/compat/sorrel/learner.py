@@ -12,6 +12,7 @@ from ...processes import READY, UPDATES
 from ...weights import ParameterStore
 from .memory import LearnersMemory
 from .messages import as_number
+from .options import of_model
 from .packing import networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, Plan, Role, ended_epochs
 
@@ -21,11 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner(Role):
-    """One model's learner; a successor continues from the last publication, and the last saved model.
-
-    Args:
-        env: the packed environment, with this model alone.
-    """
+    """One model's learner; a successor continues from the last publication, and the last saved model."""
 
     def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
         super().__init__(name, plan, attempt)
@@ -57,7 +54,7 @@ class Learner(Role):
     def step(self) -> bool:
         """Learns from the next epoch once it has ended; False after the last one."""
         env, agents, epoch = self._env, self._agents, self._epoch
-        if epoch >= self.plan.schedule.epochs:
+        if epoch > env.config.experiment.epochs:
             return False
         with self._memory.hooks():
             for agent in agents:
@@ -101,11 +98,12 @@ class Learner(Role):
 
     def _decay_and_save_weights(self, epoch: int) -> None:
         """As sorrel's loop at the end of an epoch."""
-        schedule, folder = self.plan.schedule, self.plan.options.output_dir / "checkpoints"
+        config, folder = self._env.config, self.plan.options.output_dir / "checkpoints"
+        decay = of_model(config, "epsilon_decay")
         for i, agent in zip(self._own.agents, self._agents, strict=True):
-            if schedule.epsilon_decay is not None:
-                agent.model.epsilon_decay(schedule.epsilon_decay)
-            if schedule.save_weights and schedule.record_period and epoch % schedule.record_period == 0:
+            if decay is not None:
+                agent.model.epsilon_decay(decay)
+            if of_model(config, "save_weights") and epoch % config.experiment.record_period == 0:
                 folder.mkdir(parents=True, exist_ok=True)
                 # The model's tensors are parts of one row; a copy has tensors of its own.
                 copied = unpack(self._packed(), {"memory": self._memory})

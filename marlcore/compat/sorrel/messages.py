@@ -19,16 +19,12 @@ _PIECE = 1 << 20  # bytes that one read takes
 
 
 class Mailbox:
-    """The parent's end of the messages of one process and its successors: a pipe, which the kernel removes.
-
-    Attributes:
-        path: for the process, which opens the parent's descriptor: the pipe has no name.
-    """
+    """The parent's end of a pipe for one process and its successors, which the kernel removes."""
 
     def __init__(self) -> None:
         self._fds = list(os.pipe())
         os.set_blocking(self._fds[0], False)
-        self.path = f"/proc/{os.getpid()}/fd/{self._fds[1]}"
+        self.path = f"/proc/{os.getpid()}/fd/{self._fds[1]}"  # for the process: the pipe has no name
         self._came = bytearray()
 
     def messages(self) -> Iterator[Any]:
@@ -60,21 +56,14 @@ def framed(epoch: int, content: Any) -> bytes:
 
 
 class Book:
-    """The records of an experiment, which sorrel's Logger gets too, if there is one.
-
-    Args:
-        learners: without the losses of all of them, an epoch is not recorded.
-
-    Attributes:
-        scores: of the recorded epochs. losses: of them, each the sum over all agents. turns: that were recorded.
-    """
+    """The records of an experiment, which sorrel's Logger gets too, if there is one."""
 
     def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = ()) -> None:
         self._logger = logger
         self._actor, self._learners = actor, learners
         self._epochs: defaultdict[int, dict[str, Any]] = defaultdict(dict)  # contents of messages by sender
         self.scores: list[Any] = []
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # in each epoch, the sum over all agents
         self.turns = 0
 
     def take(self, sender: str, epoch: int, content: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from ...checks import absolute, came, check_whole, names_error
 from ...declared import Number, Whole, check_declared
@@ -66,35 +66,21 @@ def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[boo
     return enabled, Options(**{**{ALIASES.get(name, name): value for name, value in chosen.items()}, **given})
 
 
-class Schedule(NamedTuple):
-    """The settings of sorrel's loop."""
-
-    epochs: int  # all of them: sorrel's `experiment.epochs` and one
-    max_turns: int
-    epsilon_decay: float | None
-    record_period: int | None  # epochs between two GIFs or saved models, or None if neither is made
-    save_weights: bool
+def of_model(config: Any, name: str) -> Any:
+    """A setting of the configuration's section `model`, or None."""
+    return getattr(getattr(config, "model", None), name, None)
 
 
-def schedule_of(config: Any, animate: bool) -> Schedule:
-    """Raises ValueError: the configuration lacks a value, or one is out of range."""
-    model = getattr(config, "model", None)
-    save_weights = bool(getattr(model, "save_weights", False))
-    return Schedule(
-        epochs=_required(config, "epochs", 0) + 1,
-        max_turns=_required(config, "max_turns", 1),
-        epsilon_decay=getattr(model, "epsilon_decay", None),
-        record_period=_required(config, "record_period", 1) if animate or save_weights else None,
-        save_weights=save_weights,
-    )
-
-
-def _required(config: Any, name: str, least: int) -> int:
-    value = getattr(getattr(config, "experiment", None), name, None)
-    if value is None:
-        raise ValueError(f"config: expected experiment.{name}, got a configuration without it")
-    check_whole(f"experiment.{name}", value, least)
-    return int(value)
+def check_config(config: Any, animate: bool) -> None:
+    """Raises ValueError: the configuration lacks a setting of sorrel's loop, or one is out of range."""
+    least = {"epochs": 0, "max_turns": 1}
+    if animate or of_model(config, "save_weights"):
+        least["record_period"] = 1
+    for name, low in least.items():
+        value = getattr(getattr(config, "experiment", None), name, None)
+        if value is None:
+            raise ValueError(f"config: expected experiment.{name}, got a configuration without it")
+        check_whole(f"experiment.{name}", value, low)
 
 
 def check_environment(env: Any) -> None:

@@ -75,17 +75,13 @@ def tensors_of(model: Any) -> list[torch.Tensor]:
 
 
 def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ...]) -> Mapping[str, Any]:
-    """Gives a model the weights and epsilon of its learner's last publication, and all else of its last save.
-
-    Args:
-        saves: paths of two files; the publication tells which is the last save.
+    """Gives a model the weights and epsilon of its learner's last publication, and all else of the last of two saves.
 
     Returns: the extras of the publication.
 
     Raises:
-        TimeoutError: the only slot of a snapshot store is torn, since its publisher died while it wrote; the model is
-            unchanged.
-        Exception: raised by a class of the model where it is unpickled; the model has the weights and epsilon.
+        TimeoutError: the only slot of a snapshot store is torn: its publisher died while it wrote. Nothing changed.
+        Exception: of a class of the model where it is unpickled; the model has the weights and epsilon.
     """
     subscriber = store.subscriber(networks(model))
     subscriber.pull()

@@ -15,7 +15,7 @@ from ...memory import SegmentHandle, interrupt_waits_with
 from ...processes import BEATS, Control, leave_if_forked
 from .buffer import Buffer
 from .messages import framed
-from .options import Options, Schedule
+from .options import Options
 
 ACTOR, LEARNER = "actor-0", "learner-{}"
 MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out of a packed environment
@@ -34,7 +34,6 @@ class Plan(NamedTuple):
     """What all processes of an experiment get; picklable."""
 
     options: Options
-    schedule: Schedule
     models: tuple[ModelPlan, ...]
     control: SegmentHandle
     telemetry: SegmentHandle
@@ -49,17 +48,13 @@ def ended_epochs() -> dict[str, Any]:
 
 
 class Role(AbstractContextManager["Role"]):
-    """A process's share of an experiment; its end closes everything that it holds.
-
-    Args:
-        attempt: 1 for the first process of this name, 2 for its successor, and so on.
-    """
+    """A process's share of an experiment; its end closes everything that it holds."""
 
     def __init__(self, name: str, plan: Plan, attempt: int) -> None:
         torch.set_num_threads(plan.options.threads)
         seed_all([plan.options.seed or 0, attempt - 1, *name.encode()])
         self.plan = plan
-        self.attempt = attempt
+        self.attempt = attempt  # 1 for the first process of this name, 2 for its successor
         self._pid = os.getpid()
         self._held = ExitStack()
         self.control = self.hold(Control.attach(plan.control))

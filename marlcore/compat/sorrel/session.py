@@ -31,7 +31,7 @@ from .actor import Actor
 from .learner import EXTRAS, Learner
 from .memory import give_back, rings_for
 from .messages import Book, Mailbox
-from .options import Options, Schedule, base_of
+from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
 from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
 
@@ -42,15 +42,9 @@ log = logging.getLogger(__name__)
 
 
 class Session(AbstractContextManager["Session"]):
-    """The parent's side; its end removes everything.
+    """The parent's side; its end removes everything."""
 
-    Attributes:
-        book: the records. began: when the first turn was seen, in time.monotonic; 0.0 before.
-    """
-
-    def __init__(
-        self, env: Any, config: Any, options: Options, schedule: Schedule, interrupts: Interrupts, logger: Any
-    ) -> None:
+    def __init__(self, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any) -> None:
         self._interrupts = interrupts
         agents = defaultdict(list)
         for i, agent in enumerate(env.agents):
@@ -59,13 +53,13 @@ class Session(AbstractContextManager["Session"]):
         learners = [LEARNER.format(i) for i in range(len(agents))]
         names = [ACTOR, *learners]
         self.book = Book(logger, ACTOR, learners)
-        self.began = 0.0
+        self.began = 0.0  # in time.monotonic, when the first turn was seen
         with ExitStack() as stack:
             telemetry = stack.enter_context(closing(Telemetry.create(names)))
             about: dict[str, Any] = {
                 "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
-                "total_steps": schedule.epochs * schedule.max_turns * len(env.agents),
+                "total_steps": (config.experiment.epochs + 1) * config.experiment.max_turns * len(env.agents),
                 "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
             }
@@ -77,7 +71,6 @@ class Session(AbstractContextManager["Session"]):
             self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
-                schedule=schedule,
                 models=models,
                 control=self._control.handle,
                 telemetry=telemetry.handle,
@@ -101,10 +94,7 @@ class Session(AbstractContextManager["Session"]):
         return ModelPlan(tuple(agents), tuple(rings), weights.handle, saves)
 
     def work(self) -> None:
-        """Works until every epoch was played and learned from, or a signal came.
-
-        Raises: WorkerFailed: a process failed for good.
-        """
+        """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
         options = self._plan.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:

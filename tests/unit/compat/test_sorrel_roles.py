@@ -22,7 +22,7 @@ from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel import session as sessions
 from marlcore.compat.sorrel.actor import Actor
 from marlcore.compat.sorrel.learner import Learner
-from marlcore.compat.sorrel.options import Options, chosen_options, schedule_of
+from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.session import Session
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Control, Interrupts
@@ -63,8 +63,7 @@ class InTurn:
 
     def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
         chosen = Options(ahead=0, seed=0, **options)
-        schedule = schedule_of(env.config, False)
-        self.session = Session(env, env.config, chosen, schedule, Interrupts(), logger)
+        self.session = Session(env, env.config, chosen, Interrupts(), logger)
         self.plan = self.session._plan
         with ExitStack() as stack:
             stack.enter_context(self.session)
