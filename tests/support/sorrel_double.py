@@ -1,8 +1,7 @@
 """A small double of sorrel 1.6.0: the same names, the same loop, the same rules of its buffer, in a world of a line.
 
 Entities come first in each turn, then the agents one after another. `Line` is a world in which agents step left or
-right towards a prize, which is an entity that moves. tests/unit/compat/test_sorrel_real.py runs the same tests with
-sorrel itself where it is installed.
+right towards a prize, which is an entity that moves. tests/runs/test_sorrel_itself.py compares with sorrel itself.
 """
 
 from __future__ import annotations
@@ -75,7 +74,31 @@ class Buffer:
         return self.size
 
 
-class Model(nn.Module):
+class Plain:
+    """A model that learns nothing, with the names of every model; its memory may hold a single row."""
+
+    def __init__(self, capacity: int = 1) -> None:
+        self.memory, self.epsilon = Buffer(capacity, (CELLS,)), 0.0
+
+    def take_action(self, state: Any) -> int:
+        return random.randrange(2)
+
+    def train_step(self) -> Any:
+        return np.array(0.0)
+
+    def reset(self) -> None:
+        pass
+
+    def epsilon_decay(self, decay_rate: float) -> None:
+        self.epsilon *= 1 - decay_rate
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        pass
+
+    end_epoch_action = start_epoch_action
+
+
+class Model(nn.Module, Plain):
     """A Q-network with a target network, and sorrel's hooks."""
 
     def __init__(self, batch_size: int = 4, capacity: int = 64, n_frames: int = 2, epsilon: float = 0.5) -> None:
@@ -103,53 +126,23 @@ class Model(nn.Module):
         with torch.no_grad():
             best = rewards + 0.9 * (1 - dones) * self.target(next_states).max(1, keepdim=True).values
         loss = ((self.local(states).gather(1, actions.long()) - best) ** 2 * valid).mean()
+        self.trained_on += int(states.any(1).sum())
+        return self.learn(loss)
+
+    def learn(self, loss: Any) -> Any:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.updated += 1
-        self.trained_on += int(states.any(1).sum())
         return loss.detach().numpy()
-
-    def reset(self) -> None:
-        pass
-
-    def epsilon_decay(self, decay_rate: float) -> None:
-        self.epsilon *= 1 - decay_rate
 
     def start_epoch_action(self, **kwargs: Any) -> None:
         self.memory.add_empty()
         if kwargs["epoch"] % 3 == 0:
             self.target.load_state_dict(self.local.state_dict())
 
-    def end_epoch_action(self, **kwargs: Any) -> None:
-        pass
-
     def save(self, file_path: Any) -> None:
         torch.save(self.state_dict(), file_path)
-
-
-class RandomModel:
-    """sorrel's model that learns nothing: no network, and a memory that may hold a single row."""
-
-    def __init__(self, capacity: int = 1) -> None:
-        self.memory, self.epsilon = Buffer(capacity, (CELLS,)), 0.0
-
-    def take_action(self, state: Any) -> int:
-        return random.randrange(2)
-
-    def train_step(self) -> Any:
-        return np.array(0.0)
-
-    def reset(self) -> None:
-        pass
-
-    def epsilon_decay(self, decay_rate: float) -> None:
-        self.epsilon *= 1 - decay_rate
-
-    def start_epoch_action(self, **kwargs: Any) -> None:
-        pass
-
-    end_epoch_action = start_epoch_action
 
 
 class Entity:
@@ -188,10 +181,8 @@ class Agent:
         return world.is_done
 
     def add_memory(self, state: Any, action: int, reward: float, done: bool) -> None:
-        if "positions" in self.model.memory.extra_data:
-            self.model.memory.add(state, action, reward, done, positions=self.location[:2])
-        else:
-            self.model.memory.add(state, action, reward, done)
+        extras = {"positions": self.location[:2]} if "positions" in self.model.memory.extra_data else {}
+        self.model.memory.add(state, action, reward, done, **extras)
 
     def transition(self, world: Line) -> None:
         state = self.pov(world)
