@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 from ...errors import TimedOut
@@ -12,54 +14,35 @@ from .packing import networks, pack, tensors_of, unpack
 from .role import MEMORY, Plan, Role, ended_epochs
 
 
-class World:
-    """One copy of the environment, and its logger, which keeps the statistics of each turn for the parent."""
+def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
+    """An epoch as sorrel's loop plays it: yields None after each turn.
 
-    def __init__(self, env: Any, plan: Plan, animated: bool) -> None:
-        self.env = env
-        self._plan = plan
-        self._animated = animated and plan.options.animate
-        self._renderer: Any = None
-        self._max_turns = env.config.experiment.max_turns
+    At last it yields the score, epsilon, the further values that sorrel's loop logs, and the statistics of each turn.
+    """
+    experiment = env.config.experiment
+    max_turns, renderer = experiment.max_turns, None
+    turns: list[Any] = []
+    logger = SimpleNamespace(record_step=turns.append if plan.wants_turns else lambda stats: None)
+    env._active_logger = logger if plan.options.logging else None
+    env.reset()
+    if animate and epoch % experiment.record_period == 0:
+        from sorrel.utils.visualization import ImageRenderer
 
-    def begin(self, epoch: int) -> None:
-        env, experiment = self.env, self.env.config.experiment
-        self.epoch = epoch
-        self.turns: list[Any] = []
-        env._active_logger = self if self._plan.options.logging else None
-        env.reset()
-        if self._animated and epoch % experiment.record_period == 0:
-            from sorrel.utils.visualization import ImageRenderer
-
-            self._renderer = ImageRenderer(type(env).__name__, experiment.record_period, experiment.max_turns)
-        for agent in env.agents:
-            env._model_start_epoch_action(agent, epoch)
-
-    def record_step(self, stats: Any) -> None:
-        if self._plan.wants_turns:
-            self.turns.append(stats)
-
-    @property
-    def over(self) -> bool:
-        env = self.env
-        return bool(env.turn >= self._max_turns or (env.turn and env.world.is_done and env.stop_if_done))
-
-    def take_turn(self) -> None:
-        if self._renderer is not None:
-            self._renderer.add_image(self.env.world)
-        self.env.take_turn(self.epoch)
-
-    def end(self) -> tuple[float, float, dict[str, Any], list[Any]]:
-        """Ends the epoch; returns its score, epsilon, the further values that sorrel's loop logs, and its turns."""
-        env, options = self.env, self._plan.options
-        env.world.is_done = True
-        if self._renderer is not None:
-            self._renderer.save_gif(self.epoch, options.output_dir / "gifs")
-            self._renderer = None
-        for agent in env.agents:
-            env._model_end_epoch_action(agent, self.epoch)
-        values = dict(env.aggregate_epoch_stats()) if options.logging else {}
-        return env.world.total_reward, env.agents[0].model.epsilon, values, self.turns
+        renderer = ImageRenderer(type(env).__name__, experiment.record_period, max_turns)
+    for agent in env.agents:
+        env._model_start_epoch_action(agent, epoch)
+    while env.turn < max_turns and not (env.turn and env.world.is_done and env.stop_if_done):
+        if renderer is not None:
+            renderer.add_image(env.world)
+        env.take_turn(epoch)
+        yield None
+    env.world.is_done = True
+    if renderer is not None:
+        renderer.save_gif(epoch, plan.options.output_dir / "gifs")
+    for agent in env.agents:
+        env._model_end_epoch_action(agent, epoch)
+    values = dict(env.aggregate_epoch_stats()) if plan.options.logging else {}
+    yield env.world.total_reward, env.agents[0].model.epsilon, values, turns
 
 
 class Actor(Role):
@@ -68,13 +51,12 @@ class Actor(Role):
     def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
         super().__init__(name, plan, attempt)
         first = unpack(env, {MEMORY.format(i): model.rings[0] for i, model in enumerate(plan.models)})
-        copies = [self._copy(first, i) for i in range(1, plan.options.copies)]
-        self._worlds = [World(world, plan, animated=world is first) for world in (first, *copies)]
+        self._worlds = [first, *(self._copy(first, i) for i in range(1, plan.options.copies))]
         self._last = first.config.experiment.epochs
         self._subscribers = []
         for model in plan.models:
             store = self.hold(ParameterStore.attach(model.weights))
-            played = [world.env.agents[model.agents[0]].model for world in self._worlds]
+            played = [world.agents[model.agents[0]].model for world in self._worlds]
             self._subscribers.append((store.subscriber(networks(played[0])), played))
         self._ended = self.hold(self.hold(ParameterStore.attach(plan.ended)).publisher(ended_epochs()))
         self._reporter = self.hold(self.hold(Telemetry.attach(plan.telemetry)).reporter(name))
@@ -114,21 +96,28 @@ class Actor(Role):
             self.beat()
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
-    def _play(self, worlds: list[World], first: int) -> None:
+    def _play(self, worlds: list[Any], first: int) -> None:
         """One epoch in each world, a turn in each at a time."""
-        for epoch, world in enumerate(worlds, first):
-            world.begin(epoch)
-        while playing := [world for world in worlds if not world.over]:
-            for world in playing:
+        plan, ended = self.plan, {}
+        playing = {
+            epoch: play(world, epoch, plan, animate=plan.options.animate and world is self._worlds[0])
+            for epoch, world in enumerate(worlds, first)
+        }
+        while playing:
+            for epoch, turns in [*playing.items()]:
                 self.beat()
-                world.take_turn()
-                self._steps += len(world.env.agents)
-                self.counters.store(STEPS, self._steps)
+                content = next(turns)
+                if content is None:
+                    self._steps += len(worlds[0].agents)
+                    self.counters.store(STEPS, self._steps)
+                else:
+                    ended[epoch] = content
+                    del playing[epoch]
             self.counters.store(READY, self.attempt)
-        for world in worlds:
-            score, *rest = world.end()
-            self.send(world.epoch, (score, *rest))
-            self._reporter.report(Metric(time.monotonic(), self._steps, "world", "episode_return", float(score)))
+        for epoch, content in sorted(ended.items()):
+            self.send(epoch, content)
+            score = float(content[0])
+            self._reporter.report(Metric(time.monotonic(), self._steps, "world", "episode_return", score))
         for _ in worlds:
             self._ended.publish()
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,14 @@ class Learner(Role):
 
     def step(self) -> bool:
         """Learns from the next epoch once it has ended; False after the last one."""
-        env, agents, epoch = self._env, self._agents, self._epoch
+        env, epoch = self._env, self._epoch
         if epoch > env.config.experiment.epochs:
             return False
-        with self._memory.hooks():
-            for agent in agents:
-                env._model_start_epoch_action(agent, epoch)
+        self._call(env._model_start_epoch_action, epoch)
         self._await_end(epoch)
-        with self._memory.hooks():
-            for agent in agents:
-                env._model_end_epoch_action(agent, epoch)
+        self._call(env._model_end_epoch_action, epoch)
         due = self._due(epoch)
-        loss = sum(sum(self._update(agent) for _ in range(due)) / max(due, 1) for agent in agents)
+        loss = sum(sum(self._update(agent) for _ in range(due)) / max(due, 1) for agent in self._agents)
         self.send(epoch, loss)
         self._decay_and_save_weights(epoch)
         self._epoch = epoch + 1
@@ -72,6 +69,11 @@ class Learner(Role):
             self._save()
         self._publish()
         return True
+
+    def _call(self, hook: Callable[[Any, int], object], epoch: int) -> None:
+        with self._memory.hooks():
+            for agent in self._agents:
+                hook(agent, epoch)
 
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; a learner that runs free learns meanwhile."""

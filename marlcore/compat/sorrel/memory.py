@@ -1,7 +1,8 @@
 """The memories of an experiment: rings in shared memory in the place of sorrel's buffers, and their way back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,6 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
     memory.idx, memory.size = idx, size
 
 
-def _by_the_actor(name: str) -> Callable[..., None]:
-    def change(memory: "LearnersMemory", *row: Any, **extras: Any) -> None:
-        """Raises LaneBusy, except `clear`, which deletes every row for the actor too: only the actor adds."""
-        for ring in () if memory.in_hooks else memory.rings:
-            getattr(ring, name)(*row, **extras)
-
-    return change
-
-
 class LearnersMemory:
     """A model's memory in its learner: it samples what the actor adds, from the rings of all copies of the world.
 
@@ -83,7 +75,7 @@ class LearnersMemory:
 
     def __init__(self, rings: Sequence[Buffer]) -> None:
         self.rings = rings
-        self.in_hooks = False
+        self._in_hooks = False
         self.obs_shape = rings[0].obs_shape
         self.n_frames = rings[0].n_frames
         self.capacity = sum(ring.capacity for ring in rings)
@@ -91,13 +83,11 @@ class LearnersMemory:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Within the block, nothing is added or cleared: a model's hooks run in the actor too, where they do it."""
-        self.in_hooks = True
+        self._in_hooks = True
         try:
             yield
         finally:
-            self.in_hooks = False
-
-    add, add_empty, add_from_buffer, clear = map(_by_the_actor, ("add", "add_empty", "add_from_buffer", "clear"))
+            self._in_hooks = False
 
     def sample(self, batch_size: int) -> Batch:
         """See `Buffer.sample`."""
@@ -132,6 +122,13 @@ class LearnersMemory:
     def __getattr__(self, name: str) -> Any:
         """Everything else that one ring has; several rings have no common positions."""
         rings = self.__dict__.get("rings", ())
+        if name in ("add", "add_empty", "add_from_buffer", "clear"):
+            return partial(self._write, name)
         if len(rings) == 1:
             return getattr(rings[0], name)
         raise AttributeError(f"memory: expected a name that the memory of {len(rings)} copies has, got {name!r}")
+
+    def _write(self, name: str, *row: Any, **extras: Any) -> None:
+        """Raises LaneBusy: only the actor adds. `clear` deletes every row, for the actor too."""
+        for ring in () if self._in_hooks else self.rings:
+            getattr(ring, name)(*row, **extras)

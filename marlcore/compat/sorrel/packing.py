@@ -52,14 +52,11 @@ class _Packer(cloudpickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) in _LOCKS:
             return _LOCKS[type(thing)], ()
-        if isinstance(thing, torch.Tensor) and thing.is_leaf and _is_part(thing):
+        tensor = isinstance(thing, torch.Tensor) and thing.is_leaf and thing.layout == torch.strided
+        if tensor and thing.untyped_storage().nbytes() > thing.nbytes:
             make = torch.nn.Parameter if isinstance(thing, torch.nn.Parameter) else torch.Tensor.requires_grad_
             return make, (thing.detach().clone(), thing.requires_grad)
         return super().reducer_override(thing)
-
-
-def _is_part(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def networks(model: Any) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from marlcore import ClosedError
 from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel import session as sessions
-from marlcore.compat.sorrel.actor import Actor
+from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.session import Session
@@ -153,7 +153,7 @@ def test_agents_that_share_a_model_have_one_learner() -> None:
 def test_entities_come_first_and_agents_in_turn() -> None:
     with InTurn(double.make(agents=2, max_turns=3)) as run:
         run.epoch()
-        assert run.actor._worlds[0].env.world.log == ["entity", "agent", "agent"] * 3
+        assert run.actor._worlds[0].world.log == ["entity", "agent", "agent"] * 3
 
 
 def test_epsilon_reaches_the_actor_with_the_weights() -> None:
@@ -161,7 +161,7 @@ def test_epsilon_reaches_the_actor_with_the_weights() -> None:
     with InTurn(double.make(epochs=4)) as run:
         for epoch in range(5):
             run.epoch()
-            for agent in run.actor._worlds[0].env.agents:
+            for agent in run.actor._worlds[0].agents:
                 assert agent.model.epsilon == pytest.approx(0.5 * 0.9**epoch)
                 assert int(agent.model.updated) == max(0, run.learners[0]._model.updated - 1)
 
@@ -170,7 +170,7 @@ def test_what_a_learner_trains_on_is_what_the_actor_added() -> None:
     """sorrel's own branch trained on zeros, since pickling a model made a new buffer."""
     with InTurn(env := double.make(agents=1, epochs=6)) as run:
         while run.epoch():
-            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].env.agents[0].model.memory
+            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].agents[0].model.memory
             np.testing.assert_array_equal(mine.states, others.states)
         run.finish()
     assert env.agents[0].model.trained_on >= 4 * int(env.agents[0].model.updated) > 0
@@ -249,16 +249,14 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
     with InTurn(double.make(epochs=5), logger) as run:
         run.epoch()
         run.epoch()
-        played = run.actor._worlds[0]
-        played.begin(2)
-        played.take_turn()
+        assert next(play(run.actor._worlds[0], 2, run.plan, animate=False)) is None
         run.actor.__exit__()
         for ring in run.plan.models:
             ring.rings[0].release()
         run.actor = run.role(Actor, "actor-0", attempt=2)
         assert run.ended == 2
         run.epoch()
-        assert run.actor._worlds[0].env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
+        assert run.actor._worlds[0].agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
         run.finish()
     assert [row[0] for row in logger.epochs] == list(range(6))
 
@@ -291,7 +289,7 @@ def test_a_learner_that_runs_free_learns_while_it_waits() -> None:
 
 def test_copies_of_the_world_share_networks_and_nothing_else() -> None:
     with InTurn(env := double.make(agents=2, epochs=6), copies=3) as run:
-        worlds = [world.env for world in run.actor._worlds]
+        worlds = run.actor._worlds
         run.epoch()
         for first, second, third in zip(*(world.agents for world in worlds), strict=True):
             models = [first.model, second.model, third.model]
@@ -327,7 +325,7 @@ def test_threadsafe_models_act_with_the_newest_weights(copies: int) -> None:
     with InTurn(env := double.make(model=Threadsafe, epochs=9), copies=copies) as run:
         while run.epoch():
             for world in run.actor._worlds[: 1 if run.ended == 10 else copies]:
-                model = world.env.agents[0].model
+                model = world.agents[0].model
                 assert torch.equal(model._snapshot, model.local.weight) and model.local.weight.abs().sum() > 0
         run.finish()
     assert env.agents[0].model._lock.acquire(blocking=False)
