@@ -26,8 +26,10 @@ from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.session import Session
+from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Control, Interrupts
+from marlcore.weights import Subscriber
 
 
 class Repeatable(double.Model):
@@ -259,6 +261,29 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
         assert run.actor._worlds[0].agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
         run.finish()
     assert [row[0] for row in logger.epochs] == list(range(6))
+
+
+def test_torn_weights_are_waited_for_and_learned_again(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """The only slot of a snapshot store, whose publisher was killed while it wrote."""
+
+    with InTurn(double.make(agents=1, epochs=3), publish_mode="snapshot") as run:
+
+        def torn(*_: Any) -> None:
+            run.session._control.stop()
+            raise TimedOut("torn")
+
+        run.epoch()
+        run.learners.pop().__exit__()
+        monkeypatch.setattr(Subscriber, "pull", torn)
+        run.learners = [run.role(Learner, "learner-0", attempt=2)]
+        assert run.learners[0]._epoch == 0
+        with pytest.raises(ClosedError):  # where it waits, told to stop
+            run.actor.step()
+        run.session.hand_back()
+    assert [record.getMessage() for record in caplog.records] == [
+        "learner-0: the published weights are torn, and it learns from those of the beginning",
+        "agents[0].model: the published weights are torn, and stay as they were",
+    ]
 
 
 @pytest.mark.parametrize(("rate", "updates"), [(1, 6), (2, 12), (0.5, 3), (1.5, 9)])
