@@ -106,19 +106,18 @@ def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
         buffer.sample(10)
 
 
-def test_a_tuple_is_stored_as_an_array_is() -> None:
-    buffer = Buffer(4, OBS, positions=Field((2,), "int8"))
-    buffer.add(np.zeros(OBS), 1, 0.0, False, positions=(np.int64(5), -6))
-    buffer.add(np.zeros(OBS), 1, 0.0, False)
-    np.testing.assert_array_equal(buffer.extra_data["positions"], [[5, -6], [0, 0], [0, 0], [0, 0]])
-
-
 def test_a_tuple_goes_to_a_field_of_any_dtype_as_an_array_does() -> None:
     """Also of dtypes whose items no memoryview sets, or sets from anything."""
-    buffer = Buffer(4, OBS, halves=Field((2,), "float16"), flags=Field((2,), "bool"))
-    buffer.add(np.zeros(OBS), 1, 0.0, False, halves=(0.5, 2), flags=(True, False))
-    assert buffer.extra_data["halves"][0].tolist() == [0.5, 2.0]
-    assert buffer.extra_data["flags"][0].tolist() == [True, False]
+    kinds = {"bytes": "int8", "halves": "float16", "flags": "bool", "floats": "float32"}
+    buffer = Buffer(4, OBS, **{name: Field((2,), dtype) for name, dtype in kinds.items()})
+    values = {"bytes": (np.int64(5), -6), "halves": (0.5, 2), "flags": (True, False), "floats": (-0.5, 1)}
+    buffer.add(np.zeros(OBS), 1, 0.0, False, **values)
+    buffer.add(np.zeros(OBS), 1, 0.0, False)
+    for name, value in values.items():
+        np.testing.assert_array_equal(buffer.extra_data[name], [value, (0, 0), (0, 0), (0, 0)])
+    assert dict(buffer.extra_data).keys() == kinds.keys() and len(buffer.extra_data) == 4
+    with pytest.raises(KeyError):
+        buffer.extra_data["other"]
 
 
 def test_attributes_are_copies_that_refuse_to_be_written() -> None:
@@ -141,22 +140,12 @@ def test_attributes_are_copies_that_refuse_to_be_written() -> None:
     assert buffer[0:2][2].shape == (2,)
 
 
-def test_last_transition_counts_back_from_the_newest() -> None:
-    buffer = Buffer(3, (1,))
-    assert buffer.last_transition() is None
-    for t in range(5):
-        buffer.add([t], t, t / 2, t == 3)
-    assert buffer.last_transition() == (4, 2.0, False)
-    assert buffer.last_transition(1) == (3, 1.5, True)
-    assert buffer.last_transition(3) is None
-
-
 def test_a_cleared_buffer_begins_at_position_0() -> None:
     buffer, oracle = Buffer(10, OBS, 3), Oracle(10, OBS, 3)
     for t in range(14):
         buffer.add(*row(t))
     buffer.clear()
-    assert (len(buffer), buffer.getidx()) == (0, 0)
+    assert (len(buffer), buffer.getidx(), buffer.last_transition()) == (0, 0, None)
     assert not buffer.states.any()
     assert not buffer.current_state().any()
     with pytest.raises(NotEnoughData):
@@ -167,6 +156,8 @@ def test_a_cleared_buffer_begins_at_position_0() -> None:
                 one.add_empty()
             one.add(*row(t))
         assert (len(buffer), buffer.idx) == (oracle.size, oracle.idx)
+        for back in (0, 1, 7, 10):
+            assert buffer.last_transition(back) == oracle.last_transition(back)
         np.testing.assert_array_equal(buffer.states, oracle.states)
         np.testing.assert_array_equal(buffer.current_state(), oracle.current_state())
 

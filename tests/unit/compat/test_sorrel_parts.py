@@ -14,7 +14,7 @@ import pytest
 import sorrel_double as double
 import torch
 
-from marlcore import Field, LaneBusy
+from marlcore import LaneBusy
 from marlcore.compat.sorrel import Buffer
 from marlcore.compat.sorrel.memory import LearnersMemory, give_back, rings_for
 from marlcore.compat.sorrel.messages import Book, Mailbox, framed
@@ -192,15 +192,6 @@ def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
     assert rings == [memory]
     give_back(rings, memory)
     assert len(memory) == 1
-
-
-def test_extra_fields_of_other_dtypes_are_kept() -> None:
-    with_field = Buffer(4, (1,), log_prob=Field((), "float32"))
-    with_field.add([1], 0, 0.0, False, log_prob=-0.5)
-    assert with_field.extra_data["log_prob"].tolist() == [-0.5, 0, 0, 0]
-    with pytest.raises(KeyError):
-        with_field.extra_data["other"]
-    assert dict(with_field.extra_data).keys() == {"log_prob"} and len(with_field.extra_data) == 1
 
 
 def test_windows_never_mix_copies_of_the_world() -> None:
