@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import TimedOut
-from ...processes import READY, STEPS, Metric, Telemetry
-from ...weights import ParameterStore
+from ...processes import READY, STEPS, Metric
+from .messages import as_number
 from .packing import networks, pack, tensors_of, unpack
 from .role import MEMORY, Plan, Role, ended_epochs
 
@@ -55,11 +55,10 @@ class Actor(Role):
         self._last = first.config.experiment.epochs
         self._subscribers = []
         for model in plan.models:
-            store = self.hold(ParameterStore.attach(model.weights))
             played = [world.agents[model.agents[0]].model for world in self._worlds]
-            self._subscribers.append((store.subscriber(networks(played[0])), played))
-        self._ended = self.hold(self.hold(ParameterStore.attach(plan.ended)).publisher(ended_epochs()))
-        self._reporter = self.hold(self.hold(Telemetry.attach(plan.telemetry)).reporter(name))
+            self._subscribers.append((model.weights.subscriber(networks(played[0])), played))
+        self._ended = self.hold(plan.ended.publisher(ended_epochs()))
+        self._reporter = self.hold(plan.telemetry.reporter(name))
         self._steps = self.counters.load(STEPS)
 
     def _copy(self, env: Any, number: int) -> Any:
@@ -116,7 +115,7 @@ class Actor(Role):
             self.counters.store(READY, self.attempt)
         for epoch, content in sorted(ended.items()):
             self.send(epoch, content)
-            score = float(content[0])
+            score = as_number(content[0])
             self._reporter.report(Metric(time.monotonic(), self._steps, "world", "episode_return", score))
         for _ in worlds:
             self._ended.publish()

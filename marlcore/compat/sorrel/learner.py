@@ -10,7 +10,6 @@ from typing import Any
 
 from ...errors import TimedOut
 from ...processes import READY, UPDATES
-from ...weights import ParameterStore
 from .memory import LearnersMemory
 from .messages import as_number
 from .options import of_model
@@ -35,18 +34,17 @@ class Learner(Role):
         self._agents = [self._env.agents[i] for i in self._own.agents]
         self._model = self._agents[0].model
         self._updates = self._epoch = self._saves = 0
-        store = self.hold(ParameterStore.attach(self._own.weights))
-        if store.version:
-            self._take_over(store, name)
-        self._publisher = self.hold(store.publisher(networks(self._model)))
+        if self._own.weights.version:
+            self._take_over(name)
+        self._publisher = self.hold(self._own.weights.publisher(networks(self._model)))
         self._published = self._updates
-        self._ended = self.hold(ParameterStore.attach(plan.ended)).subscriber(ended_epochs())
+        self._ended = plan.ended.subscriber(ended_epochs())
         self._save_at = time.monotonic() + plan.options.save_seconds
 
-    def _take_over(self, store: ParameterStore, name: str) -> None:
+    def _take_over(self, name: str) -> None:
         """Becomes its killed predecessor, as of its last publication."""
         try:
-            extras = restore(self._model, self._memory, store, self._own.saves)
+            extras = restore(self._model, self._memory, self._own.weights, self._own.saves)
         except TimedOut:
             log.warning("%s: the published weights are torn, and it learns from those of the beginning", name)
         else:

@@ -69,10 +69,9 @@ class Book:
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or the actor's (score, epsilon, further values, statistics of each turn).
 
-        The message of a successor, which repeats an epoch, replaces an earlier one unless that was recorded.
+        A successor repeats an epoch: its message replaces the earlier one, unless that was recorded.
         """
-        if epoch >= len(self.scores):
-            self._epochs[epoch][sender] = content
+        self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
         """Records the epochs that are whole, in order; with `all_of_it` also those whose losses never came, as NaN."""
@@ -99,6 +98,6 @@ class Book:
 
 
 def as_number(loss: Any) -> float:
-    """A loss as a model returns it: a number, an array or a tensor."""
+    """The mean of a loss as a model returns it: a number, an array or a tensor."""
     detached = loss.detach().cpu() if hasattr(loss, "detach") else loss
     return float(np.mean(np.asarray(detached, np.float64)))

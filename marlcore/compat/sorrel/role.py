@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from ...errors import ClosedError
-from ...memory import SegmentHandle, interrupt_waits_with
-from ...processes import BEATS, Control, leave_if_forked
+from ...memory import interrupt_waits_with
+from ...processes import BEATS, Control, Telemetry, leave_if_forked
+from ...weights import ParameterStore
 from .buffer import Buffer
 from .messages import framed
 from .options import Options
@@ -26,18 +27,18 @@ class ModelPlan(NamedTuple):
 
     agents: tuple[int, ...]
     rings: tuple[Buffer, ...]  # its memory, one for each copy of the world
-    weights: SegmentHandle  # of its ParameterStore
+    weights: ParameterStore
     saves: tuple[str, ...]  # paths of two files, which get the whole model in turn
 
 
 class Plan(NamedTuple):
-    """What all processes of an experiment get; picklable."""
+    """What all processes of an experiment get; picklable: the shared objects attach to the same memory."""
 
     options: Options
     models: tuple[ModelPlan, ...]
-    control: SegmentHandle
-    telemetry: SegmentHandle
-    ended: SegmentHandle  # of the ParameterStore of `ended_epochs`
+    control: Control
+    telemetry: Telemetry
+    ended: ParameterStore  # of `ended_epochs`
     mail: Mapping[str, str]  # by process, the path of its mailbox
     wants_turns: bool  # whether the logger records each turn
 
@@ -57,7 +58,7 @@ class Role(AbstractContextManager["Role"]):
         self.attempt = attempt  # 1 for the first process of this name, 2 for its successor
         self._pid = os.getpid()
         self._held = ExitStack()
-        self.control = self.hold(Control.attach(plan.control))
+        self.control = plan.control
         self.counters = self.control.workers[name]
         self._beats = self.counters.load(BEATS)
         self._mail = self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115

@@ -55,7 +55,7 @@ class Session(AbstractContextManager["Session"]):
         self.book = Book(logger, ACTOR, learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
         with ExitStack() as stack:
-            telemetry = stack.enter_context(closing(Telemetry.create(names)))
+            telemetry = stack.enter_context(Telemetry.create(names))
             about: dict[str, Any] = {
                 "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
@@ -63,21 +63,18 @@ class Session(AbstractContextManager["Session"]):
                 "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
             }
-            self._control = stack.enter_context(closing(Control.create(names, **about)))
-            self._ended = stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs"))
-            self._stores: list[ParameterStore] = []
-            models = tuple(self._plan_model(stack, *own, options) for own in enumerate(agents.values()))
-            self._envs = dict(zip(names, _packed_for_each(env, config, self._models), strict=True))
             self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
-                models=models,
-                control=self._control.handle,
-                telemetry=telemetry.handle,
-                ended=self._ended.handle,
+                models=tuple(self._plan_model(stack, *own, options) for own in enumerate(agents.values())),
+                control=stack.enter_context(Control.create(names, **about)),
+                telemetry=telemetry,
+                ended=stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs")),
                 mail={name: box.path for name, box in self._mail.items()},
                 wants_turns=records_turns(logger),
             )
+            self._control = self._plan.control
+            self._envs = dict(zip(names, _packed_for_each(env, config, self._models), strict=True))
             self._stack = stack.pop_all()
 
     def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
@@ -87,11 +84,11 @@ class Session(AbstractContextManager["Session"]):
             if ring is not model.memory:
                 stack.callback(ring.close)
         weights = ParameterStore.create(networks(model), options.publish_mode, EXTRAS, name=f"weights.{index}")
-        self._stores.append(stack.enter_context(weights))
+        stack.enter_context(weights)
         # Files without a name, which the kernel removes however these processes end.
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
         saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
-        return ModelPlan(tuple(agents), tuple(rings), weights.handle, saves)
+        return ModelPlan(tuple(agents), tuple(rings), weights, saves)
 
     def work(self) -> None:
         """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
@@ -154,10 +151,10 @@ class Session(AbstractContextManager["Session"]):
         """
         failures: list[Exception] = []
         labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
-        for label, plan, model, store in zip(labels, self._plan.models, self._models, self._stores, strict=True):
-            if store.version:  # otherwise its learner never published
+        for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
+            if plan.weights.version:  # otherwise its learner never published
                 try:
-                    restore(model, model.memory, store, plan.saves)
+                    restore(model, model.memory, plan.weights, plan.saves)
                 except TimedOut:
                     log.warning("%s: the published weights are torn, and stay as they were", label)
                 except Exception as error:  # a class's own unpickling may raise anything
@@ -178,7 +175,7 @@ class Session(AbstractContextManager["Session"]):
         """Epochs, agent-steps, updates and restarts."""
         control = self._control
         return {
-            "epochs": self._ended.version,
+            "epochs": self._plan.ended.version,
             "steps": control.steps,
             "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
             "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),

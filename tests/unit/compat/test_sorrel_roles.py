@@ -480,7 +480,7 @@ def test_actor_and_learners_wait_for_each_other() -> None:
 
 def test_top_shows_an_experiment() -> None:
     logger = double.Logger()
-    with InTurn(double.make(), logger) as run, closing(top.Run(Control.attach(run.plan.control))) as seen:
+    with InTurn(double.make(), logger) as run, closing(top.Run(Control.attach(run.plan.control.handle))) as seen:
         run.finish()
         figures = seen.figures()
     assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)
