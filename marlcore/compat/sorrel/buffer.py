@@ -143,11 +143,14 @@ class Buffer(Ring):
         drawn: list[Ints] = []
 
         def draw(missing: int) -> Ints:
-            window = self.window() if drawn else seen
             if drawn:
+                window = self.window()
                 starts = self._others(window, population, missing, np.concatenate(drawn))
             else:
-                starts = self._starts(window, population, missing)
+                window, starts = seen, np.random.choice(population, missing, replace=False)  # sorrel's own draws
+                bad = self._crosses(window, starts).nonzero()[0]
+                if len(bad):
+                    starts[bad] = self._others(window, population, len(bad), starts)
             drawn.append(starts)
             return window.tickets(starts)[:, np.newaxis] + self._span
 
@@ -294,14 +297,6 @@ class Buffer(Ring):
             return starts + self.n_frames >= window.stored
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
-
-    def _starts(self, window: Held, population: int, count: int) -> Ints:
-        """Positions of whole windows; the same draws as sorrel's where possible."""
-        starts: Ints = np.random.choice(population, count, replace=False)
-        bad = self._crosses(window, starts).nonzero()[0]
-        if len(bad):
-            starts[bad] = self._others(window, population, len(bad), starts)
-        return starts
 
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others.

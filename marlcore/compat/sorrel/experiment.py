@@ -78,7 +78,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
 
 def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
     seed_all([options.seed or 0])
-    book, before = Book(logger), env.config
+    book, before = Book(logger, env=env), env.config
     env.config = config
     try:
         env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)

@@ -58,13 +58,13 @@ def framed(epoch: int, content: Any) -> bytes:
 class Book:
     """The records of an experiment, which sorrel's Logger gets too, if there is one."""
 
-    def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = ()) -> None:
-        self._logger = logger
+    def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = (), env: Any = None) -> None:
+        self._logger, self._env = logger, env
         self._actor, self._learners = actor, learners
         self._epochs: defaultdict[int, dict[str, Any]] = defaultdict(dict)  # contents of messages by sender
         self.scores: list[Any] = []
         self.losses: list[float] = []  # in each epoch, the sum over all agents
-        self.turns = 0
+        self.turns = 0  # of the environment, if it is known
 
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or the actor's (score, epsilon, further values, statistics of each turn).
@@ -86,11 +86,11 @@ class Book:
             self.record_epoch(epoch, loss, score, epsilon, **values)
 
     def record_step(self, stats: Any) -> None:
-        self.turns += 1
         if self._logger is not None:
             self._logger.record_step(stats)
 
     def record_epoch(self, epoch: int, loss: Any, score: Any, *rest: Any, **values: Any) -> None:
+        self.turns += 0 if self._env is None else self._env.turn
         self.scores.append(score)
         self.losses.append(as_number(loss))
         if self._logger is not None:

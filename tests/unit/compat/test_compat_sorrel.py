@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,6 +349,18 @@ def test_a_filled_buffer_is_free_for_the_next_process(tmp_path: Path) -> None:
     for one in (games, Buffer.load(tmp_path / "games.npz")):
         pickle.loads(pickle.dumps(one)).add([2], 2, 2.0, False)
         assert one.last_transition() == (2, 2.0, False)
+
+
+def test_the_last_reference_gives_the_memory_back() -> None:
+    """At once: nothing that the buffer holds refers to it."""
+    buffer = Buffer(4, OBS, 2, who=0)
+    buffer.add(*row(0), who=1)
+    assert buffer.extra_data["who"][0] == 1 and len(buffer.current_state()) == 1
+    gone = weakref.ref(buffer)
+    gc.disable()
+    del buffer
+    gc.enable()
+    assert gone() is None
 
 
 def test_a_closed_buffer_takes_and_gives_nothing() -> None:
