@@ -112,8 +112,9 @@ class Model(nn.Module, Plain):
         self.trained_on = 0  # rows with something in them, of all batches
 
     def take_action(self, state: Any) -> int:
-        if random.random() < self.epsilon:
-            return random.randrange(2)
+        return random.randrange(2) if random.random() < self.epsilon else self.greedy(state)
+
+    def greedy(self, state: Any) -> int:
         with torch.no_grad():
             return int(self.local(torch.from_numpy(state).float()).argmax())
 
@@ -168,28 +169,19 @@ class Agent:
         state[self.location[0]], state[world.prize] = 1.0, 2.0
         return state.reshape(1, -1)
 
-    def get_action(self, state: Any) -> int:
-        return self.model.take_action(np.vstack((self.model.memory.current_state(), state)).reshape(1, -1))
-
     def act(self, world: Line, action: int) -> float:
         at = min(max(self.location[0] + (1 if action else -1), 0), CELLS - 1)
         self.location = (at, 0, 0)
         world.log.append("agent")
         return float(at == world.prize)
 
-    def is_done(self, world: Line) -> bool:
-        return world.is_done
-
-    def add_memory(self, state: Any, action: int, reward: float, done: bool) -> None:
-        extras = {"positions": self.location[:2]} if "positions" in self.model.memory.extra_data else {}
-        self.model.memory.add(state, action, reward, done, **extras)
-
     def transition(self, world: Line) -> None:
-        state = self.pov(world)
-        action = self.get_action(state)
+        memory, state = self.model.memory, self.pov(world)
+        action = self.model.take_action(np.vstack((memory.current_state(), state)).reshape(1, -1))
         reward = self.act(world, action)
         world.total_reward += reward
-        self.add_memory(state, action, reward, self.is_done(world))
+        extras = {"positions": self.location[:2]} if "positions" in memory.extra_data else {}
+        memory.add(state, action, reward, world.is_done, **extras)
 
 
 class Line:

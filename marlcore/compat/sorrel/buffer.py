@@ -67,8 +67,8 @@ class Buffer(Ring):
             name: given if isinstance(given, Field) else Field(given if isinstance(given, tuple) else (), "int64")
             for name, given in extra_fields.items()
         }
-        number, own = Field((), "float32"), Field(tuple(obs_shape), "float32")
-        fields = {"obs": own, "action": Field((), "int64"), "reward": number, "done": number, **extras}
+        obs, number = Field(tuple(obs_shape), "float32"), Field((), "float32")
+        fields = {"obs": obs, "action": Field((), "int64"), "reward": number, "done": number, **extras}
         self._extras = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
         super().__init__(fields, capacity, shared=False)

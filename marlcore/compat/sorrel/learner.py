@@ -27,16 +27,16 @@ class Learner(Role):
     def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
         super().__init__(name, plan, attempt)
         index = int(name.removeprefix(LEARNER.format("")))
-        self._own = plan.models[index]
-        self._memory = LearnersMemory(self._own.rings)
+        self._model_plan = plan.models[index]
+        self._memory = LearnersMemory(self._model_plan.rings)
         others = {MODEL.format(i): None for i in range(len(plan.models))}
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
-        self._agents = [self._env.agents[i] for i in self._own.agents]
+        self._agents = [self._env.agents[i] for i in self._model_plan.agents]
         self._model = self._agents[0].model
         self._updates = self._epoch = self._saves = 0
-        if self._own.weights.version:
+        if self._model_plan.weights.version:
             self._take_over(name)
-        self._publisher = self.hold(self._own.weights.publisher(networks(self._model)))
+        self._publisher = self.hold(self._model_plan.weights.publisher(networks(self._model)))
         self._published = self._updates
         self._ended = plan.ended.subscriber(ended_epochs())
         self._save_at = time.monotonic() + plan.options.save_seconds
@@ -44,7 +44,7 @@ class Learner(Role):
     def _take_over(self, name: str) -> None:
         """Becomes its killed predecessor, as of its last publication."""
         try:
-            extras = restore(self._model, self._memory, self._own.weights, self._own.saves)
+            extras = restore(self._model, self._memory, self._model_plan.weights, self._model_plan.saves)
         except TimedOut:
             log.warning("%s: the published weights are torn, and it learns from those of the beginning", name)
         else:
@@ -100,7 +100,7 @@ class Learner(Role):
         """As sorrel's loop at the end of an epoch."""
         config, folder = self._env.config, self.plan.options.output_dir / "checkpoints"
         decay = of_model(config, "epsilon_decay")
-        for i, agent in zip(self._own.agents, self._agents, strict=True):
+        for i, agent in zip(self._model_plan.agents, self._agents, strict=True):
             if decay is not None:
                 agent.model.epsilon_decay(decay)
             if of_model(config, "save_weights") and epoch % config.experiment.record_period == 0:
@@ -120,7 +120,7 @@ class Learner(Role):
     def _save(self) -> None:
         """Writes the whole model to the file that is not the last save; the next publication makes it the last."""
         self._saves += 1
-        Path(self._own.saves[self._saves % 2]).write_bytes(self._packed())
+        Path(self._model_plan.saves[self._saves % 2]).write_bytes(self._packed())
         self._save_at = time.monotonic() + self.plan.options.save_seconds
 
     def _publish(self) -> None:

@@ -46,10 +46,11 @@ class Session(AbstractContextManager["Session"]):
 
     def __init__(self, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any) -> None:
         self._interrupts = interrupts
-        agents = defaultdict(list)
+        by_model = defaultdict(list)
         for i, agent in enumerate(env.agents):
-            agents[id(agent.model)].append(i)
-        self._models = [env.agents[own[0]].model for own in agents.values()]
+            by_model[id(agent.model)].append(i)
+        agents = [*by_model.values()]
+        self._models = [env.agents[numbers[0]].model for numbers in agents]
         learners = [LEARNER.format(i) for i in range(len(agents))]
         names = [ACTOR, *learners]
         self.book = Book(logger, ACTOR, learners)
@@ -66,7 +67,7 @@ class Session(AbstractContextManager["Session"]):
             self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
-                models=tuple(self._plan_model(stack, *own, options) for own in enumerate(agents.values())),
+                models=tuple(self._plan_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
                 control=stack.enter_context(Control.create(names, **about)),
                 telemetry=telemetry,
                 ended=stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs")),
@@ -200,7 +201,7 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     try:
         vars(env).update(config=config, _active_logger=None)
-        others = [{name: model for name, model in named.items() if model is not own} for own in models]
+        others = [{name: other for name, other in named.items() if other is not model} for model in models]
         return [pack(env, memories), *(pack(env, memories | apart) for apart in others)]
     finally:
         vars(env).update(before)

@@ -42,10 +42,7 @@ class Repeatable(double.Model):
 
     def take_action(self, state: Any) -> int:
         self.acted += 1
-        if (self.acted * 0.381966) % 1 < self.epsilon:
-            return self.acted // 3 % 2
-        with torch.no_grad():
-            return int(self.local(torch.from_numpy(state).float()).argmax())
+        return self.acted // 3 % 2 if (self.acted * 0.381966) % 1 < self.epsilon else self.greedy(state)
 
     def train_step(self) -> Any:
         states, rewards = torch.tensor(self.memory.states), torch.tensor(self.memory.rewards)
