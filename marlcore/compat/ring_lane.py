@@ -23,7 +23,7 @@ from ..spec import Field, TransitionSpec
 from ..transitions import address_of
 from .column_views import ViewedReplay
 
-# Words beside the lane: the base, written by the holder of the words' lock; a word that the buffer's learner writes
+# Words beside the lane: the base, written by the holder of the words' lock; a word of the buffer's own
 BASE, MARK = range(2)
 ROUNDS = 1000
 NAP_S = 0.001
@@ -47,7 +47,7 @@ class RingLane(ViewedReplay):
         places: of the fields by the caller's names.
         words: see BASE and MARK.
         load_base: loads the word BASE.
-        base: the same as an int64 in shared memory, which may be a moment old; takes a tenth of a C call.
+        base, mark: BASE and MARK as an int64 in shared memory, which may be a moment old: a tenth of a C call's time.
     """
 
     kind = "ring"
@@ -60,7 +60,8 @@ class RingLane(ViewedReplay):
         self.places = {name: stored[f"f{i}"] for i, name in enumerate(segment.description["names"])}
         geometry = self._mapped.geometry
         line = segment.body[geometry.slot_offset(0) : geometry.slot_offset(1)]
-        self.words, self.base = Words(line), line[8 * BASE : 8 * BASE + 8].view(np.int64).data
+        self.words = Words(line)
+        self.base, self.mark = (line[8 * word : 8 * word + 8].view(np.int64).data for word in (BASE, MARK))
         self.load_base = self.words.loader(BASE)
         self._copies: dict[tuple[str, ...], _Copy] = {}
 

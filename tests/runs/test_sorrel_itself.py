@@ -104,7 +104,7 @@ def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
 
 
 def test_in_lock_step_treasurehunt_repeats_itself(tmp_path: Path) -> None:
-    env = pack(hunt(epochs=8))  # its models begin with weights that no seed fixes
+    env = pack(hunt(epochs=8), {})  # its models begin with weights that no seed fixes
     again = {"logging": False, "seed": 1, "ahead": 0, "output_dir": tmp_path}
     runs = [run_experiment_mp(unpack(env, {}), **again) for _ in range(2)]
     assert runs[0].scores == runs[1].scores and runs[0].losses == runs[1].losses

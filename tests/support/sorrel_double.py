@@ -1,8 +1,7 @@
 """A small double of sorrel 1.6.0: the same names, the same loop, the same rules of its buffer, in a world of a line.
 
 Entities come first in each turn, then the agents one after another. `Line` is a world in which agents step left or
-right towards a prize, which is an entity that moves. tests/unit/compat/test_sorrel_real.py runs the same tests with
-sorrel itself where it is installed.
+right towards a prize, which is an entity that moves. tests/runs/test_sorrel_itself.py compares with sorrel itself.
 """
 
 from __future__ import annotations
@@ -75,61 +74,8 @@ class Buffer:
         return self.size
 
 
-class Model(nn.Module):
-    """A Q-network with a target network, and sorrel's hooks."""
-
-    def __init__(self, batch_size: int = 4, capacity: int = 64, n_frames: int = 2, epsilon: float = 0.5) -> None:
-        super().__init__()
-        self.n_frames, self.batch_size, self.epsilon = n_frames, batch_size, epsilon
-        self.local = nn.Linear(n_frames * CELLS, 2)
-        self.target = nn.Linear(n_frames * CELLS, 2)
-        self.register_buffer("updated", torch.zeros((), dtype=torch.int64))
-        self.optimizer = torch.optim.Adam(self.local.parameters(), lr=0.01)
-        self.memory = Buffer(capacity, (CELLS,), n_frames)
-        self.trained_on = 0  # rows with something in them, of all batches
-
-    def take_action(self, state: Any) -> int:
-        if random.random() < self.epsilon:
-            return random.randrange(2)
-        with torch.no_grad():
-            return int(self.local(torch.from_numpy(state).float()).argmax())
-
-    def train_step(self) -> Any:
-        if len(self.memory) < self.batch_size + self.memory.n_frames + 1:
-            return np.array(0.0)
-        states, actions, rewards, next_states, dones, valid = (
-            torch.from_numpy(array).float() for array in self.memory.sample(self.batch_size)
-        )
-        with torch.no_grad():
-            best = rewards + 0.9 * (1 - dones) * self.target(next_states).max(1, keepdim=True).values
-        loss = ((self.local(states).gather(1, actions.long()) - best) ** 2 * valid).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.updated += 1
-        self.trained_on += int(states.any(1).sum())
-        return loss.detach().numpy()
-
-    def reset(self) -> None:
-        pass
-
-    def epsilon_decay(self, decay_rate: float) -> None:
-        self.epsilon *= 1 - decay_rate
-
-    def start_epoch_action(self, **kwargs: Any) -> None:
-        self.memory.add_empty()
-        if kwargs["epoch"] % 3 == 0:
-            self.target.load_state_dict(self.local.state_dict())
-
-    def end_epoch_action(self, **kwargs: Any) -> None:
-        pass
-
-    def save(self, file_path: Any) -> None:
-        torch.save(self.state_dict(), file_path)
-
-
-class RandomModel:
-    """sorrel's model that learns nothing: no network, and a memory that may hold a single row."""
+class Plain:
+    """A model that learns nothing, with the names of every model; its memory may hold a single row."""
 
     def __init__(self, capacity: int = 1) -> None:
         self.memory, self.epsilon = Buffer(capacity, (CELLS,)), 0.0
@@ -150,6 +96,54 @@ class RandomModel:
         pass
 
     end_epoch_action = start_epoch_action
+
+
+class Model(nn.Module, Plain):
+    """A Q-network with a target network, and sorrel's hooks."""
+
+    def __init__(self, batch_size: int = 4, capacity: int = 64, n_frames: int = 2, epsilon: float = 0.5) -> None:
+        super().__init__()
+        self.n_frames, self.batch_size, self.epsilon = n_frames, batch_size, epsilon
+        self.local = nn.Linear(n_frames * CELLS, 2)
+        self.target = nn.Linear(n_frames * CELLS, 2)
+        self.register_buffer("updated", torch.zeros((), dtype=torch.int64))
+        self.optimizer = torch.optim.Adam(self.local.parameters(), lr=0.01)
+        self.memory = Buffer(capacity, (CELLS,), n_frames)
+        self.trained_on = 0  # rows with something in them, of all batches
+
+    def take_action(self, state: Any) -> int:
+        return random.randrange(2) if random.random() < self.epsilon else self.greedy(state)
+
+    def greedy(self, state: Any) -> int:
+        with torch.no_grad():
+            return int(self.local(torch.from_numpy(state).float()).argmax())
+
+    def train_step(self) -> Any:
+        if len(self.memory) < self.batch_size + self.memory.n_frames + 1:
+            return np.array(0.0)
+        states, actions, rewards, next_states, dones, valid = (
+            torch.from_numpy(array).float() for array in self.memory.sample(self.batch_size)
+        )
+        with torch.no_grad():
+            best = rewards + 0.9 * (1 - dones) * self.target(next_states).max(1, keepdim=True).values
+        loss = ((self.local(states).gather(1, actions.long()) - best) ** 2 * valid).mean()
+        self.trained_on += int(states.any(1).sum())
+        return self.learn(loss)
+
+    def learn(self, loss: Any) -> Any:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.updated += 1
+        return loss.detach().numpy()
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        self.memory.add_empty()
+        if kwargs["epoch"] % 3 == 0:
+            self.target.load_state_dict(self.local.state_dict())
+
+    def save(self, file_path: Any) -> None:
+        torch.save(self.state_dict(), file_path)
 
 
 class Entity:
@@ -175,30 +169,19 @@ class Agent:
         state[self.location[0]], state[world.prize] = 1.0, 2.0
         return state.reshape(1, -1)
 
-    def get_action(self, state: Any) -> int:
-        return self.model.take_action(np.vstack((self.model.memory.current_state(), state)).reshape(1, -1))
-
     def act(self, world: Line, action: int) -> float:
         at = min(max(self.location[0] + (1 if action else -1), 0), CELLS - 1)
         self.location = (at, 0, 0)
         world.log.append("agent")
         return float(at == world.prize)
 
-    def is_done(self, world: Line) -> bool:
-        return world.is_done
-
-    def add_memory(self, state: Any, action: int, reward: float, done: bool) -> None:
-        if "positions" in self.model.memory.extra_data:
-            self.model.memory.add(state, action, reward, done, positions=self.location[:2])
-        else:
-            self.model.memory.add(state, action, reward, done)
-
     def transition(self, world: Line) -> None:
-        state = self.pov(world)
-        action = self.get_action(state)
+        memory, state = self.model.memory, self.pov(world)
+        action = self.model.take_action(np.vstack((memory.current_state(), state)).reshape(1, -1))
         reward = self.act(world, action)
         world.total_reward += reward
-        self.add_memory(state, action, reward, self.is_done(world))
+        extras = {"positions": self.location[:2]} if "positions" in memory.extra_data else {}
+        memory.add(state, action, reward, world.is_done, **extras)
 
 
 class Line:

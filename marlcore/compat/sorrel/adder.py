@@ -1,6 +1,4 @@
-"""What the one process that adds to a buffer has: the next row, staged, and the newest rows in place."""
-
-from __future__ import annotations
+"""For the one process that adds to a buffer: the next row, staged, and the newest rows in place."""
 
 from typing import Any
 
@@ -11,28 +9,18 @@ from ...spec import as_field
 from ...transitions import MEMORYVIEW_ITEMS, setter
 from ..ring import Ring
 
+SCALARS = ("action", "reward", "done")
 _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
 
 
 class Adder:
-    """Adds rows to a ring until it is cleared: see `base`.
+    """Raises LaneBusy: another process holds the right to append."""
 
-    Args:
-        ring: has at least the fields obs, action, reward, done and count.
-        count: the newest row's.
-
-    Attributes:
-        base: that of the ring.
-        count: the newest row's; 0 without rows.
-
-    Raises: LaneBusy: another process holds the right to append.
-    """
-
-    def __init__(self, ring: Ring, count: int) -> None:
-        self._writer = writer = ring.writer
-        self.base, self.count = ring.window().base, count
+    def __init__(self, ring: Ring) -> None:
+        self._writer = ring.writer
+        self._base, self._count = ring.lane.base, ring.lane.mark
         self._capacity = ring.capacity
-        row = writer.row
+        row = self._writer.row
         self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
         self._items = {
             name: row[name][0].data
@@ -42,18 +30,16 @@ class Adder:
         self._field = ring.fields["obs"]
         self._shapes = (self._field.shape, (1, *self._field.shape))
         self._obs = row["obs"][0, ...]
-        self._action, self._reward, self._done, self._count = (
-            row[name].data for name in ("action", "reward", "done", "count")
-        )
+        self._action, self._reward, self._done = (row[name].data for name in SCALARS)
         self._observations = ring.columns["obs"]
-        self._columns = tuple(ring.columns[name].data for name in ("action", "reward", "done"))
+        self._columns = tuple(ring.columns[name].data for name in SCALARS)
 
     def put(self, name: str, value: Any) -> None:
-        """Stages a field of the next row. Raises: ValueError, TypeError: see `add`."""
+        """Stages a field of the next row. Raises: ValueError, TypeError: see `Buffer.add`."""
         items = self._items.get(name)
         if items is not None and value.__class__ is tuple and len(value) == len(items):
             try:
-                for i, item in enumerate(value):  # a location: a tenth of what an array made of it takes
+                for i, item in enumerate(value):  # a location: a tenth of the time of an array made of it
                     items[i] = item
                 return
             except (TypeError, ValueError):
@@ -61,10 +47,7 @@ class Adder:
         self._puts[name](value)
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
-        """Appends a row; leading axes of length one of the observation are dropped.
-
-        Raises: ValueError, TypeError: a field has another shape or kind; nothing was added.
-        """
+        """Appends a row; see `Buffer.add`."""
         if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
             self._obs[...] = obs
         else:
@@ -79,14 +62,13 @@ class Adder:
         except (TypeError, ValueError):  # values of another kind, which NumPy may convert
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
-        count = self._count[0] = self.count + 1
         self._writer.append()
-        self.count = count
+        self._count[0] += 1
 
     def transition(self, offset: int) -> tuple[int, float, bool] | None:
-        """The (action, reward, done) of the row `offset` rows before the newest; None if the ring lacks it."""
+        """See `Buffer.last_transition`."""
         ticket = self._writer.next - 1 - offset
-        if offset >= min(self.count, self._capacity) or ticket < max(self._writer.first, self.base):
+        if offset >= min(self._count[0], self._capacity) or ticket < max(self._writer.first, self._base[0]):
             return None
         action, reward, done = self._columns
         at = ticket % self._capacity
@@ -95,7 +77,7 @@ class Adder:
     def observations(self, count: int) -> NDArray[np.float32] | None:
         """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
         first = self._writer.next - count
-        if first < max(self._writer.first, self.base):
+        if first < self._writer.first or first < self._base[0]:
             return None
         begin = first % self._capacity
         end = begin + count

@@ -1,20 +1,9 @@
-"""A replay in shared memory with the interface of sorrel's Buffer: an actor process fills it, a learner samples it.
-
-    from marlcore.compat.sorrel import Buffer
-
-Differences from sorrel.buffers.Buffer (sorrel itself is not needed):
-
-- Passing the buffer to a process, forked or spawned, shares its rows instead of copying them.
-- A sampled window never crosses the write head of a full ring; such a window is drawn again. All other draws equal
-  sorrel's from the same NumPy seed.
-- `states`, `actions`, `rewards`, `dones`, `extra_data` are read-only copies: only `add` writes to the ring.
-- `add_empty` stores rows of zeros, where sorrel leaves the ring's old content; with one frame it does nothing.
-- The constructor names the extra fields; one that is not given to `add` is zero.
-"""
+"""A replay in shared memory with the interface of sorrel's Buffer; docs/drop-ins.md lists the differences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +12,31 @@ from numpy.typing import NDArray
 
 from ...checks import came, names_error
 from ...errors import NotEnoughData
-from ...memory import invalidate_after_fork
 from ...spec import Field, as_field
 from ..checks import whole_number
 from ..ring import Held, Ints, Ring
 from ..saved import read_npz
-from .adder import Adder
+from .adder import SCALARS, Adder
 
 Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
-_ONE = ("action", "reward", "done")
-_SAVED = {"states", "n_frames", "idx", *(f"{name}s" for name in _ONE)}
+_SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
 
-def _extra_field(given: Any) -> Field:
-    if isinstance(given, Field):
-        return given
-    return Field(given if isinstance(given, tuple) else (), "int64")
+def columns_of(buffer: Any) -> dict[str, Any]:
+    """The fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
+    return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
-class Buffer:
-    """Transitions of one agent, in the order of its steps, in shared memory.
+def _snapshot_of(name: str, described: str) -> Any:
+    def snapshot(buffer: Ring) -> NDArray[Any]:
+        return buffer.snapshot(name)[name]
+
+    return property(snapshot, doc=f"A read-only copy by position, with zeros at empty ones, of all {described}.")
+
+
+class Buffer(Ring):
+    """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
     An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
     windows continue into the next one. One process adds: the first to do so, until it calls `release`, closes the
@@ -57,7 +50,6 @@ class Buffer:
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
-        extra_data: copies of the extra fields by position, each [capacity, *shape], made where one is looked up.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
@@ -66,32 +58,27 @@ class Buffer:
         n_frames = whole_number("n_frames", n_frames, 1)
         if not isinstance(obs_shape, Iterable):
             raise TypeError(f"obs_shape: expected a sequence of integers, got {came(obs_shape)}")
-        taken = sorted({"obs", "count", *_ONE} & extra_fields.keys())
+        taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
-        self.capacity = capacity
         self.obs_shape = obs_shape
         self.n_frames = n_frames
-        extras = {name: _extra_field(given) for name, given in extra_fields.items()}
-        self._ring = Ring(
-            {
-                "obs": Field(tuple(obs_shape), "float32"),
-                "action": Field((), "int64"),
-                "reward": Field((), "float32"),
-                "done": Field((), "float32"),
-                # sorrel's own count of rows since the ring was cleared: add_empty counts as one.
-                "count": Field((), "int64"),
-                **extras,
-            },
-            capacity,
-            shared=False,
-        )
-        self.extra_data = _ExtraData(self._ring, extras)
-        self._extra_fields = extras
-        self._nothing = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
+        extras = {
+            name: given if isinstance(given, Field) else Field(given if isinstance(given, tuple) else (), "int64")
+            for name, given in extra_fields.items()
+        }
+        obs, number = Field(tuple(obs_shape), "float32"), Field((), "float32")
+        fields = {"obs": obs, "action": Field((), "int64"), "reward": number, "done": number, **extras}
+        self._extras = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
+        super().__init__(fields, capacity, shared=False)
+
+    def _forget_writer(self) -> None:
+        super()._forget_writer()
         self._adder: Adder | None = None
-        invalidate_after_fork(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adder": None}
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
         """Adds one step.
@@ -105,20 +92,20 @@ class Buffer:
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
-        adder = self._own()
+        adder = self._adder
         if adder is None:
-            adder = self._adder = Adder(self._ring, self._newest_count())
-        if self._extra_fields or kwargs:
-            if not kwargs.keys() <= self._extra_fields.keys():
-                raise names_error("extra fields", self._extra_fields, kwargs)
-            for name, nothing in self._nothing.items():
+            adder = self._adder = Adder(self)
+        if self._extras or kwargs:
+            if not kwargs.keys() <= self._extras.keys():
+                raise names_error("extra fields", self._extras, kwargs)
+            for name, nothing in self._extras.items():
                 adder.put(name, kwargs.get(name, nothing))
         adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
         if self.n_frames > 1:
-            self._put({}, self.n_frames - 1, self._newest_count() + 1)
+            self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
@@ -127,12 +114,11 @@ class Buffer:
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
-        if not buffer.extra_data.keys() <= self._extra_fields.keys():
-            raise names_error("extra fields", self._extra_fields, buffer.extra_data)
+        if not buffer.extra_data.keys() <= self._extras.keys():
+            raise names_error("extra fields", self._extras, buffer.extra_data)
         size = min(int(buffer.size), self.capacity)
         if size:
-            columns = {"obs": buffer.states, "action": buffer.actions, "reward": buffer.rewards, "done": buffer.dones}
-            self._put({**columns, **buffer.extra_data}, size, self._newest_count() + np.arange(1, size + 1))
+            self.put_rows(columns_of(buffer), size, self._count[0] + size)
             self.release()
 
     def sample(self, batch_size: int) -> Batch:
@@ -149,7 +135,7 @@ class Buffer:
             NotEnoughData: the ring holds no whole window.
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        seen = self._ring.window()
+        seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
             raise ValueError(f"batch_size: expected at most {population} while {len(self)} rows are held, "
@@ -157,15 +143,18 @@ class Buffer:
         drawn: list[Ints] = []
 
         def draw(missing: int) -> Ints:
-            window = self._ring.window() if drawn else seen
             if drawn:
+                window = self.window()
                 starts = self._others(window, population, missing, np.concatenate(drawn))
             else:
-                starts = self._starts(window, population, missing)
+                window, starts = seen, np.random.choice(population, missing, replace=False)  # sorrel's own draws
+                bad = self._crosses(window, starts).nonzero()[0]
+                if len(bad):
+                    starts[bad] = self._others(window, population, len(bad), starts)
             drawn.append(starts)
             return window.tickets(starts)[:, np.newaxis] + self._span
 
-        rows, _ = self._ring.whole(batch_size, draw, "obs", *_ONE)
+        rows, _ = self.whole(batch_size, draw, "obs", *SCALARS)
         obs, done, last = rows["obs"], rows["done"], self.n_frames - 1
         return (
             obs[:, :-1].reshape(batch_size, -1),
@@ -176,23 +165,29 @@ class Buffer:
             np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
-    def put_rows(self, columns: Mapping[str, NDArray[Any]], size: int) -> None:
-        """Appends rows, at most `capacity`, of another buffer whose `size` is given, and which is this one's then.
+    def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
+        """Appends the first `rows` rows of arrays, at most `capacity`; fields without an array are zero.
 
         Args:
-            columns: obs, action, reward, done and the extra fields, each [rows, *shape].
+            columns: by the names of `columns_of`, each [rows or more, *shape].
+            count: sorrel's count of all rows then.
         """
-        own = {name: columns[name] for name in self._ring.fields if name != "count"}
-        self._put(own, len(own["obs"]), size)
+        fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)
+        for name, array in columns.items():
+            field = self.fields[name]
+            fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
+        self.append(fitted, rows)
+        self._count[0] = count
 
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""
-        window = self._ring.window()
+        window = self.window()
         return window.positions(np.arange(window.hi - window.stored, window.hi))
 
     def clear(self) -> None:
         """Deletes every row, for all processes."""
-        self._ring.clear()
+        super().clear()
+        self._count[0] = 0
 
     def getidx(self) -> int:
         """The next position to be written."""
@@ -200,17 +195,16 @@ class Buffer:
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
-        adder = self._own()
-        if adder is not None:
-            return adder.transition(offset)
-        window = self._ring.window()
+        if self._adder is not None:
+            return self._adder.transition(offset)
+        window = self.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
             return None
-        rows, ok = self._ring.gather(np.array([ticket]), *_ONE)
+        rows, ok = self.gather(np.array([ticket]), *SCALARS)
         if ok is not None:
             return None
-        action, reward, done = (rows[name][0] for name in _ONE)
+        action, reward, done = (rows[name][0] for name in SCALARS)
         return int(action), float(reward), bool(done)
 
     def current_state(self) -> NDArray[np.float32]:
@@ -218,14 +212,13 @@ class Buffer:
 
         If fewer were added since the ring was cleared, zeros take their places.
         """
-        adder = self._own()
-        newest = None if adder is None else adder.observations(self.n_frames - 1)
+        newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
             return newest
-        window = self._ring.window()
+        window = self.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
-        rows, ok = self._ring.gather(np.arange(window.hi - held, window.hi), "obs")
+        rows, ok = self.gather(np.arange(window.hi - held, window.hi), "obs")
         whole = slice(None) if ok is None else ok
         state[len(state) - held :][whole] = rows["obs"][whole]
         return state
@@ -233,39 +226,28 @@ class Buffer:
     @property
     def idx(self) -> int:
         """The next position to be written."""
-        return self._ring.window().head
+        return self.window().head
 
     @property
     def size(self) -> int:
         """Rows held, in sorrel's count: `add_empty` counts as one."""
-        return self._size(self._ring.window())
+        return self._size(self.window())
+
+    states = _snapshot_of("obs", "observations: float32 [capacity, *obs_shape]")
+    actions = _snapshot_of("action", "actions: int64 [capacity]")
+    rewards = _snapshot_of("reward", "rewards: float32 [capacity]")
+    dones = _snapshot_of("done", "ends of episodes: float32 [capacity]")
 
     @property
-    def states(self) -> NDArray[np.float32]:
-        """A copy of all observations by position: float32 [capacity, *obs_shape], zeros at empty positions."""
-        return self._ring.snapshot("obs")["obs"]
-
-    @property
-    def actions(self) -> NDArray[np.int64]:
-        """A copy of all actions by position: int64 [capacity]."""
-        return self._ring.snapshot("action")["action"]
-
-    @property
-    def rewards(self) -> NDArray[np.float32]:
-        """A copy of all rewards by position: float32 [capacity]."""
-        return self._ring.snapshot("reward")["reward"]
-
-    @property
-    def dones(self) -> NDArray[np.float32]:
-        """A copy of all ends of episodes by position: float32 [capacity]."""
-        return self._ring.snapshot("done")["done"]
+    def extra_data(self) -> Mapping[str, NDArray[Any]]:
+        """Copies of the extra fields by position, each [capacity, *shape], made where one is looked up."""
+        return _ExtraData(self, self._extras)
 
     def save(self, output_file: str | Path) -> None:
         """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
-        found = self._ring.snapshot()
-        columns: dict[str, Any] = {f"{name}s": found[name] for name in _ONE}
-        columns.update((name, found[name]) for name in self._extra_fields)
-        np.savez_compressed(Path(output_file), states=found["obs"], n_frames=self.n_frames, idx=self.idx, **columns)
+        columns = self.snapshot(*_SORREL_NAMES, *self._extras)
+        named: dict[str, Any] = {_SORREL_NAMES.get(name, name): array for name, array in columns.items()}
+        np.savez_compressed(Path(output_file), n_frames=self.n_frames, idx=self.idx, **named)
 
     @classmethod
     def load(cls, input_file: str | Path) -> Buffer:
@@ -273,79 +255,41 @@ class Buffer:
 
         Raises: ValueError: it is another kind of file. OSError: it cannot be read.
         """
-        columns = read_npz(Path(input_file))
-        if not {*columns} >= _SAVED:
-            raise ValueError(f"input_file: expected one with {sorted(_SAVED)}, got {sorted(columns)}")
-        n_frames, idx = int(columns.pop("n_frames")), int(columns.pop("idx"))
-        rows = {"obs": columns.pop("states"), **{name: columns.pop(f"{name}s") for name in _ONE}, **columns}
-        capacity = len(rows["obs"])
-        shapes = {name: array.shape[1:] for name, array in columns.items()}
-        buffer = cls(capacity, rows["obs"].shape[1:], n_frames, **shapes)
-        buffer._put(rows, capacity, capacity)
+        extras = read_npz(Path(input_file))
+        needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
+        if not needed <= extras.keys():
+            raise ValueError(f"input_file: expected one with {sorted(needed)}, got {sorted(extras)}")
+        n_frames, idx = int(extras.pop("n_frames")), int(extras.pop("idx"))
+        columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
+        capacity, shapes = len(columns["obs"]), {name: array.shape[1:] for name, array in extras.items()}
+        buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **shapes)
+        buffer.put_rows({**columns, **extras}, capacity, capacity)
         if idx:  # adds the rows before the write head again, to move it there
-            buffer._put(rows, idx, capacity)
+            buffer.put_rows({**columns, **extras}, idx, capacity)
         buffer.release()
         return buffer
-
-    def release(self) -> None:
-        """Lets another process add to the buffer; harmless if repeated, or in a process that never added."""
-        self._adder = None
-        self._ring.release()
-
-    def close(self) -> None:
-        """Releases the memory; the end of the buffer's last reference does so too."""
-        self._adder = None
-        self._ring.close()
-
-    def forked(self) -> None:
-        """In a forked child: the parent remains the process that adds."""
-        self._adder = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_adder": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        invalidate_after_fork(self)
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, idx: int | slice) -> tuple[Any, Any, Any, Any]:
         """The state, action, reward and done at a position or a slice of positions."""
-        found = self._ring.snapshot()
-        return found["obs"][idx], found["action"][idx], found["reward"][idx], found["done"][idx]
+        rows = self.snapshot(*_SORREL_NAMES)
+        return rows["obs"][idx], rows["action"][idx], rows["reward"][idx], rows["done"][idx]
 
     def __repr__(self) -> str:
         return f"Buffer(capacity={self.capacity}, obs_shape={self.obs_shape})"
 
-    def _put(self, columns: Mapping[str, Any], rows: int, count: Any) -> None:
-        """Adds the first rows of arrays, zeros in the other fields, with a count, or one for each row."""
-        fitted = dict.fromkeys(self._ring.fields, 0) | {"count": count}
-        for name, array in columns.items():
-            field = self._ring.fields[name]
-            fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
-        self._ring.append(fitted, rows)
-        self._adder = None
+    @property
+    def _count(self) -> Any:
+        """sorrel's count of rows since the ring was cleared, where `add_empty` counts as one: a word of the ring.
 
-    def _own(self) -> Adder | None:
-        """What this process adds with; None before it adds, and after the ring was cleared."""
-        adder = self._adder
-        return adder if adder is not None and self._ring.lane.base[0] == adder.base else None
-
-    def _newest_count(self, window: Held | None = None) -> int:
-        """The count of the newest row, of a window if given; 0 without rows."""
-        adder = self._own()
-        if adder is not None:
-            return adder.count
-        window = self._ring.window() if window is None else window
-        if window.hi == window.base:
-            return 0
-        newest, ok = self._ring.gather(np.array([window.hi - 1]), "count")
-        return int(newest["count"][0]) if ok is None else window.stored
+        A `clear` of another process beside an `add` may leave it too high; `_size` then is the ring's.
+        """
+        return self.lane.mark
 
     def _size(self, window: Held) -> int:
-        return min(self._newest_count(window), window.stored)
+        return min(int(self._count[0]), window.stored)
 
     def _crosses(self, window: Held, starts: Ints) -> NDArray[np.bool_]:
         """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
@@ -353,15 +297,6 @@ class Buffer:
             return starts + self.n_frames >= window.stored
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
-
-    def _starts(self, window: Held, population: int, count: int) -> Ints:
-        """Positions of whole windows; the same draws as sorrel's where possible."""
-        starts: Ints = np.random.choice(population, count, replace=False)
-        if window.stored == self.capacity or population + self.n_frames > window.stored:
-            bad = self._crosses(window, starts).nonzero()[0]
-            if len(bad):
-                starts[bad] = self._others(window, population, len(bad), starts)
-        return starts
 
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others.
@@ -381,12 +316,12 @@ class Buffer:
         return places[picks]
 
 
+@dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
     """The extra fields of a buffer, copied only where one is looked up: sorrel's agents look for names at each step."""
 
-    def __init__(self, ring: Ring, names: Iterable[str]) -> None:
-        self._ring = ring
-        self._names = dict.fromkeys(names)
+    _ring: Ring
+    _names: Mapping[str, Any]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

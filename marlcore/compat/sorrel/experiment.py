@@ -1,65 +1,46 @@
 """sorrel's experiments in processes: `run_experiment_mp`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...processes import Interrupts
-from .learner import as_number
-from .options import Options, check_environment, check_learnable, chosen_options, schedule_of
+from .messages import Book
+from .options import Options, check_config, check_environment, check_learnable, chosen_options
 from .role import seed_all
 from .session import Session
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The outcome of an experiment.
+    """The outcome of an experiment."""
 
-    Attributes:
-        epochs: that were played to their end. steps: agent-steps.
-        updates: calls of `train_step`, of all agents together.
-        restarts: of processes that died.
-        seconds: from the call to its end. start_s: of them, those before the first turn, in which processes start.
-        scores: the world's total reward in each epoch. losses: in each epoch, the sum over all agents.
-    """
-
-    epochs: int
-    steps: int
-    updates: int
-    restarts: int
-    seconds: float
-    start_s: float
-    scores: list[float]
-    losses: list[float]
+    epochs: int  # that were played to their end
+    steps: int  # of all agents together
+    updates: int  # calls of `train_step`, of all agents together
+    restarts: int  # of processes that died
+    seconds: float  # from the call to its end
+    start_s: float  # of these, the seconds before the first turn, in which processes start
+    scores: list[float]  # the world's total reward in each epoch
+    losses: list[float]  # in each epoch, the sum over all agents
 
 
 def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
     """`env.run_experiment()` in processes: one steps the world, and one for each agent's model trains it.
 
-    The actor calls the environment's own `take_turn`: entities first, then the agents one after another. Each learner
-    calls its model's own `train_step`, as often as sorrel's loop would, and its epoch hooks and `epsilon_decay`.
-    Weights, buffers of the networks and epsilon reach the actor together. Each model's memory becomes a
-    `marlcore.compat.sorrel.Buffer` that holds what it held. A process that dies is started again and goes on.
-
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
-    optimizer's state, epsilon and whatever else they keep; their memories have the rows. A model's networks are then
-    other objects than before; the model and its memory are the same ones.
-
-    The configuration's section `multiprocessing`, if there is one, sets options that the call leaves out; with
-    `enabled: false` in it, the environment's own `run_experiment` runs in this process.
+    optimizer's state, epsilon and all their other attributes, and their memories have the rows. A model's networks are
+    then other objects than before; the model and its memory are the same ones. More stands in docs/drop-ins.md.
 
     Args:
-        env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one
-            learner.
-        config: in the place of `env.config`; a mapping or an OmegaConf configuration.
+        env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one learner.
+        config: in the place of `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing`
+            sets options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
         logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
-        options: see `Options`: updates_per_epoch, ahead, copies, seed, logging, output_dir, ...
+        options: updates_per_epoch, ahead, copies, seed, logging, output_dir and others.
 
     Raises:
         TypeError, ValueError: bad input, in one line; nothing was started.
@@ -73,62 +54,44 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     enabled, chosen = chosen_options(env, config, options)
     if enabled:
         check_learnable(env, chosen.replace_loop)
-    schedule = schedule_of(config, chosen.animate)
-    seed = int(np.random.randint(2**31)) if chosen.seed is None else chosen.seed
+    check_config(config, chosen.animate)
+    if chosen.seed is None:
+        chosen = replace(chosen, seed=int(np.random.randint(2**31)))
     if not chosen.logging:
         logger = None
     elif logger is None:
-        logger = _console(schedule.epochs - 1)
+        from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
+
+        logger = ConsoleLogger(config.experiment.epochs)
     if not enabled:
-        return _run_sequentially(env, config, chosen, seed, logger)
+        return _run_sequentially(env, config, chosen, logger, began)
     interrupts = Interrupts()
-    with interrupts, Session(env, config, chosen, schedule, seed, interrupts, logger) as session:
+    with interrupts, Session(env, config, chosen, interrupts, logger) as session:
         try:
             session.work()
         finally:
             session.hand_back()
-        found = session.counts()
+        counts = session.counts()
     interrupts.deliver()
-    book = session.book
-    seconds = time.monotonic() - began
-    return Experiment(**found, seconds=seconds, start_s=session.began - began, scores=book.scores, losses=book.losses)
+    return _outcome(session.book, began, session.began, **counts)
 
 
-class _Recorder:
-    """sorrel's Logger, if there is one, which also counts what the outcome of an experiment names."""
-
-    def __init__(self, env: Any, logger: Any) -> None:
-        self._env = env
-        self._logger = logger
-        self.steps = 0
-        self.scores: list[float] = []
-        self.losses: list[float] = []
-
-    def record_epoch(self, epoch: int, loss: Any, reward: Any, *rest: Any, **values: Any) -> None:
-        self.steps += self._env.turn * len(self._env.agents)
-        self.scores.append(reward)
-        self.losses.append(as_number(loss))
-        if self._logger is not None:
-            self._logger.record_epoch(epoch, loss, reward, *rest, **values)
-
-    def record_step(self, stats: Any) -> None:
-        if self._logger is not None:
-            self._logger.record_step(stats)
-
-
-def _run_sequentially(env: Any, config: Any, options: Options, seed: int, logger: Any) -> Experiment:
-    began = time.monotonic()
-    seed_all([seed])
-    recorder, before = _Recorder(env, logger), env.config
+def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
+    seed_all([options.seed or 0])
+    book, before = Book(logger, env=env), env.config
     env.config = config
     try:
-        env.run_experiment(
-            animate=options.animate, logging=True, logger=recorder, output_dir=Path(options.output_dir or ".")
-        )
+        env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)
     finally:
         env.config = before
-    scores, updates = recorder.scores, len(recorder.scores) * len(env.agents)
-    return Experiment(len(scores), recorder.steps, updates, 0, time.monotonic() - began, 0.0, scores, recorder.losses)
+    epochs, agents = len(book.scores), len(env.agents)
+    counts = {"epochs": epochs, "steps": book.turns * agents, "updates": epochs * agents, "restarts": 0}
+    return _outcome(book, began, began, **counts)
+
+
+def _outcome(book: Book, began: float, first_turn: float, **counts: int) -> Experiment:
+    seconds = time.monotonic() - began
+    return Experiment(**counts, seconds=seconds, start_s=first_turn - began, scores=book.scores, losses=book.losses)
 
 
 def _as_config(config: Any) -> Any:
@@ -137,9 +100,3 @@ def _as_config(config: Any) -> Any:
     from omegaconf import OmegaConf  # sorrel's own dependency
 
     return OmegaConf.create(dict(config))
-
-
-def _console(epochs: int) -> Any:
-    from sorrel.utils.logging import ConsoleLogger  # sorrel's own default
-
-    return ConsoleLogger(epochs)

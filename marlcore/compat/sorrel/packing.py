@@ -1,23 +1,23 @@
-"""Pickles of environments and models whose memories stay where they are."""
-
-from __future__ import annotations
+"""Pickles of environments and models whose memories stay where they are, and the way back into a model."""
 
 import io
 import pickle
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
 
 from ...errors import pass_on_from_handler
+from ...weights import ParameterStore
 
 _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
-def pack(thing: Any, apart: Iterable[tuple[Any, str]] = ()) -> bytes:
-    """A pickle of `thing`, in which each object of `apart` is only a name, wherever it occurs.
+def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
+    """A pickle of `thing`, in which each object of `apart` is only its name, wherever it occurs.
 
     A lock becomes a new, free one. A tensor that is a view of a larger one becomes a tensor of its own, since
     otherwise each such tensor of a model would carry all of the model's memory.
@@ -35,14 +35,16 @@ def pack(thing: Any, apart: Iterable[tuple[Any, str]] = ()) -> bytes:
 
 
 def unpack(data: bytes, apart: Mapping[str, Any]) -> Any:
-    """What `pack` packed, with the objects of these names in the places of those left out."""
-    return _Unpacker(io.BytesIO(data), apart).load()
+    """The packed object, with the objects of these names in the places of those left out."""
+    unpickler: Any = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = apart.__getitem__
+    return unpickler.load()
 
 
 class _Packer(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, apart: Iterable[tuple[Any, str]]) -> None:
+    def __init__(self, file: io.BytesIO, apart: Mapping[str, Any]) -> None:
         super().__init__(file)
-        self._names = {id(thing): name for thing, name in apart}
+        self._names = {id(thing): name for name, thing in apart.items()}
 
     def persistent_id(self, thing: Any) -> str | None:
         return self._names.get(id(thing))
@@ -50,20 +52,41 @@ class _Packer(cloudpickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) in _LOCKS:
             return _LOCKS[type(thing)], ()
-        if isinstance(thing, torch.Tensor) and thing.is_leaf and _is_part(thing):
+        tensor = isinstance(thing, torch.Tensor) and thing.is_leaf and thing.layout == torch.strided
+        if tensor and thing.untyped_storage().nbytes() > thing.nbytes:
             make = torch.nn.Parameter if isinstance(thing, torch.nn.Parameter) else torch.Tensor.requires_grad_
             return make, (thing.detach().clone(), thing.requires_grad)
         return super().reducer_override(thing)
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, apart: Mapping[str, Any]) -> None:
-        super().__init__(file)
-        self._apart = apart
-
-    def persistent_load(self, name: str) -> Any:
-        return self._apart[name]
+def networks(model: Any) -> torch.nn.Module:
+    """The model as one module: itself, or all modules among its attributes."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    return torch.nn.ModuleDict({name: part for name, part in vars(model).items() if isinstance(part, torch.nn.Module)})
 
 
-def _is_part(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
+def tensors_of(model: Any) -> list[torch.Tensor]:
+    module = networks(model)
+    return [*module.parameters(), *module.buffers()]
+
+
+def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ...]) -> Mapping[str, Any]:
+    """Gives a model the weights and epsilon of its learner's last publication, and all else of the last of two saves.
+
+    Returns: the extras of the publication.
+
+    Raises:
+        TimeoutError: the only slot of a snapshot store is torn: its publisher died while it wrote. Nothing changed.
+        Exception: of a class of the model where it is unpickled; the model has the weights and epsilon.
+    """
+    subscriber = store.subscriber(networks(model))
+    subscriber.pull()
+    extras = subscriber.extras
+    model.epsilon = extras["epsilon"]
+    if extras["saves"]:
+        saved = unpack(Path(saves[int(extras["saves"]) % 2]).read_bytes(), {"memory": memory})
+        vars(model).update(vars(saved))
+        store.subscriber(networks(model)).pull()  # the saved weights are older
+        model.epsilon = extras["epsilon"]
+    return extras

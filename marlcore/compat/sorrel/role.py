@@ -1,82 +1,93 @@
-"""The common part of an experiment's two roles: what each process gets, its seed, heartbeat and messages."""
-
-from __future__ import annotations
+"""The common part of an experiment's processes: the plan that each gets, its seeds, heartbeat and messages."""
 
 import os
 import random
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...errors import ClosedError
-from ...memory import SegmentHandle
-from ...processes import BEATS, Control, leave_if_forked
+from ...memory import interrupt_waits_with
+from ...processes import BEATS, Control, Telemetry, leave_if_forked
+from ...weights import ParameterStore
 from .buffer import Buffer
-from .clock import Clock
-from .nameless import Sender
-from .options import Options, Schedule
+from .messages import framed
+from .options import Options
 
-MEMORY, MODEL = "memory-{}", "model-{}"  # names of what is left out of a packed environment
+ACTOR, LEARNER = "actor-0", "learner-{}"
+MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out of a packed environment
 
 
-@dataclass(frozen=True)
-class ModelPlan:
-    """One model, which one agent has, or several share.
-
-    Attributes:
-        agents: their numbers.
-        rings: its memory, one for each copy of the world.
-        weights: the handle of its ParameterStore.
-        saved: paths of two files, for the whole model.
-    """
+class ModelPlan(NamedTuple):
+    """One model, which one agent has, or several share."""
 
     agents: tuple[int, ...]
-    rings: tuple[Buffer, ...]
-    weights: SegmentHandle
-    saved: tuple[str, ...]
+    rings: tuple[Buffer, ...]  # its memory, one for each copy of the world
+    weights: ParameterStore
+    saves: tuple[str, ...]  # paths of two files, which get the whole model in turn
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What all processes of an experiment get; picklable.
-
-    Attributes:
-        wants_steps: whether the logger records each turn.
-    """
+class Plan(NamedTuple):
+    """What all processes of an experiment get; picklable: the shared objects attach to the same memory."""
 
     options: Options
-    schedule: Schedule
-    seed: int
     models: tuple[ModelPlan, ...]
-    control: SegmentHandle
-    clock: SegmentHandle
-    wants_steps: bool
+    control: Control
+    telemetry: Telemetry
+    ended: ParameterStore  # of `ended_epochs`
+    mail: Mapping[str, str]  # by process, the path of its mailbox
+    wants_turns: bool  # whether the logger records each turn
 
 
-class Role:
-    """A process's share of an experiment; a context manager that closes what it holds."""
+def ended_epochs() -> dict[str, Any]:
+    """The content of a ParameterStore whose version is the number of epochs that the actor has ended."""
+    return {"epochs": np.zeros((), np.int64)}
 
-    def __init__(self, name: str, plan: Plan, mail: str, attempt: int) -> None:
-        """Args:
-        mail: the path of its mailbox.
-        attempt: 1 for its first process, 2 for its successor, and so on.
-        """
-        options = plan.options
-        torch.set_num_threads(options.threads)
-        seed_all([plan.seed, attempt - 1, *name.encode()])
-        self.name = name
-        self._pid = os.getpid()
+
+class Role(AbstractContextManager["Role"]):
+    """A process's share of an experiment; its end closes everything that it holds."""
+
+    def __init__(self, name: str, plan: Plan, attempt: int) -> None:
+        torch.set_num_threads(plan.options.threads)
+        seed_all([plan.options.seed or 0, attempt - 1, *name.encode()])
         self.plan = plan
-        self.attempt = attempt
+        self.attempt = attempt  # 1 for the first process of this name, 2 for its successor
+        self._pid = os.getpid()
         self._held = ExitStack()
-        self.control = self.hold(Control.attach(plan.control))
-        self.clock: Clock = self.hold(Clock.attach(plan.clock))
+        self.control = plan.control
         self.counters = self.control.workers[name]
-        self.sender: Sender = self.hold(Sender(mail))
         self._beats = self.counters.load(BEATS)
+        self._mail = self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Works on the next epochs; False once there is none."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Called at the end, also after an error."""
+
+    def work(self) -> None:
+        """Works until every epoch is done, or the experiment stops."""
+        interrupt_waits_with(self.beat)
+        try:
+            while self.step():
+                pass
+        except ClosedError:
+            if not self.control.stopping:
+                raise
+        finally:
+            interrupt_waits_with(None)
+            self.finish()
+
+    def send(self, epoch: int, content: Any) -> None:
+        """Sends the parent a message; waits only while the parent leaves 64 KiB or more unread."""
+        self._mail.write(framed(epoch, content))
+        self._mail.flush()
 
     def hold(self, thing: Any) -> Any:
         """Closes `thing` at the end, before things held earlier."""
@@ -92,9 +103,6 @@ class Role:
         if self.control.stopping:
             raise ClosedError("the experiment was told to stop")
 
-    def __enter__(self) -> Any:
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
         leave_if_forked(self._pid)
         self._held.close()
@@ -106,10 +114,3 @@ def seed_all(key: list[int]) -> None:
     random.seed(python)
     np.random.seed(numpy)
     torch.manual_seed(torch_seed)
-
-
-def networks(model: Any) -> torch.nn.Module:
-    """The model as one module: itself, or all modules among its attributes."""
-    if isinstance(model, torch.nn.Module):
-        return model
-    return torch.nn.ModuleDict({name: one for name, one in vars(model).items() if isinstance(one, torch.nn.Module)})

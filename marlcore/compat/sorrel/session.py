@@ -1,26 +1,22 @@
 """An experiment from its creation to its end: shared memory, processes, and the way back into the caller's models."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
 import sys
+import tempfile
 import time
-from contextlib import ExitStack, closing
+from collections import defaultdict
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from ...checks import came
 from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
-    STEPS,
     UPDATES,
     Child,
     Children,
@@ -31,87 +27,72 @@ from ...processes import (
     Telemetry,
 )
 from ...weights import ParameterStore
-from .actor import run_actor
-from .book import Book
-from .buffer import Buffer
-from .clock import Clock
-from .learner import EXTRAS, run_learner
+from .actor import Actor
+from .learner import EXTRAS, Learner
 from .memory import give_back, rings_for
-from .nameless import Mailbox, Spare
-from .options import Options, Schedule
-from .packing import pack
-from .role import MEMORY, MODEL, ModelPlan, Plan, networks
-from .whole import restore
+from .messages import Book, Mailbox
+from .options import Options, base_of
+from .packing import networks, pack, restore, tensors_of
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
 
-ACTOR = "actor-0"
-LEARNER = "learner-{}"
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
 
 log = logging.getLogger(__name__)
 
 
-class Session:
-    """The parent's side; a context manager that removes everything.
+class Session(AbstractContextManager["Session"]):
+    """The parent's side; its end removes everything."""
 
-    Args:
-        env: the caller's environment; its models are changed only at the end.
-        seed: of all processes.
-        interrupts: stops the experiment where it notes a signal.
-
-    Attributes:
-        book: what has been recorded. began: when the first turn was seen, in time.monotonic; 0.0 before.
-    """
-
-    def __init__(self, env: Any, config: Any, options: Options, schedule: Schedule, seed: int, interrupts: Interrupts,
-                 logger: Any) -> None:  # fmt: skip
+    def __init__(self, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any) -> None:
         self._interrupts = interrupts
-        self._models, self._agents = _models_of(env.agents)
-        names = [ACTOR, *(LEARNER.format(i) for i in range(len(self._models)))]
-        self.book = Book(logger, names[1:])
-        self.began = 0.0
+        by_model = defaultdict(list)
+        for i, agent in enumerate(env.agents):
+            by_model[id(agent.model)].append(i)
+        agents = [*by_model.values()]
+        self._models = [env.agents[numbers[0]].model for numbers in agents]
+        learners = [LEARNER.format(i) for i in range(len(agents))]
+        names = [ACTOR, *learners]
+        self.book = Book(logger, ACTOR, learners)
+        self.began = 0.0  # in time.monotonic, when the first turn was seen
         with ExitStack() as stack:
-            telemetry = stack.enter_context(closing(Telemetry.create(names)))
+            telemetry = stack.enter_context(Telemetry.create(names))
             about: dict[str, Any] = {
-                "run_dir": str(Path(options.output_dir or ".").resolve()),
+                "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
-                "total_steps": schedule.epochs * schedule.max_turns * len(env.agents),
-                "batch_size": int(getattr(self._models[0], "batch_size", 0)),
+                "total_steps": (config.experiment.epochs + 1) * config.experiment.max_turns * len(env.agents),
+                "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
             }
-            self._control = stack.enter_context(closing(Control.create(names, **about)))
-            self._clock = stack.enter_context(closing(Clock.create(len(self._models))))
-            self._stores: list[ParameterStore] = []
-            models = tuple(self._plan_model(stack, i, options) for i in range(len(self._models)))
-            self._envs = _packed_for_each(env, config, self._models)
+            self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
-                schedule=schedule,
-                seed=seed,
-                models=models,
-                control=self._control.handle,
-                clock=self._clock.handle,
-                wants_steps=records_steps(logger),
+                models=tuple(self._plan_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
+                control=stack.enter_context(Control.create(names, **about)),
+                telemetry=telemetry,
+                ended=stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs")),
+                mail={name: box.path for name, box in self._mail.items()},
+                wants_turns=records_turns(logger),
             )
-            self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
+            self._control = self._plan.control
+            self._envs = dict(zip(names, _packed_for_each(env, config, self._models), strict=True))
             self._stack = stack.pop_all()
 
-    def _plan_model(self, stack: ExitStack, index: int, options: Options) -> ModelPlan:
+    def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
         model = self._models[index]
         rings = rings_for(model.memory, options.copies)
-        stack.callback(_close_all, [ring for ring in rings if ring is not model.memory])
-        store = stack.enter_context(
-            ParameterStore.create(networks(model), options.publish_mode, EXTRAS, name=f"weights.{index}")
-        )
-        self._stores.append(store)
-        saved = stack.enter_context(closing(Spare())).paths
-        return ModelPlan(self._agents[index], tuple(rings), store.handle, saved)
+        for ring in rings:
+            if ring is not model.memory:
+                stack.callback(ring.close)
+        weights = ParameterStore.create(networks(model), options.publish_mode, EXTRAS, name=f"weights.{index}")
+        stack.enter_context(weights)
+        # Files without a name, which the kernel removes however these processes end.
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
+        saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
+        return ModelPlan(tuple(agents), tuple(rings), weights, saves)
 
     def work(self) -> None:
-        """Works until every epoch was played and learned from, or a signal came.
-
-        Raises: WorkerFailed: a process failed for good.
-        """
+        """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
         options = self._plan.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
@@ -132,13 +113,9 @@ class Session:
         self.book.record(all_of_it=not self._signalled())
 
     def _start(self, children: Children, name: str, attempt: int) -> Child:
-        for message in self._mail[name].messages():
-            self.book.take(name, message)
-        self._mail[name].renew()  # a killed process may have left a part of a message
-        number = list(self._mail).index(name)
-        run = partial(run_learner, number - 1) if number else run_actor
-        work = partial(run, self._envs[number], name, self._plan, self._mail[name].path, attempt)
-        return children.start_worker(name, work)
+        self._read_mail()
+        self._mail[name].drop_rest()
+        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt))
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)
@@ -147,11 +124,11 @@ class Session:
     def _read_mail(self) -> None:
         for name, box in self._mail.items():
             for message in box.messages():
-                self.book.take(name, message)
+                self.book.take(name, *message)
         self.book.record()
 
     def _wind_up(self, supervisor: Supervisor) -> None:
-        """Gives workers that still run time to save; kills them at a second signal."""
+        """Gives workers that still run time to save; they are killed then, or at a second signal."""
         self._control.stop()
         supervisor.stand_down()
         deadline = time.monotonic() + GRACE_S
@@ -170,22 +147,23 @@ class Session:
     def hand_back(self) -> None:
         """Gives the caller's models their trained state, then their memories' rows; those objects stay the same.
 
-        What cannot be handed back is a warning of one line; everything else is handed back. The first exception of a
-        signal handler is raised at the end.
+        A part that cannot be handed back is a warning of one line; everything else is handed back. The first exception
+        of a signal handler is raised at the end.
         """
         failures: list[Exception] = []
-        plans = {f"agents[{plan.agents[0]}].model": plan for plan in self._plan.models}
-        for (label, plan), model, store in zip(plans.items(), self._models, self._stores, strict=True):
-            if store.version:  # otherwise its learner never published
+        labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
+        for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
+            if plan.weights.version:  # otherwise its learner never published
                 try:
-                    restore(model, model.memory, store, plan.saved)
+                    restore(model, model.memory, plan.weights, plan.saves)
                 except TimedOut:
                     log.warning("%s: the published weights are torn, and stay as they were", label)
                 except Exception as error:  # a class's own unpickling may raise anything
                     log.warning("%s: only its weights and epsilon are handed back (%s)", label, came(error))
                     failures.append(error)
-                _own(networks(model))
-        for (label, plan), model in zip(plans.items(), self._models, strict=True):
+                for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
+                    tensor.data = tensor.data.clone()
+        for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
             try:
                 give_back(plan.rings, model.memory)
             except Exception as error:  # a memory is of the caller's own class
@@ -194,41 +172,37 @@ class Session:
         for failure in filter(is_from_handler, failures):
             raise failure
 
-    def counts(self) -> dict[str, Any]:
-        """Epochs, agent-steps, and by learner its updates and restarts."""
-        workers, notes = self._control.workers, self._control.notes
+    def counts(self) -> dict[str, int]:
+        """Epochs, agent-steps, updates and restarts."""
+        control = self._control
         return {
-            "epochs": self._clock.ended,
-            "steps": workers[ACTOR].load(STEPS),
-            "updates": sum(counters.load(UPDATES) for counters in workers.values()),
-            "restarts": sum(one.load(RESTARTS) for one in notes.values()),
+            "epochs": self._plan.ended.version,
+            "steps": control.steps,
+            "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
+            "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
         }
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
 
-def _models_of(agents: list[Any]) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """The different models, and the numbers of each one's agents."""
-    found: dict[int, list[int]] = {}
-    for i, agent in enumerate(agents):
-        found.setdefault(id(agent.model), []).append(i)
-    numbers = [tuple(mine) for mine in found.values()]
-    return [agents[mine[0]].model for mine in numbers], numbers
+def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
+    """Runs the actor or a learner in its own process."""
+    if name != ACTOR:
+        os.nice(plan.options.niceness)
+    with (Actor if name == ACTOR else Learner)(name, env, plan, attempt) as role:
+        role.work()
 
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     """The environment for the actor, and for each learner without the other models; with this configuration."""
-    memories = [(model.memory, MEMORY.format(i)) for i, model in enumerate(models)]
-    apart = [(model, MODEL.format(i)) for i, model in enumerate(models)]
+    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
+    named = {MODEL.format(i): model for i, model in enumerate(models)}
     before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     try:
         vars(env).update(config=config, _active_logger=None)
-        mine = [pack(env, [*apart[:i], memories[i], *apart[i + 1 :]]) for i in range(len(models))]
-        return [pack(env, memories), *mine]
+        others = [{name: other for name, other in named.items() if other is not model} for model in models]
+        return [pack(env, memories), *(pack(env, memories | apart) for apart in others)]
     finally:
         vars(env).update(before)
 
@@ -239,19 +213,7 @@ def loaded_of_sorrel() -> list[str]:
     return [name for name in sys.modules if name.startswith(prefixes)]
 
 
-def _close_all(rings: list[Buffer]) -> None:
-    for ring in rings:
-        ring.close()
-
-
-def _own(module: torch.nn.Module) -> None:
-    """Gives each tensor memory of its own again, in place of a part of the row that a subscriber made."""
-    for tensor in [*module.parameters(), *module.buffers()]:
-        tensor.data = tensor.data.clone()
-
-
-def records_steps(logger: Any) -> bool:
+def records_turns(logger: Any) -> bool:
     """Whether a logger does more than sorrel's base class with each turn, which is nothing."""
-    kind: Any = type(logger)
-    bases = [base for base in kind.__mro__ if base.__name__ == "Logger"]
-    return logger is not None and not (bases and kind.record_step is bases[0].record_step)
+    base = base_of(logger, "Logger")
+    return logger is not None and (base is None or type(logger).record_step is not base.record_step)

@@ -1,12 +1,12 @@
-"""The parts of an experiment of sorrel, each alone: packing, messages, the clock, the book, the memories."""
+"""The parts of an experiment of sorrel, each alone: packing, messages, the memories."""
 
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import threading
-from pathlib import Path
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,11 @@ import pytest
 import sorrel_double as double
 import torch
 
-from marlcore import ClosedError, Field, LaneBusy
+from marlcore import LaneBusy
 from marlcore.compat.sorrel import Buffer
-from marlcore.compat.sorrel.book import Book
-from marlcore.compat.sorrel.clock import Clock
 from marlcore.compat.sorrel.memory import LearnersMemory, give_back, rings_for
-from marlcore.compat.sorrel.nameless import Mailbox, Sender, Spare
+from marlcore.compat.sorrel.messages import Book, Mailbox, framed
 from marlcore.compat.sorrel.packing import pack, unpack
-from marlcore.memory import interrupt_waits_with
 
 
 def filled(capacity: int, rows: int, n_frames: int = 3, buffer: Any = None) -> Any:
@@ -43,7 +40,7 @@ def test_what_is_left_out_is_put_in_wherever_it_was() -> None:
     model = double.Model()
     model.other_name = [model.memory]
     ring = object()
-    again = unpack(pack(model, [(model.memory, "ring")]), {"ring": ring})
+    again = unpack(pack(model, {"ring": model.memory}), {"ring": ring})
     assert again.memory is ring and again.other_name == [ring]
     assert isinstance(model.memory, double.Buffer)
 
@@ -52,7 +49,7 @@ def test_locks_are_new_ones_and_optimizers_keep_their_parameters() -> None:
     model = double.Model()
     model._lock = threading.RLock()
     with model._lock:
-        again = unpack(pack(model), {})
+        again = unpack(pack(model, {}), {})
     assert again._lock.acquire(blocking=False)
     again._lock.release()
     assert again.optimizer.param_groups[0]["params"][0] is again.local.weight
@@ -64,7 +61,7 @@ def test_a_view_of_a_large_row_is_packed_alone() -> None:
     model = torch.nn.Linear(2, 2)
     model.weight.data = row[:4].view(2, 2)
     model.fixed = row[4:6]
-    data = pack(model)
+    data = pack(model, {})
     assert len(data) < 20_000
     again = unpack(data, {})
     assert isinstance(again.weight, torch.nn.Parameter) and again.weight.requires_grad
@@ -75,100 +72,36 @@ def test_what_cannot_be_pickled_is_named_in_one_line() -> None:
     model = double.Model()
     model.stream = (i for i in ())
     with pytest.raises(TypeError, match=r"^Model: expected something that can be pickled \(.*\)$"):
-        pack(model)
+        pack(model, {})
 
 
-# ---- messages and files ----
+# ---- messages ----
 
 
-def test_messages_arrive_in_order_and_whole() -> None:
-    box = Mailbox()
-    sender = Sender(box.path)
-    for i in range(3):
-        sender.send("loss", i, np.zeros(1000))
-    assert [message[:2] for message in box.messages()] == [("loss", 0), ("loss", 1), ("loss", 2)]
-    assert list(box.messages()) == []
-    sender.close()
-    box.close()
+def test_messages_arrive_whole_and_a_killed_process_leaves_none() -> None:
+    with closing(Mailbox()) as box, open(box.path, "wb", buffering=0) as pipe:
+        for i in range(3):
+            pipe.write(framed(i, np.zeros(1000)))
+        assert [epoch for epoch, _ in box.messages()] == [0, 1, 2]
+        pipe.write(framed(3, "half")[:-2])
+        assert list(box.messages()) == []
+        box.drop_rest()
+        pipe.write(framed(3, "whole"))
+        assert list(box.messages()) == [(3, "whole")]
 
 
-def test_half_a_message_of_a_killed_process_is_dropped() -> None:
-    box = Mailbox()
-    killed = os.open(box.path, os.O_WRONLY)
-    os.write(killed, b"\x40\0\0\0\0\0\0\0half")
-    os.close(killed)
-    assert list(box.messages()) == []
-    box.renew()
-    successor = Sender(box.path)
-    successor.send("score", 1)
-    assert list(box.messages()) == [("score", 1)]
-    successor.close()
-    box.close()
-
-
-def test_spare_files_have_no_name() -> None:
-    spare = Spare()
-    for i, path in enumerate(spare.paths):
-        Path(path).write_bytes(bytes([i]))
-        assert "(deleted)" in os.readlink(path)
-    assert [Path(path).read_bytes() for path in spare.paths] == [b"\0", b"\1"]
-    spare.close()
-
-
-# ---- the clock ----
-
-
-def test_the_clock_makes_each_side_wait_for_the_other() -> None:
-    with Clock.create(2) as clock, Clock.attach(clock.handle) as other:
-        done: list[str] = []
-
-        def actor() -> None:
-            other.wait_for_learners(1)
-            done.append("actor")
-            other.end(1)
-
-        thread = threading.Thread(target=actor)
-        thread.start()
-        clock.learn(0, 1)
-        thread.join(0.15)
-        assert not done  # the other learner has not
-        clock.learn(1, 1)
-        clock.wait_for_actor(1)
-        thread.join()
-        assert done == ["actor"] and clock.ended == 1
-
-
-def test_a_wait_ends_where_the_experiment_stops() -> None:
-    def stop() -> None:
-        raise ClosedError("stop")
-
-    with Clock.create(1) as clock:
-        interrupt_waits_with(stop)
-        try:
-            with pytest.raises(ClosedError):
-                clock.wait_for_actor(1)
-        finally:
-            interrupt_waits_with(None)
-
-
-# ---- the book ----
+TURN = SimpleNamespace(epoch=0, turn=1)
 
 
 def test_epochs_are_recorded_in_order_and_once_whole() -> None:
     logger = double.StepLogger()
-    book = Book(logger, ["learner-0", "learner-1"])
-    turn = double.SimpleNamespace(epoch=0, turn=1)
-    for worker, message in (
-        ("actor", ("score", 1, 5.0, 0.4, {})),
-        ("actor", ("steps", 0, 0, [turn])),
-        ("learner-0", ("loss", 0, 0.25)),
-        ("learner-0", ("loss", 1, 1.0)),
-        ("learner-1", ("loss", 0, 0.5)),
-    ):
-        book.take(worker, message)
+    book = Book(logger, "actor", ["learner-0", "learner-1"])
+    messages = [("actor", 1, (5.0, 0.4, {}, [])), ("learner-0", 0, 0.25), ("learner-0", 1, 1.0), ("learner-1", 0, 0.5)]
+    for message in messages:
+        book.take(*message)
         book.record()
     assert logger.epochs == []
-    book.take("actor", ("score", 0, 4.0, 0.5, {"mean": 2.0}))
+    book.take("actor", 0, (4.0, 0.5, {"mean": 2.0}, [TURN]))
     book.record()
     assert logger.epochs == [(0, 0.75, 4.0, 0.5)]
     assert logger.values == [{"mean": 2.0}] and logger.turns == [(0, 1)]
@@ -178,18 +111,15 @@ def test_epochs_are_recorded_in_order_and_once_whole() -> None:
 
 def test_an_epoch_that_a_successor_repeats_is_recorded_once() -> None:
     logger = double.StepLogger()
-    book = Book(logger, ["learner-0"])
-    turns = [double.SimpleNamespace(epoch=0, turn=i) for i in range(4)]
-    book.take("actor", ("steps", 0, 0, turns[:2]))
-    book.take("actor", ("steps", 0, 2, turns[2:]))
-    book.take("actor", ("steps", 0, 0, turns[:3]))
-    book.take("actor", ("score", 0, 7.0, 0.5, {}))
-    book.take("learner-0", ("loss", 0, 1.0))
+    book = Book(logger, "actor", ["learner-0"])
+    book.take("actor", 0, (6.0, 0.5, {}, [TURN, TURN]))
+    book.take("actor", 0, (7.0, 0.5, {}, [TURN]))
+    for loss in (1.0, 2.0):
+        book.take("learner-0", 0, loss)
+        book.record()
+    book.take("actor", 0, (9.0, 0.5, {}, [TURN]))
     book.record()
-    book.take("learner-0", ("loss", 0, 2.0))
-    book.take("actor", ("score", 0, 9.0, 0.5, {}))
-    book.record()
-    assert logger.epochs == [(0, 1.0, 7.0, 0.5)] and logger.turns == [(0, 0), (0, 1), (0, 2)]
+    assert logger.epochs == [(0, 1.0, 7.0, 0.5)] and logger.turns == [(0, 1)]
 
 
 # ---- the memories ----
@@ -264,15 +194,6 @@ def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
     assert len(memory) == 1
 
 
-def test_extra_fields_of_other_dtypes_are_kept() -> None:
-    with_field = Buffer(4, (1,), log_prob=Field((), "float32"))
-    with_field.add([1], 0, 0.0, False, log_prob=-0.5)
-    assert with_field.extra_data["log_prob"].tolist() == [-0.5, 0, 0, 0]
-    with pytest.raises(KeyError):
-        with_field.extra_data["other"]
-    assert dict(with_field.extra_data).keys() == {"log_prob"} and len(with_field.extra_data) == 1
-
-
 def test_windows_never_mix_copies_of_the_world() -> None:
     """Rows of two copies in one ring would make stacks of frames that no agent ever saw."""
     rings = rings_for(double.Buffer(60, (1,), 3), 2)
@@ -316,13 +237,13 @@ def test_a_models_hooks_add_nothing_in_its_learner() -> None:
     (ring,) = rings_for(filled(30, 12), 1)
     memory = LearnersMemory([ring])
     before = (ring.idx, len(ring))
-    with memory.aside():
+    with memory.hooks():
         memory.add_empty()
         memory.add([1, 1], 0, 0.0, False)
         memory.clear()
     assert (memory.idx, memory.size) == before
     ring.add([1, 1], 0, 0.0, False)  # the actor
-    other = unpack(pack(ring), {})
+    other = unpack(pack(ring, {}), {})
     with pytest.raises(LaneBusy):
         LearnersMemory([other]).add([1, 1], 0, 0.0, False)
     memory.clear()

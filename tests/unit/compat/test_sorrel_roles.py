@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,16 +16,20 @@ import numpy as np
 import pytest
 import sorrel_double as double
 import torch
+from refused import Refused, check_refused
 
 from marlcore import ClosedError
+from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel import session as sessions
-from marlcore.compat.sorrel.actor import Actor
+from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
-from marlcore.compat.sorrel.options import Options, chosen_options, schedule_of
+from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.session import Session
+from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
-from marlcore.processes import Interrupts
+from marlcore.processes import Control, Interrupts
+from marlcore.weights import Subscriber
 
 
 class Repeatable(double.Model):
@@ -36,52 +42,46 @@ class Repeatable(double.Model):
 
     def take_action(self, state: Any) -> int:
         self.acted += 1
-        if (self.acted * 0.381966) % 1 < self.epsilon:
-            return self.acted // 3 % 2
-        with torch.no_grad():
-            return int(self.local(torch.from_numpy(state).float()).argmax())
+        return self.acted // 3 % 2 if (self.acted * 0.381966) % 1 < self.epsilon else self.greedy(state)
 
     def train_step(self) -> Any:
         states, rewards = torch.tensor(self.memory.states), torch.tensor(self.memory.rewards)
         inputs = torch.cat([states[:-1], states[1:]], 1)
-        loss = ((self.local(inputs).max(1).values - rewards[1:] - 0.1 * self.target(inputs).mean(1)) ** 2).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.updated += 1
-        return loss.detach().numpy()
+        return self.learn(
+            ((self.local(inputs).max(1).values - rewards[1:] - 0.1 * self.target(inputs).mean(1)) ** 2).mean()
+        )
 
     def start_epoch_action(self, **kwargs: Any) -> None:
         super().start_epoch_action(**kwargs)
         self.epochs_begun += 1
 
 
-class InTurn:
+class InTurn(ExitStack):
     """A session whose roles run in this process, one after another."""
 
     def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
+        super().__init__()
+        self.callback(interrupt_waits_with, None)
         chosen = Options(ahead=0, seed=0, **options)
-        schedule = schedule_of(env.config, False)
-        self.session = Session(env, env.config, chosen, schedule, 0, Interrupts(), logger)
-        self.plan, self.envs = self.session._plan, self.session._envs
-        self.box = {name: box.path for name, box in self.session._mail.items()}
-        with ExitStack() as stack:
-            stack.enter_context(self.session)
-            self.actor: Any = stack.enter_context(Actor(self.envs[0], "actor-0", self.plan, self.box["actor-0"], 1))
-            self.learners = [stack.enter_context(self.learner(i)) for i in range(len(self.plan.models))]
-            self._stack = stack.pop_all()
+        self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
+        self.plan = self.session._plan
+        self.actor = self.role(Actor, "actor-0")
+        self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
 
-    def learner(self, i: int, attempt: int = 1) -> Learner:
-        name = f"learner-{i}"
-        return Learner(i, self.envs[1 + i], name, self.plan, self.box[name], attempt)
+    def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
+        return self.enter_context(kind(name, self.session._envs[name], self.plan, attempt))
+
+    @property
+    def ended(self) -> int:
+        return self.session.counts()["epochs"]
 
     def epoch(self) -> bool:
-        went_on = self.actor.step()
+        continues: bool = self.actor.step()
         for learner in self.learners:
-            while learner._epoch < self.actor.clock.ended:
+            while learner._epoch < self.ended:
                 learner.step()
         self.session._read_mail()
-        return went_on
+        return continues
 
     def finish(self) -> None:
         while self.epoch():
@@ -90,37 +90,18 @@ class InTurn:
             learner.finish()
         self.session.hand_back()
 
-    def close(self) -> None:
-        self._stack.close()
-
-
-@contextmanager
-def in_turn(env: Any, logger: Any = None, **options: Any) -> Iterator[InTurn]:
-    run = InTurn(env, logger, **options)
-    try:
-        yield run
-    finally:
-        interrupt_waits_with(None)
-        run.close()
-
 
 def states_of(env: Any) -> list[Any]:
     return [{name: array.tolist() for name, array in agent.model.state_dict().items()} for agent in env.agents]
 
 
-def both(**given: Any) -> tuple[Any, Any, Any, Any]:
-    """The same environment after sorrel's loop and after ours, with what each logged."""
-    theirs, ours = double.make(model=Repeatable, **given), double.make(model=Repeatable, **given)
-    their_log, our_log = double.StepLogger(), double.StepLogger()
-    theirs.run_experiment(their_log)
-    with in_turn(ours, our_log) as run:
-        run.finish()
-    return theirs, their_log, ours, our_log
-
-
 def test_in_lock_step_everything_is_what_sorrels_loop_gives() -> None:
     """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories; torch's sums differ in the last digit."""
-    theirs, their_log, ours, our_log = both(agents=3, epochs=9)
+    theirs, ours = (double.make(model=Repeatable, agents=3, epochs=9) for _ in range(2))
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    with InTurn(ours, our_log) as run:
+        run.finish()
     np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
     assert our_log.values == their_log.values and our_log.turns == their_log.turns
     assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs) == 10
@@ -140,7 +121,7 @@ def test_a_second_experiment_goes_on_where_the_first_ended() -> None:
     their_log, our_log = double.Logger(), double.Logger()
     for _ in range(2):
         theirs.run_experiment(their_log)
-        with in_turn(ours, our_log) as run:
+        with InTurn(ours, our_log) as run:
             run.finish()
         for mine, other in zip(ours.agents, theirs.agents, strict=True):
             mine.model.acted = other.model.acted  # what a model counts while it acts stays in the actor
@@ -160,7 +141,7 @@ def test_agents_that_share_a_model_have_one_learner() -> None:
         if sequential:
             env.run_experiment(logs[-1])
             continue
-        with in_turn(env, logs[-1]) as run:
+        with InTurn(env, logs[-1]) as run:
             assert len(run.learners) == 1
             run.finish()
         assert env.agents[0].model is env.agents[2].model is model
@@ -169,26 +150,26 @@ def test_agents_that_share_a_model_have_one_learner() -> None:
 
 
 def test_entities_come_first_and_agents_in_turn() -> None:
-    with in_turn(double.make(agents=2, max_turns=3)) as run:
+    with InTurn(double.make(agents=2, max_turns=3)) as run:
         run.epoch()
-        assert run.actor._worlds[0].env.world.log == ["entity", "agent", "agent"] * 3
+        assert run.actor._worlds[0].world.log == ["entity", "agent", "agent"] * 3
 
 
 def test_epsilon_reaches_the_actor_with_the_weights() -> None:
     """sorrel's own branch left the actor's epsilon as it was in the beginning."""
-    with in_turn(double.make(epochs=4)) as run:
+    with InTurn(double.make(epochs=4)) as run:
         for epoch in range(5):
             run.epoch()
-            for agent in run.actor._worlds[0].env.agents:
+            for agent in run.actor._worlds[0].agents:
                 assert agent.model.epsilon == pytest.approx(0.5 * 0.9**epoch)
                 assert int(agent.model.updated) == max(0, run.learners[0]._model.updated - 1)
 
 
 def test_what_a_learner_trains_on_is_what_the_actor_added() -> None:
     """sorrel's own branch trained on zeros, since pickling a model made a new buffer."""
-    with in_turn(env := double.make(agents=1, epochs=6)) as run:
+    with InTurn(env := double.make(agents=1, epochs=6)) as run:
         while run.epoch():
-            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].env.agents[0].model.memory
+            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].agents[0].model.memory
             np.testing.assert_array_equal(mine.states, others.states)
         run.finish()
     assert env.agents[0].model.trained_on >= 4 * int(env.agents[0].model.updated) > 0
@@ -216,7 +197,7 @@ def test_no_window_that_is_trained_on_crosses_the_write_head() -> None:
     """Of sorrel's own draws from a full ring, some windows do, and say that they are valid."""
     given = {"agents": 1, "epochs": 3, "max_turns": 60, "model": Watching}
     Watching.crossed = 0
-    with in_turn(double.make(**given)) as run:
+    with InTurn(double.make(**given)) as run:
         run.finish()
     assert Watching.crossed == 0
     double.make(**given).run_experiment(double.Logger())
@@ -225,7 +206,7 @@ def test_no_window_that_is_trained_on_crosses_the_write_head() -> None:
 
 def test_a_killed_learners_successor_goes_on_with_everything() -> None:
     """It has the optimizer of the last save, and the newer weights of the last publication."""
-    with in_turn(env := double.make(agents=2, epochs=6), save_seconds=1e-9) as run:
+    with InTurn(env := double.make(agents=2, epochs=6), save_seconds=1e-9) as run:
         run.epoch()
         run.epoch()
         killed = run.learners.pop(0)
@@ -236,60 +217,81 @@ def test_a_killed_learners_successor_goes_on_with_everything() -> None:
         before = {name: tensor.clone() for name, tensor in run.learners.pop(0)._model.state_dict().items()}
         with torch.no_grad():
             killed._model.local.weight += 1  # an update that was never published
-        killed.clock.learn(0, 2)  # it was killed between its publication and this word
         killed.__exit__()
-        with run.learner(0, attempt=2) as successor:
-            run.learners.insert(0, successor)
-            assert (successor._epoch, successor._updates, run.actor.clock.learned(0)) == (3, 3, 3)
-            model = successor._model
-            assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-            assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
-            assert model.epsilon == pytest.approx(0.5 * 0.9**3)
-            run.finish()
-            assert run.session.counts()["updates"] == 2 * 7
+        successor = run.role(Learner, "learner-0", attempt=2)
+        run.learners.insert(0, successor)
+        assert (successor._epoch, successor._updates) == (3, 3)
+        model = successor._model
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
+        assert model.epsilon == pytest.approx(0.5 * 0.9**3)
+        run.finish()
+        assert run.session.counts()["updates"] == 2 * 7
+        assert all("(deleted)" in os.readlink(path) for path in run.plan.models[0].saves)
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
 
 
 def test_a_successor_without_a_save_has_the_published_weights() -> None:
-    with in_turn(double.make(agents=1, epochs=6)) as run:
+    with InTurn(double.make(agents=1, epochs=6)) as run:
         run.epoch()
         run.epoch()
         killed = run.learners.pop()
         killed.__exit__()
-        with run.learner(0, attempt=2) as successor:
-            assert int(successor._model.updated) == int(killed._model.updated)
-            assert torch.equal(successor._model.local.weight, killed._model.local.weight)
-            assert successor._model.optimizer.state == {}
+        successor = run.role(Learner, "learner-0", attempt=2)
+        assert int(successor._model.updated) == int(killed._model.updated)
+        assert torch.equal(successor._model.local.weight, killed._model.local.weight)
+        assert successor._model.optimizer.state == {}
 
 
 def test_a_killed_actors_successor_repeats_its_epoch() -> None:
     logger = double.Logger()
-    with in_turn(double.make(epochs=5), logger) as run:
+    with InTurn(double.make(epochs=5), logger) as run:
         run.epoch()
         run.epoch()
-        played = run.actor._worlds[0]
-        played.begin(2)
-        played.take_turn()
+        assert next(play(run.actor._worlds[0], 2, run.plan, animate=False)) is None
         run.actor.__exit__()
         for ring in run.plan.models:
             ring.rings[0].release()
-        with Actor(run.envs[0], "actor-0", run.plan, run.box["actor-0"], 2) as run.actor:
-            assert run.actor.clock.ended == 2
-            run.epoch()
-            assert run.actor._worlds[0].env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
-            run.finish()
+        run.actor = run.role(Actor, "actor-0", attempt=2)
+        assert run.ended == 2
+        run.epoch()
+        assert run.actor._worlds[0].agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
+        run.finish()
     assert [row[0] for row in logger.epochs] == list(range(6))
+
+
+def test_torn_weights_are_waited_for_and_learned_again(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """The only slot of a snapshot store, whose publisher was killed while it wrote."""
+
+    with InTurn(double.make(agents=1, epochs=3), publish_mode="snapshot") as run:
+
+        def torn(*_: Any) -> None:
+            run.session._control.stop()
+            raise TimedOut("torn")
+
+        run.epoch()
+        run.learners.pop().__exit__()
+        monkeypatch.setattr(Subscriber, "pull", torn)
+        run.learners = [run.role(Learner, "learner-0", attempt=2)]
+        assert run.learners[0]._epoch == 0
+        with pytest.raises(ClosedError):  # where it waits, told to stop
+            run.actor.step()
+        run.session.hand_back()
+    assert [record.getMessage() for record in caplog.records] == [
+        "learner-0: the published weights are torn, and it learns from those of the beginning",
+        "agents[0].model: the published weights are torn, and stay as they were",
+    ]
 
 
 @pytest.mark.parametrize(("rate", "updates"), [(1, 6), (2, 12), (0.5, 3), (1.5, 9)])
 def test_updates_for_each_epoch_are_held(rate: float, updates: int) -> None:
-    with in_turn(double.make(agents=2), updates_per_epoch=rate) as run:
+    with InTurn(double.make(agents=2), updates_per_epoch=rate) as run:
         run.finish()
         assert run.session.counts() == {"epochs": 6, "steps": 6 * 8 * 2, "updates": 2 * updates, "restarts": 0}
 
 
 def test_a_learner_that_runs_free_learns_while_it_waits() -> None:
-    with in_turn(double.make(agents=1, epochs=1), updates_per_epoch=None, publish_interval=3) as run:
+    with InTurn(double.make(agents=1, epochs=1), updates_per_epoch=None, publish_interval=3) as run:
         run.actor.step()
         (learner,) = run.learners
         learner.step()
@@ -308,8 +310,8 @@ def test_a_learner_that_runs_free_learns_while_it_waits() -> None:
 
 
 def test_copies_of_the_world_share_networks_and_nothing_else() -> None:
-    with in_turn(env := double.make(agents=2, epochs=6), copies=3) as run:
-        worlds = [world.env for world in run.actor._worlds]
+    with InTurn(env := double.make(agents=2, epochs=6), copies=3) as run:
+        worlds = run.actor._worlds
         run.epoch()
         for first, second, third in zip(*(world.agents for world in worlds), strict=True):
             models = [first.model, second.model, third.model]
@@ -342,56 +344,40 @@ class Threadsafe(double.Model):
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_threadsafe_models_act_with_the_newest_weights(copies: int) -> None:
-    with in_turn(env := double.make(model=Threadsafe, epochs=9), copies=copies) as run:
+    with InTurn(env := double.make(model=Threadsafe, epochs=9), copies=copies) as run:
         while run.epoch():
-            for world in run.actor._worlds[: 1 if run.actor.clock.ended == 10 else copies]:
-                model = world.env.agents[0].model
+            for world in run.actor._worlds[: 1 if run.ended == 10 else copies]:
+                model = world.agents[0].model
                 assert torch.equal(model._snapshot, model.local.weight) and model.local.weight.abs().sum() > 0
         run.finish()
     assert env.agents[0].model._lock.acquire(blocking=False)
     env.agents[0].model._lock.release()
 
 
-class Plain:
+class WithNet(double.Plain):
     """A model that is no module, but has one."""
 
     def __init__(self) -> None:
+        super().__init__(capacity=20)
         self.net = torch.nn.Linear(7, 2)
-        self.memory = double.Buffer(20, (7,))
-        self.epsilon = 0.3
-
-    def take_action(self, state: Any) -> int:
-        with torch.no_grad():
-            return int(self.net(torch.from_numpy(state).float()).argmax())
 
     def train_step(self) -> float:
         with torch.no_grad():
             self.net.bias += 1
         return 0.5
 
-    def reset(self) -> None:
-        pass
-
-    def start_epoch_action(self, **kwargs: Any) -> None:
-        pass
-
-    end_epoch_action = start_epoch_action
-
-    def epsilon_decay(self, decay_rate: float) -> None:
-        self.epsilon *= 1 - decay_rate
-
 
 def test_a_model_that_is_no_module_is_trained_too() -> None:
-    with in_turn(env := double.make(agents=1, model=Plain)) as run:
+    with InTurn(env := double.make(agents=1, model=WithNet)) as run:
         bias = env.agents[0].model.net.bias.detach().clone()
         run.finish()
     torch.testing.assert_close(env.agents[0].model.net.bias.detach(), bias + 6)
 
 
 def test_a_random_model_plays_beside_one_that_learns() -> None:
-    models = [double.RandomModel(), double.Model()]
+    models = [double.Plain(), double.Model()]
     env = double.Environment(double.config(epochs=9), [double.Agent(model) for model in models])
-    with in_turn(env) as run:
+    with InTurn(env) as run:
         run.finish()
     assert int(models[1].updated) > 0 and models[0].memory.size == 1 and models[1].memory.size == 64
 
@@ -406,7 +392,7 @@ class Reluctant(double.Model):
 def test_what_cannot_be_handed_back_costs_nothing_else(caplog: Any) -> None:
     """Models come first; a model that cannot be read again still gets its weights, and a memory costs only itself."""
     env = double.make(agents=3, epochs=9)
-    with in_turn(env) as run:
+    with InTurn(env) as run:
         while run.epoch():
             pass
         run.learners[1]._model.__class__ = Reluctant
@@ -436,7 +422,7 @@ def test_a_signal_while_models_are_handed_back_is_raised_at_the_end(monkeypatch:
 
     before = signal.signal(signal.SIGALRM, handler)
     env, given = double.make(agents=3, epochs=3), []
-    with in_turn(env) as run:
+    with InTurn(env) as run:
         monkeypatch.setattr(sessions, "restore", lambda *_: signal.raise_signal(signal.SIGALRM))
         monkeypatch.setattr(sessions, "give_back", lambda rings, memory: given.append(memory))
         with pytest.raises(TimeoutError, match="limit 0"):
@@ -448,7 +434,7 @@ def test_a_signal_while_models_are_handed_back_is_raised_at_the_end(monkeypatch:
 def test_the_callers_environment_is_untouched_until_the_end() -> None:
     env = double.make(epochs=3)
     before, memory, world = states_of(env), env.agents[0].model.memory, env.world
-    with in_turn(env) as run:
+    with InTurn(env) as run:
         run.epoch()
         assert states_of(env) == before and memory.size == 0
         run.finish()
@@ -461,7 +447,7 @@ def test_the_callers_environment_is_untouched_until_the_end() -> None:
 def test_a_marlcore_buffer_as_memory_stays_the_callers() -> None:
     env = double.make(agents=1, epochs=3)
     memory = env.agents[0].model.memory = Buffer(64, (7,), 2)
-    with in_turn(env) as run:
+    with InTurn(env) as run:
         run.epoch()
         assert len(memory) == 8 + 1  # add_empty counts as one
         run.finish()
@@ -469,12 +455,33 @@ def test_a_marlcore_buffer_as_memory_stays_the_callers() -> None:
     memory.close()
 
 
-def test_a_role_ends_where_the_experiment_stops() -> None:
-    with in_turn(double.make()) as run:
-        run.epoch()
-        run.session._control.stop()
-        with pytest.raises(ClosedError):
+def test_actor_and_learners_wait_for_each_other() -> None:
+    def stop() -> None:
+        raise ClosedError("it waits")
+
+    with InTurn(double.make()) as run:
+        first, second = run.learners
+        interrupt_waits_with(stop)
+        with pytest.raises(ClosedError, match="it waits"):  # for the end of an epoch
+            first.step()
+        run.actor.step()
+        first.step()
+        with pytest.raises(ClosedError, match="it waits"):  # for the second learner
             run.actor.step()
+        second.step()
+        assert run.actor.step() and run.ended == 2
+        run.session._control.stop()
+        with pytest.raises(ClosedError, match="told to stop"):
+            run.actor.step()
+
+
+def test_top_shows_an_experiment() -> None:
+    logger = double.Logger()
+    with InTurn(double.make(), logger) as run, closing(top.Run(Control.attach(run.plan.control.handle))) as seen:
+        run.finish()
+        figures = seen.figures()
+    assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)
+    assert figures["returns"] == {"world": np.mean([row[2] for row in logger.epochs])}
 
 
 class OwnLoop(double.Environment):
@@ -487,9 +494,15 @@ class OwnLoop(double.Environment):
         self.saved += 1
 
 
-def own_loop(**section: Any) -> Any:
+class Development(double.Environment):
+    """As sorrel's development branch, which has all but this method."""
+
+    aggregate_epoch_stats = property()  # type: ignore[assignment]
+
+
+def own_loop(kind: Any = OwnLoop, **section: Any) -> Any:
     env = double.make(epochs=3, model=Repeatable)
-    env.__class__ = OwnLoop
+    env.__class__ = kind
     env.config.multiprocessing = section
     return env
 
@@ -512,68 +525,64 @@ def test_the_configurations_section_sets_the_options() -> None:
     assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
 
 
-class Development(double.Environment):
-    """As sorrel's development branch, which has all but this method."""
-
-    aggregate_epoch_stats = property()  # type: ignore[assignment]
-
-
-def development() -> Any:
-    env = double.make(epochs=3)
-    env.__class__ = Development
-    return env
-
-
-def without(name: str) -> Any:
-    model = SimpleNamespace(train_step=lambda: 0, memory=double.Buffer(4, (7,)), epsilon=0.0)
-    delattr(model, name)
-    return model
-
-
 class Rollouts(double.Buffer):
     pass
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "said"),
-    [
-        (lambda: double.make(model=lambda: without("train_step")), {}, TypeError,
-         r"agents\[0\]\.model: expected a model with train_step, got SimpleNamespace without one"),
-        (lambda: double.make(model=lambda: without("memory")), {}, TypeError,
-         r"agents\[0\]\.model: expected a model with a memory, got SimpleNamespace without one"),
-        (lambda: double.make(agents=0), {}, ValueError, "env: expected agents, got Environment with none"),
-        (lambda: double.make(max_turns=None), {}, ValueError,
-         r"config: expected experiment\.max_turns, got a configuration without it"),
-        (lambda: double.make(max_turns=0), {}, ValueError, r"experiment\.max_turns: expected an integer of at least 1"),
-        (lambda: double.make(epochs=-1), {}, ValueError, r"experiment\.epochs: expected an integer of at least 0"),
-        (lambda: 3, {}, TypeError, "env: expected an Environment of sorrel, got int without take_turn"),
-        (double.make, {"ahead": -1}, ValueError, "ahead: expected an integer of at least 0, got -1"),
-        (double.make, {"copies": 0}, ValueError, "copies: expected an integer of at least 1, got 0"),
-        (double.make, {"updates_per_epoch": 0}, ValueError, "updates_per_epoch: expected a number above 0 or None"),
-        (double.make, {"timeout": 0}, ValueError, "timeout: expected seconds above 0, got 0"),
-        (double.make, {"publish_mode": "twice"}, ValueError, "mode: expected snapshot, double_buffer"),
-        (development, {}, TypeError,
-         r"env: expected an Environment of sorrel 1\.6, got Development without aggregate_epoch_stats; sorrel's "
-         "earlier releases and its development branch are not supported"),
-        (own_loop, {}, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: pass "
-         r"replace_loop=True to run sorrel's standard loop in its place, or call env\.run_experiment"),
-        (lambda: own_loop(mod=1), {}, ValueError, r"config: multiprocessing: expected .*, got \['mod'\]"),
-        (lambda: own_loop(mode="snapshot", publish_mode="snapshot"), {}, ValueError,
-         "config: multiprocessing: expected mode or publish_mode, got both"),
-        (lambda: own_loop(enabled="no"), {}, TypeError, r"multiprocessing\.enabled: expected true or false, got 'no'"),
-        (lambda: own_loop(num_learner_processes=3), {}, ValueError,
-         r"multiprocessing\.num_learner_processes: expected null or 2, one for each model, got 3"),
-        (double.make, {"steps": 3}, TypeError, "unexpected keyword argument 'steps'"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_that_names_it(make: Any, options: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said) as caught:
-        run_experiment_mp(make(), logger=double.Logger(), **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_memory_of_another_class_is_named() -> None:
+def with_model(**attributes: Any) -> Any:
     env = double.make()
-    env.agents[1].model.memory = Rollouts(4, (7,))
-    with pytest.raises(TypeError, match=r"agents\[1\]\.model\.memory: expected sorrel's Buffer or .*, got Rollouts"):
-        run_experiment_mp(env, logger=double.Logger())
+    env.agents[1].model = SimpleNamespace(**attributes)
+    return env
+
+
+def refused(make: Callable[[], Any], error: type[Exception], says: str, **options: Any) -> Refused:
+    return lambda: run_experiment_mp(make(), logger=double.Logger(), **options), error, says
+
+
+WRONG_OPTIONS = {
+    "ahead": (-1, "an integer of at least 0"),
+    "copies": (0, "an integer of at least 1"),
+    "updates_per_epoch": (0, "a finite number above 0"),
+    "timeout": (0, "a number above 0"),
+    "publish_mode": ("twice", "snapshot, double_buffer or triple_buffer"),
+}
+WRONG_SECTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "unknown": ({"mod": 1}, ValueError, ": expected the fields ['ahead', 'animate',"),
+    "twice": ({"mode": "snapshot", "publish_mode": "snapshot"}, ValueError,
+        ": expected mode or publish_mode, got both"),
+    "enabled": ({"enabled": "no"}, TypeError, ".enabled: expected true or false, got 'no'"),
+    "learners": ({"num_learner_processes": 3}, ValueError,
+        ".num_learner_processes: expected null or 2, one for each model, got 3"),
+}  # fmt: skip
+REFUSED: dict[str, Refused] = {
+    "train_step": refused(lambda: with_model(memory=double.Buffer(4, (7,))), TypeError,
+        "agents[1].model: expected a model with train_step, got SimpleNamespace without one"),
+    "memory": refused(lambda: with_model(train_step=int), TypeError,
+        "agents[1].model: expected a model with a memory, got SimpleNamespace without one"),
+    "another memory": refused(lambda: with_model(train_step=int, memory=Rollouts(4, (7,))), TypeError,
+        "agents[1].model.memory: expected sorrel's Buffer or marlcore.compat.sorrel.Buffer, got Rollouts"),
+    "no agents": refused(lambda: double.make(agents=0), ValueError, "env: expected agents, got Environment with none"),
+    "no max_turns": refused(lambda: double.make(max_turns=None), ValueError,
+        "config: expected experiment.max_turns, got a configuration without it"),
+    "max_turns": refused(lambda: double.make(max_turns=0), ValueError,
+        "experiment.max_turns: expected an integer of at least 1"),
+    "epochs": refused(lambda: double.make(epochs=-1), ValueError,
+        "experiment.epochs: expected an integer of at least 0"),
+    "another object": refused(lambda: 3, TypeError,
+        "env: expected an Environment of sorrel, got int without take_turn"),
+    "development branch": refused(lambda: own_loop(Development), TypeError, "env: expected an Environment of sorrel "
+        "1.6, got Development without aggregate_epoch_stats; sorrel's earlier releases and its development branch are "
+        "not supported"),
+    "own loop": refused(own_loop, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: "
+        "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"),
+    "unknown option": refused(double.make, TypeError, "unexpected keyword argument 'steps'", steps=3),
+    **{name: refused(double.make, ValueError, f"{name}: expected {expected}, got {value!r}", **{name: value})
+       for name, (value, expected) in WRONG_OPTIONS.items()},
+    **{f"section {name}": refused(partial(own_loop, **section), error, f"config: multiprocessing{says}")
+       for name, (section, error, says) in WRONG_SECTIONS.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    check_refused(*REFUSED[case])

@@ -1,0 +1,103 @@
+"""Messages of an experiment's processes, and how they become sorrel's records, one for each epoch and in order."""
+
+import errno
+import math
+import os
+import pickle
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from ...errors import suppress_failed_calls
+
+_LENGTH = struct.Struct("=q")
+_PIECE = 1 << 20  # bytes that one read takes
+
+
+class Mailbox:
+    """The parent's end of a pipe for one process and its successors, which the kernel removes."""
+
+    def __init__(self) -> None:
+        self._fds = list(os.pipe())
+        os.set_blocking(self._fds[0], False)
+        self.path = f"/proc/{os.getpid()}/fd/{self._fds[1]}"  # for the process: the pipe has no name
+        self._came = bytearray()
+
+    def messages(self) -> Iterator[Any]:
+        """The whole messages that have come, in the order of sending; never waits."""
+        with suppress_failed_calls(errno.EAGAIN):
+            while True:
+                self._came += os.read(self._fds[0], _PIECE)
+        while len(self._came) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._came)[0]
+            if len(self._came) < end:
+                break  # the rest comes later, or never if the sender was killed
+            message = pickle.loads(self._came[_LENGTH.size : end])
+            del self._came[:end]
+            yield message
+
+    def drop_rest(self) -> None:
+        """Drops the part of a message that a killed process sent, before its successor starts."""
+        self._came.clear()
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def framed(epoch: int, content: Any) -> bytes:
+    """A message for a mailbox, to be written to its path."""
+    data: bytes = cloudpickle.dumps((epoch, content))
+    return _LENGTH.pack(len(data)) + data
+
+
+class Book:
+    """The records of an experiment, which sorrel's Logger gets too, if there is one."""
+
+    def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = (), env: Any = None) -> None:
+        self._logger, self._env = logger, env
+        self._actor, self._learners = actor, learners
+        self._epochs: defaultdict[int, dict[str, Any]] = defaultdict(dict)  # contents of messages by sender
+        self.scores: list[Any] = []
+        self.losses: list[float] = []  # in each epoch, the sum over all agents
+        self.turns = 0  # of the environment, if it is known
+
+    def take(self, sender: str, epoch: int, content: Any) -> None:
+        """Takes a learner's loss, or the actor's (score, epsilon, further values, statistics of each turn).
+
+        A successor repeats an epoch: its message replaces the earlier one, unless that was recorded.
+        """
+        self._epochs[epoch][sender] = content
+
+    def record(self, all_of_it: bool = False) -> None:
+        """Records the epochs that are whole, in order; with `all_of_it` also those whose losses never came, as NaN."""
+        while self._actor in self._epochs[epoch := len(self.scores)]:
+            if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
+                return
+            contents = self._epochs.pop(epoch)
+            score, epsilon, values, turns = contents[self._actor]
+            for stats in turns:
+                self.record_step(stats)
+            loss = sum(contents.get(learner, math.nan) for learner in self._learners)
+            self.record_epoch(epoch, loss, score, epsilon, **values)
+
+    def record_step(self, stats: Any) -> None:
+        if self._logger is not None:
+            self._logger.record_step(stats)
+
+    def record_epoch(self, epoch: int, loss: Any, score: Any, *rest: Any, **values: Any) -> None:
+        self.turns += 0 if self._env is None else self._env.turn
+        self.scores.append(score)
+        self.losses.append(as_number(loss))
+        if self._logger is not None:
+            self._logger.record_epoch(epoch, loss, score, *rest, **values)
+
+
+def as_number(loss: Any) -> float:
+    """The mean of a loss as a model returns it: a number, an array or a tensor."""
+    detached = loss.detach().cpu() if hasattr(loss, "detach") else loss
+    return float(np.mean(np.asarray(detached, np.float64)))
