@@ -18,7 +18,7 @@ from seams import without_limits
 import marlcore as mc
 from marlcore.training import read_metrics
 from marlcore.training.after.loaded_policy import SavedRun
-from marlcore.training.workers.blueprint import build_model
+from marlcore.training.loops import build_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -25,7 +25,7 @@ from marlcore.processes import PID
 from marlcore.training import EVALUATOR, Run, read_metrics, start, supervised
 from marlcore.training.after.loaded_policy import LoadedPolicy, load_policy
 from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, SupervisionConfig
-from marlcore.training.loops.policy import ActingModel
+from marlcore.training.loops.model import ActingModel
 from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
 from marlcore.training.record.run_directory import checkpoint_path
 

@@ -67,11 +67,11 @@ class Noting(mc.DQN):
 
         def noting(learner: Learner) -> None:
             publish(learner)
-            norm = learner._norm
+            norm = learner.norm
             numbers = (
                 {} if norm is None else {name: one.reshape(-1).tolist() for name, one in norm.state_dict().items()}
             )
-            note = {"pid": os.getpid(), "updates": learner.updates, "version": learner.publications.version, **numbers}
+            note = {"pid": os.getpid(), "updates": learner.updates, "version": learner.version, **numbers}
             with open(self.notes, "a") as file:
                 file.write(json.dumps(note) + "\n")
             first = json.loads(Path(self.notes).read_text().partition("\n")[0])["pid"]

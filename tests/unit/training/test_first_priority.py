@@ -18,7 +18,7 @@ import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
-from marlcore.training.loops import FirstPriorities, Seat, act, observe
+from marlcore.training.loops import Seat, act, observe
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -58,7 +58,11 @@ class Policy:
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     env = vectorize(CheckedEnvironment, 3)
-    algorithm, policy = mc.DQN(reward_scale=0.5), Policy()
+    policy, algorithm = Policy(), mc.DQN(reward_scale=0.5)
+
+    def first_priority(before: Any, reward: Any, after: Any) -> Any:
+        return algorithm.first_priority(before, reward, DISCOUNT, after)
+
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay:
         seats, writers = {}, []
         run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
@@ -66,8 +70,7 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
             lanes = np.arange(3) + 3 * i
             writers.append(replay.vector_writer(lanes))
             player: Any = Player(policy)
-            priorities = FirstPriorities(algorithm.first_priority, DISCOUNT, 3)
-            seats[agent] = Seat(agent, player, writers[-1], SPEC, lanes, priorities)
+            seats[agent] = Seat(agent, player, writers[-1], SPEC, lanes, first_priority)
         env.reset(5)
         for _ in range(1500):
             act(env, seats, [policy], observe(env, seats, run), run)  # type: ignore[list-item]

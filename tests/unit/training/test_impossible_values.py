@@ -1,7 +1,6 @@
-"""Observations that are not of the space, forbidden actions and extras that are not finite are refused."""
+"""Observations that are not of the space, forbidden actions and values that are not finite are refused."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
-from refusals import refused
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.interfaces import Turn
 from marlcore.training.after.loaded_policy import LoadedPolicy
-from marlcore.training.loops.policy import ActingModel, PolicyPlayer
-from marlcore.training.loops.seat import Seat
+from marlcore.training.loops import ActingModel, PolicyPlayer, Seat
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
+PLAIN = mc.Spaces(BOX, gym.Discrete(3))
 MASKED = mc.Spaces(gym.Dict(noise=BOX, target=gym.Discrete(4)), gym.Discrete(3), masked=True)
 NOISE, MASK = np.zeros(2, np.float32), np.array([False, True, False])
 
@@ -28,35 +27,85 @@ def loaded(spaces: mc.Spaces) -> LoadedPolicy:
     return LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
 
 
-@pytest.mark.parametrize(
-    ("spaces", "obs", "message"),
-    [
-        (mc.Spaces(gym.Discrete(4), gym.Discrete(3)), 9, "obs: expected Discrete(4), got 9"),
-        (mc.Spaces(BOX, gym.Discrete(3)), [0.0, np.nan], "obs: expected finite numbers, got nan in [0.0, nan]"),
-        (MASKED, {"noise": NOISE, "target": 9, "action_mask": MASK}, "obs['target']: expected Discrete(4), got 9"),
-        (
-            MASKED,
-            {"noise": NOISE, "target": 0, "action_mask": ~MASK & MASK},
-            "action_mask: expected an allowed action, got [False, False, False]",
-        ),
-        (MASKED, {"observation": {"noise": NOISE, "target": 0}}, "action_mask: expected 3 booleans, got None"),
-        (
-            MASKED,
-            {"noise": 0, "action_mask": np.array([0, 1, 0])},
-            "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}",
-        ),
-    ],
-)
-def test_a_loaded_policy_refuses_what_training_refuses(spaces: mc.Spaces, obs: Any, message: str) -> None:
-    with refused(ValueError, message):
-        loaded(spaces).act(obs)
+def player_of(spaces: mc.Spaces, action: Any) -> PolicyPlayer:
+    """A player of two copies whose policy always chooses these actions."""
+    policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(action)[at]))
+    return PolicyPlayer(policy, spaces, 2, "repeat")
 
 
-def test_a_loaded_policy_refuses_a_reward_of_nan() -> None:
-    policy = loaded(mc.Spaces(BOX, gym.Discrete(3)))
-    assert policy.act(5 * np.ones(2)) == 1  # bounds are not checked
-    with refused(ValueError, "reward: expected finite numbers, got nan in [nan]"):
-        policy.act(NOISE, reward=float("nan"))
+def act(bad: float) -> None:
+    spaces = mc.Spaces(gym.Box(-1, 1, (1,)), gym.Box(-np.inf, np.inf, (2,)))
+    player = player_of(spaces, np.array([[0, 1], [0, bad]], np.float32))
+    player.choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool))
+
+
+def sit(fields: dict[str, mc.Field], extras: dict[str, Any], **state: torch.Tensor) -> None:
+    """Lets a seat remember the extras of an action, and the recurrent state before it."""
+    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), fields)
+    chosen = mc.Action(np.zeros(2, np.int64), extras)
+    player: Any = SimpleNamespace(choose=lambda *_: chosen, before=state, policy=SimpleNamespace(version=1))
+    seat = Seat("a", player, None, spec, np.arange(2))  # type: ignore[arg-type]
+    seat.act(Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_)))
+
+
+def remember(bad: float, name: str = "value") -> None:
+    sit({name: mc.Field()}, {name: np.array([0, bad], np.float32)})
+
+
+STATE = {"cell": mc.Field((3,)), "hidden": mc.Field((3,))}
+
+
+OBS = {"noise": NOISE, "target": 0}
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "integer": (
+        lambda: loaded(mc.Spaces(gym.Discrete(4), gym.Discrete(3))).act(9),
+        "obs: expected Discrete(4), got 9",
+    ),
+    "NaN": (lambda: loaded(PLAIN).act([0.0, np.nan]), "obs: expected finite numbers, got nan in [0.0, nan]"),
+    "reward": (lambda: loaded(PLAIN).act(NOISE, reward=np.nan), "reward: expected finite numbers, got nan in [nan]"),
+    "part": (
+        lambda: loaded(MASKED).act({"noise": NOISE, "target": 9, "action_mask": MASK}),
+        "obs['target']: expected Discrete(4), got 9",
+    ),
+    "nothing allowed": (
+        lambda: loaded(MASKED).act({**OBS, "action_mask": MASK & ~MASK}),
+        "action_mask: expected an allowed action, got [False, False, False]",
+    ),
+    "no mask": (lambda: loaded(MASKED).act({"observation": OBS}), "action_mask: expected 3 booleans, got None"),
+    "missing part": (
+        lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])}),
+        "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}",
+    ),
+    "missing state": (
+        lambda: sit(STATE, {}, hidden=torch.zeros(2, 3)),
+        "extras of the algorithm: expected ['cell'], as its transition says, got []",
+    ),
+    "shape of state": (
+        lambda: sit(STATE, {}, hidden=torch.zeros(2, 7), cell=torch.zeros(2, 3)),
+        "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)",
+    ),
+    "dtype of state": (
+        lambda: sit(STATE, {}, hidden=torch.zeros(2, 3), cell=torch.zeros(2, 3, dtype=torch.complex64)),
+        "cell of the algorithm's state: expected float32 (2, 3), got dtype complex64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_of_its_space_is_refused(case: str) -> None:
+    call, says = REFUSED[case]
+    check_refused(call, TypeError if case == "dtype of state" else ValueError, says)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("call", "name"), [(act, "action"), (remember, "value")])
+def test_what_is_not_finite_is_refused(call: Callable[[float], object], name: str, bad: float) -> None:
+    check_refused(lambda: call(bad), ValueError, f"{name} of the algorithm: expected finite numbers, got {bad} in")
+
+
+def test_what_is_possible_is_accepted() -> None:
+    assert loaded(PLAIN).act(5 * np.ones(2)) == 1  # bounds are not checked
+    remember(np.nan, "priority")  # which stands for the highest so far
 
 
 @pytest.mark.parametrize(
@@ -71,31 +120,11 @@ def test_a_loaded_policy_refuses_a_reward_of_nan() -> None:
 def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any, forbidden: Any, stack: int) -> None:
     spaces = mc.Spaces(BOX, action, masked=True, stack=stack)
     mask = np.array([[True, True, True, True, True], [True, False, True, True, False]])[:, : spaces.choices]
-    obs = {"observation": np.zeros((2, 2), np.float32), "action_mask": mask}
-    policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(chosen)[at]))
-    player = PolicyPlayer(policy, spaces, 2, "repeat")
-    begins = np.ones(2, np.bool_)
-    chosen = allowed
-    player.choose(obs, slice(None), begins)
-    chosen = forbidden
+    obs, begins = {"observation": np.zeros((2, 2), np.float32), "action_mask": mask}, np.ones(2, np.bool_)
+    second = {name: rows[1:] for name, rows in obs.items()}
+    player_of(spaces, allowed).choose(obs, slice(None), begins)
+    player = player_of(spaces, forbidden)
     got = (forbidden[1] + spaces.first_action).tolist()
-    line = f"action of the algorithm: expected one that action_mask allows, got {got}"
-    with refused(ValueError, line):
-        player.choose(obs, slice(None), begins)
-    with refused(ValueError, line):  # of some copies
-        player.choose({name: rows[1:] for name, rows in obs.items()}, np.array([1]), begins[1:])
-
-
-@pytest.mark.parametrize(("name", "bad"), [("value", np.nan), ("value", -np.inf), ("priority", np.nan)])
-def test_an_extra_that_is_not_finite_is_refused(name: str, bad: float) -> None:
-    """But a priority of NaN stands for the highest so far."""
-    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), {name: mc.Field()})
-    chosen = mc.Action(np.zeros(2, np.int64), {name: np.array([0, bad], np.float32)})
-    player: Any = SimpleNamespace(choose=lambda *_: chosen, before={}, policy=SimpleNamespace(version=1))
-    seat = Seat("a", player, None, spec, np.arange(2))  # type: ignore[arg-type]
-    turn = Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_))
-    if name == "priority":
-        seat.act(turn)
-        return
-    with refused(ValueError, f"{name} of the algorithm: expected finite numbers, got {bad} in [0.0, {bad}]"):
-        seat.act(turn)
+    says = f"action of the algorithm: expected one that action_mask allows, got {got}"
+    check_refused(lambda: player.choose(obs, slice(None), begins), ValueError, says)
+    check_refused(lambda: player.choose(second, np.array([1]), begins[1:]), ValueError, says)

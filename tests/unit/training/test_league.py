@@ -1,9 +1,8 @@
 """The learner's part of self-play: odds, the payoff table, admissions, the pool and what is restored of them."""
 
-from __future__ import annotations
-
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,16 @@ import numpy as np
 import pytest
 import torch
 from arena import Marking, weak
-from refusals import refused
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
-from marlcore.training.loops.policy import PolicyModel
+from marlcore.training.loops.model import PolicyModel
 from marlcore.training.record.checkpoints import save_checkpoint
 from marlcore.training.record.files import read_json
-from marlcore.training.self_play.league import League
-from marlcore.training.self_play.odds import name_of, odds_of, pool_odds
-from marlcore.training.self_play.payoff import Payoff
-from marlcore.training.self_play.picture import draw_payoff
+from marlcore.training.self_play.league import League, odds_of, pool_odds
+from marlcore.training.self_play.opponents import name_of
+from marlcore.training.self_play.payoff import Payoff, draw_payoff
 from marlcore.training.self_play.pool import Pool, opponent_path, pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
@@ -134,11 +132,13 @@ class Scene:
 
     def join(self, state: Any = None) -> League:
         """A learner process's; the one before it has died."""
-        pool = Pool(self.store, self.model.acting, self.run_dir, "main")
-        self.stack.callback(pool.close)
-        self.pool = pool
+        self.pool = self.stack.enter_context(closing(Pool(self.store, self.model.acting, self.run_dir, "main")))
         attached = self.stack.enter_context(closing(Telemetry.attach(self.results.handle)))
-        return League(self.config, pool, attached, self.run_dir, self.metrics.__setitem__, state or {})
+        return League(self.config, self.pool, attached, self.run_dir, self.metrics.__setitem__, state or {})
+
+    def publish_each(self, league: League, updates: Iterable[int]) -> list[dict[int, float]]:
+        """The odds by opponent after so many updates, each time."""
+        return [self.publish(league, count) for count in updates]
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
         for result in results:
@@ -157,6 +157,13 @@ class Scene:
         return {n: float(local.mark.detach()[0]) for n in range(1, 50) if subscriber.pull_version(n)}
 
 
+def from_checkpoint(state: Any) -> Any:
+    data = io.BytesIO()
+    torch.save(state, data)
+    data.seek(0)
+    return torch.load(data, weights_only=True)
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
     made: list[Scene] = []
@@ -173,17 +180,16 @@ def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
 def test_the_first_policy_is_admitted_then_one_every_k_updates(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=100)
     league = one.join()
-    sizes = [len(one.publish(league, updates)) - 2 for updates in (0, 90, 100, 110, 205, 299, 305)]
-    assert sizes == [1, 1, 2, 2, 3, 3, 4]
+    odds = one.publish_each(league, (0, 90, 100, 110, 205, 299, 305))
+    assert [len(opponents) - 2 for opponents in odds] == [1, 1, 2, 2, 3, 3, 4]
     assert one.held() == {1: 0.0, 2: 100.0, 3: 205.0, 4: 305.0}
 
 
 def test_a_full_pool_replaces_its_oldest(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=10)
     league = one.join()
-    for updates in range(0, 80, 10):
-        odds = one.publish(league, updates)
-    assert one.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds) == [0, -1, 5, 6, 7, 8]
+    odds = one.publish_each(league, range(0, 80, 10))
+    assert one.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds[-1]) == [0, -1, 5, 6, 7, 8]
     files = sorted(path.name for path in (one.run_dir / "checkpoints").iterdir())
     assert files == [f"main.opponent-{n}.pt" for n in (1, 5, 6, 7, 8)], "the first stays as a yardstick"
 
@@ -210,15 +216,14 @@ def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[...
 def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=10, draw="pfsp", power=2.0)
     league = one.join()
-    for updates in (0, 10):
-        one.publish(league, updates)
+    one.publish_each(league, (0, 10))
     one.play(1, *[1] * 8)
     one.play(2, -1, 0, actor=1)
     odds = one.publish(league, 15)
     weights = {1: (1 - 9 / 10) ** 2, 2: (1 - 1.5 / 4) ** 2}
     for number, weight in weights.items():
         assert odds[number] == pytest.approx(0.6 * weight / sum(weights.values()))
-    league.report()
+    league.report_rates()
     assert league.state_dict()["payoff"]["history"] == [(150, {1: 0.9, 2: 1.5 / 4})]
     assert one.metrics["pool_size"] == 2 and one.metrics["games"] == 10
     assert one.metrics["win_rate/pool:1"] == 0.9 and one.metrics["win_rate"] == 8.5 / 10
@@ -236,7 +241,7 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
     one.publish(league, 12)  # an admission, and a table that is lost with the process
     one.pool.close()
     one.play(1, -1, actor=1)
-    successor = one.join(torch_copy(state))
+    successor = one.join(from_checkpoint(state))
     one.publish(successor, 12)
     one.publish(successor, 13)
     successor.write()
@@ -245,24 +250,13 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
     assert one.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
 
 
-def torch_copy(state: Any) -> Any:
-    """As it comes back from a checkpoint."""
-    import io
-
-    data = io.BytesIO()
-    torch.save(state, data)
-    data.seek(0)
-    return torch.load(data, weights_only=True)
-
-
 def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
     league = first.join()
-    for updates in range(0, 70, 10):
-        first.publish(league, updates)
+    first.publish_each(league, range(0, 70, 10))
     first.play(5, 1, 1, -1)
     first.publish(league, 60)
-    state = torch_copy(league.state_dict())
+    state = from_checkpoint(league.state_dict())
     first.play(5, 1)  # nobody reads it: everything is killed
     held = first.held()
     first.stack.close()
@@ -281,9 +275,7 @@ def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Sce
 
 def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
-    league = first.join()
-    for updates in range(0, 60, 10):
-        first.publish(league, updates)
+    first.publish_each(first.join(), range(0, 60, 10))
     first.stack.close()
     assert saved_opponents(first.run_dir, "main", 10) == [3, 4, 5, 6]
     assert scene(pool=2).held() == {5: 40.0, 6: 50.0}
@@ -297,40 +289,39 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
     state = torch.load(path, weights_only=True)
     state["acting"]["model.mark"] = torch.zeros(3)
     save_checkpoint(path, state)
-    with pytest.raises(
-        ValueError, match=r"^resume: expected an opponent of main's network, got '.*opponent-1.pt' \(.*mark"
-    ) as error:
-        scene()
-    assert "\n" not in str(error.value)
+    check_refused(scene, ValueError, f"resume: expected an opponent of main's network, got {str(path)!r} (")
 
 
 # ---- settings ----
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pool": -1}, "pool: expected an integer of at least 0, got -1"),
-        ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
-        ({"admit_updates": None}, "admit_updates: expected a number, or an admit_win_rate, got None for both"),
-        ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
-        ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
-        ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
-        ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
-        (
-            {"anchors": {"weak": 0.1}},
-            "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'",
-        ),
-        (
-            {"anchors": {"arena:weak": 0.1, "other:weak": 0.1}},
-            "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
-        ),
-        ({"anchors": {"arena:weak": -0.1}}, "anchors arena:weak: expected a number from 0 to 1, got -0.1"),
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
-    with refused(ValueError, message):
-        settings(**changes)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "pool": ({"pool": -1}, "pool: expected an integer of at least 0, got -1"),
+    "updates": ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
+    "no gate": (
+        {"admit_updates": None},
+        "admit_updates: expected a number, or an admit_win_rate, got None for both",
+    ),
+    "win rate": ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
+    "draw": ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
+    "power": ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
+    "shares": ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
+    "anchor": (
+        {"anchors": {"weak": 0.1}},
+        "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'",
+    ),
+    "equal names": (
+        {"anchors": {"arena:weak": 0.1, "other:weak": 0.1}},
+        "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
+    ),
+    "share": ({"anchors": {"arena:weak": -0.1}}, "anchors arena:weak: expected a number from 0 to 1, got -0.1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_out_of_range_are_refused(case: str) -> None:
+    changes, says = REFUSED[case]
+    check_refused(lambda: settings(**changes), ValueError, says)
 
 
 def test_settings_come_back_from_json() -> None:
