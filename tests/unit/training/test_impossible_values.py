@@ -52,6 +52,16 @@ def remember(bad: float, name: str = "value") -> None:
     sit({name: mc.Field()}, {name: np.array([0, bad], np.float32)})
 
 
+def change(at: Any, **later: torch.Tensor) -> None:
+    """Lets a player choose actions with a state, and then with another one."""
+    states = iter([{"h": torch.zeros(2, 3)}, later])
+    policy: Any = SimpleNamespace(act=lambda *_: mc.Action(np.zeros(2, np.int64), state=next(states)))
+    player = PolicyPlayer(policy, PLAIN, 2 if at == ALL else 3, "repeat")
+    for _ in range(2):
+        player.choose(np.zeros((2, 2), np.float32), at, np.zeros(2, bool))
+
+
+ALL = slice(None)
 STATE = {"cell": mc.Field((3,)), "hidden": mc.Field((3,))}
 
 
@@ -83,6 +93,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "shape of state": (
         lambda: sit(STATE, {}, hidden=torch.zeros(2, 7), cell=torch.zeros(2, 3)),
         "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)",
+    ),
+    "later shape": (
+        lambda: change(ALL, h=torch.zeros(1, 2, 3)),
+        "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)",
+    ),
+    "later shape of some copies": (
+        lambda: change([0, 2], h=torch.zeros(1, 2, 3)),
+        "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)",
+    ),
+    "later part": (
+        lambda: change(ALL, h=torch.zeros(2, 3), c=torch.zeros(2)),
+        "state of the algorithm: expected the fields ['h'], got ['h', 'c']",
     ),
     "dtype of state": (
         lambda: sit(STATE, {}, hidden=torch.zeros(2, 3), cell=torch.zeros(2, 3, dtype=torch.complex64)),

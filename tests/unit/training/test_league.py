@@ -16,13 +16,13 @@ from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
-from marlcore.training.loops.model import PolicyModel
-from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.files import read_json
-from marlcore.training.self_play.league import League, odds_of, pool_odds
+from marlcore.training.loops import PolicyModel
+from marlcore.training.record import read_json, save_checkpoint
+from marlcore.training.self_play import League, Pool, draw_payoff
+from marlcore.training.self_play.league import odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
-from marlcore.training.self_play.payoff import Payoff, draw_payoff
-from marlcore.training.self_play.pool import Pool, opponent_path, pool_store, saved_opponents
+from marlcore.training.self_play.payoff import Payoff
+from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
 BOX = gymnasium.spaces.Box(0, 1, (1,), np.float32)

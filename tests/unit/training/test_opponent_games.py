@@ -1,7 +1,5 @@
 """In self-play, evaluations play against the pool and the anchors, and keep the weights that do best against them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,15 +14,12 @@ from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
 import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops.evaluator import Candidate
-from marlcore.training.loops.model import ActingModel
-from marlcore.training.record.checkpoints import KeptCheckpoints, load_checkpoint
-from marlcore.training.record.run_directory import checkpoint_path
-from marlcore.training.self_play.opponent_games import OpponentGames, paired, spread
-from marlcore.training.self_play.opponents import Opponents
+from marlcore.training.loops import ActingModel, Candidate
+from marlcore.training.record import KeptCheckpoints, checkpoint_path, load_checkpoint
+from marlcore.training.self_play import OpponentGames, Opponents
+from marlcore.training.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
-CPU = torch.device("cpu")
 
 
 class Store:
@@ -62,15 +57,13 @@ class Scene:
         self.pool.version = 3
         settings = mc.SelfPlayConfig(pool=4, anchors=dict.fromkeys(anchors, 0.1), side=side)
         config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
-        rng = np.random.default_rng()
-        self.candidate = Candidate(
-            SIDES, SPACES, Marking(), model, CPU, self.published, KeptCheckpoints(folder, "main", keep=2)
-        )
+        kept = KeptCheckpoints(folder, "main", keep=2)
+        candidate = Candidate(SIDES, SPACES, Marking(), model, torch.device("cpu"), self.published, kept)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
-        opponents = Opponents(policy, config, pool, 3, rng)
+        opponents = Opponents(policy, config, pool, 3, np.random.default_rng())
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
-            self.env, "main", self.candidate, config, opponents, lambda step: step,
+            self.env, "main", candidate, config, opponents, lambda step: step,
             lambda agent, name, value, step: self.metrics.__setitem__((agent, name), value),
         )  # fmt: skip
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from refusals import refused
 from rounding import rounding
 from seams import without_limits
 from wander import Wander
@@ -152,29 +151,6 @@ def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
             assert policy.act(obs, reward=reward) == expected
         different.add((expected, int(model(torch.from_numpy(obs)[None], None)[0].argmax())))
     assert any(one != forgetful for one, forgetful in different), "memory makes no difference here"
-
-
-@pytest.mark.parametrize(
-    ("later", "message"),
-    [
-        ({"h": torch.zeros(1, 2, 3)}, "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)"),
-        ({"h": torch.zeros(2, 3), "c": torch.zeros(2)},
-         "state of the algorithm: expected the fields ['h'], got ['h', 'c']"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("at", [slice(None), np.array([0, 2])])
-def test_a_state_that_changes_its_parts_is_named(later: Any, message: str, at: Any) -> None:
-    states = iter([{"h": torch.zeros(2, 3)}, later])
-
-    class Changing:
-        def act(self, obs: Any, at: Any, state: Any) -> mc.Action:
-            return mc.Action(np.zeros(2, np.int64), state=next(states))
-
-    player = PolicyPlayer(Changing(), SPACES, 2 if isinstance(at, slice) else 3, "repeat")  # type: ignore[arg-type]
-    obs, begins = np.zeros((2, 3), np.float32), np.zeros(2, bool)
-    player.choose(obs, at, begins)
-    with refused(ValueError, message):
-        player.choose(obs, at, begins)
 
 
 def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
