@@ -48,22 +48,23 @@ class Player:
         return mc.Action(obs[:, 1] % 4, unknown, values={"taken": taken(obs), "best": best(obs)})
 
 
+def first_priority(before: Any, reward: Any, after: Any) -> Any:
+    return mc.DQN(reward_scale=0.5).first_priority(before, reward, DISCOUNT, after)
+
+
+def seat(agent: str, writer: Any) -> Seat:
+    return Seat(agent, Player(), writer, SPEC, np.array(writer.lanes), first_priority)  # type: ignore[arg-type]
+
+
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
-    env, player, algorithm = vectorize(CheckedEnvironment, 3), Player(), mc.DQN(reward_scale=0.5)
+    env = vectorize(CheckedEnvironment, 3)
     run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
-
-    def first_priority(before: Any, reward: Any, after: Any) -> Any:
-        return algorithm.first_priority(before, reward, DISCOUNT, after)
-
-    def seat(agent: str, lanes: Any) -> Seat:
-        writer = stack.enter_context(replay.vector_writer(lanes))
-        return Seat(agent, player, writer, SPEC, lanes, first_priority)  # type: ignore[arg-type]
-
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay, ExitStack() as stack:
-        seats = {agent: seat(agent, np.arange(3) + 3 * i) for i, agent in enumerate(env.agents)}
+        writers = [stack.enter_context(replay.vector_writer([i, i + 1, i + 2])) for i in (0, 3)]
+        seats = {agent: seat(agent, writer) for agent, writer in zip(env.agents, writers, strict=True)}
         env.reset(5)
         for _ in range(1500):
-            act(env, seats, [player.policy], observe(env, seats, run), run)  # type: ignore[list-item]
+            act(env, seats, [Player.policy], observe(env, seats, run), run)  # type: ignore[list-item]
         batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
         assert (batch.policy_version == 3).all()
         future = np.where(batch.terminated, 0.0, best(batch.next_obs))
@@ -71,7 +72,21 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
         expected[batch.truncated] = np.nan
         np.testing.assert_allclose(batch.extras["priority"], expected, rtol=1e-6)
         assert batch.terminated.any() and batch.truncated.any() and not (batch.terminated & batch.truncated).any()
+        goes_on = ~batch.terminated & ~batch.truncated
+        assert (batch.next_obs[goes_on, :2] == batch.obs[goes_on, :2] + [0, 1]).all(), "the episode's next step"
         assert (batch.action == batch.obs[:, 1] % 4).all() and len(set(batch.index.tolist())) > 1500
+
+
+def test_no_transition_spans_an_episode_that_ended_for_all() -> None:
+    """It may end between two turns, so that no outcome ends it for this agent."""
+    all_, no, yes = np.arange(1), np.zeros(1, bool), np.ones(1, bool)
+    with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
+        seated = seat("a", writer)
+        for obs, terminated in ((1, no), (2, yes)):
+            seated.begin(all_)
+            seated.act(mc.Turn("a", all_, np.full((1, 4), obs), yes))
+            seated.record(mc.Outcome("a", all_, np.ones(1), terminated, no, None))
+        assert len(replay) == 2 and (replay.sampler(20, min_size=1).sample().obs == 2).all()
 
 
 @pytest.mark.parametrize("algorithm", [mc.DQN(actor_priorities=True), mc.IQN(actor_priorities=True)])
