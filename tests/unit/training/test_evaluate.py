@@ -235,11 +235,6 @@ def test_the_best_survives_a_successor(run_dir: Path) -> None:
     assert best_step(run_dir) == 7
 
 
-def test_without_keep_only_the_best_is_kept(run_dir: Path) -> None:
-    add(KeptCheckpoints(run_dir, "a", keep=0), 5, 3.0)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
-
-
 def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path) -> None:
     names = ["a", "a.best", "a.5", "a.5.best"]
     for name in names:
@@ -261,7 +256,7 @@ def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir: Path, monkeypatch: py
     with monkeypatch.context() as patched, pytest.raises(OSError, match="the earlier one is kept"):
         patched.setattr("os.fsync", fail)
         add(kept, 6, 4.0)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]  # as keep says
     assert best_step(run_dir) == 5 and kept.best == 3.0
 
 
@@ -291,19 +286,14 @@ class Publications:
 class Scene:
     """An evaluator whose run is the test."""
 
-    def __init__(self, run_dir: Path, interval: int = 100) -> None:
-        self.now = 0
-        self.env = Walks(2, 3)
-        self.reports: list[tuple[str, str, float, int]] = []
-        network = model()
-        self.published = Publications(network)
-        kept = KeptCheckpoints(run_dir, "both", keep=2)
+    def __init__(self, run_dir: Path) -> None:
+        self.now, self.env, network = 0, Walks(2, 3), model()
+        self.reports: list[tuple[Any, ...]] = []
+        self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
         candidate = Candidate(self.env.agents, SPACES, Constant(), network, torch.device("cpu"), self.published, kept)
-        config = EvaluationConfig(interval=interval, episodes=4, envs=2)
-        games = CommonGames(
-            self.env, [candidate], config, "repeat", lambda step: 1000 + step, lambda *one: self.reports.append(one)
-        )
-        self.evaluator = Evaluator([candidate], games.play, interval, lambda: self.now)
+        config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
+        games = CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
+        self.evaluator = Evaluator([candidate], games.play, 100, lambda: self.now)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""

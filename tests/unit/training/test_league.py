@@ -33,8 +33,6 @@ def settings(**changes: Any) -> mc.SelfPlayConfig:
     return mc.SelfPlayConfig(**{"pool": 4, "window": 10, "latest": 0.25, "anchors": {weak: 0.15}, **changes})
 
 
-# ---- odds ----
-
 RATES = np.array([0.9, 0.5, 0.75, 0.2])
 
 
@@ -65,9 +63,6 @@ def test_the_latest_and_the_anchors_share_what_an_empty_pool_leaves() -> None:
     assert odds_of(settings(latest=0.0, anchors={}), range(0), float)[1].tolist() == [1.0, 0, 0, 0, 0]
 
 
-# ---- payoff ----
-
-
 def test_a_win_rate_is_of_the_last_games_with_two_imagined_ones() -> None:
     payoff = Payoff(4)
     assert payoff.rate(3) == 0.5 and payoff.win_rate is None
@@ -88,11 +83,12 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
         payoff.note(step, [-1, step, step + 1])
     path = tmp_path / "payoff.json"
     payoff.write(path, ["anchor:weak"])
-    found = json.loads(path.read_text())
-    assert found["opponents"]["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
-    assert found["opponents"]["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
-    assert [row["step"] for row in found["history"]] == [1, 2, 3, 4]
-    assert found["history"][0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
+    written = json.loads(path.read_text())
+    table, history = written["opponents"], written["history"]
+    assert table["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
+    assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
+    assert [row["step"] for row in history] == [1, 2, 3, 4]
+    assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
     other = Payoff(10)
     other.load_state_dict(payoff.state_dict())
     other.write(tmp_path / "again.json", ["anchor:weak"])
@@ -113,9 +109,6 @@ def test_a_long_history_loses_every_second_row() -> None:
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 
-# ---- the pool and the league ----
-
-
 class Scene:
     """A learner's pool and league, and the actors' lanes of results; a resumed one begins with new memory."""
 
@@ -129,6 +122,10 @@ class Scene:
         self.results = self.stack.enter_context(closing(Telemetry.create(["actor-0", "actor-1"])))
         self.reporters = [self.stack.enter_context(closing(self.results.reporter(f"actor-{i}"))) for i in (0, 1)]
         self.metrics: dict[str, float] = {}
+
+    def table(self) -> dict[str, Any]:
+        """The payoff table by opponent, as the file has it."""
+        return json.loads((self.run_dir / "payoff.json").read_text())["opponents"]
 
     def join(self, state: Any = None) -> League:
         """A learner process's; the one before it has died."""
@@ -198,19 +195,17 @@ def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[...
     one = scene(admit_updates=None, admit_win_rate=0.7, window=10)
     league = one.join()
     one.publish(league, 0)
-    one.play(1, *[1] * 9)
-    assert len(one.held()) == 1 and one.publish(league, 10) and len(one.held()) == 1, "nine games are no window"
-    one.play(-1, *[-1] * 4, actor=1)
-    one.publish(league, 20)
-    assert len(one.held()) == 1, "6 of the last 10"
-    one.play(1, *[1] * 5, 0)
-    one.publish(league, 30)
-    assert one.held() == {1: 0.0}, "5.5 of the last 10"
-    one.play(1, 1, 1, 1)
-    one.publish(league, 40)
-    assert one.held() == {1: 0.0, 2: 40.0}, "8.5 of the last 10"
-    one.publish(league, 50)
-    assert len(one.held()) == 2, "a new window begins"
+    games = {
+        10: (1, *[1] * 9),  # no window yet
+        20: (-1, *[-1] * 4),  # 6 of the last 10
+        30: (1, *[1] * 5, 0),  # 5.5
+        40: (1, 1, 1, 1),  # 8.5
+        50: (1,),  # a new window begins
+    }
+    for updates, (opponent, *results) in games.items():
+        one.play(opponent, *results, actor=updates == 20)
+        one.publish(league, updates)
+        assert one.held() == ({1: 0.0} if updates < 40 else {1: 0.0, 2: 40.0})
 
 
 def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
@@ -245,8 +240,7 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
     one.publish(successor, 12)
     one.publish(successor, 13)
     successor.write()
-    table = json.loads((one.run_dir / "payoff.json").read_text())["opponents"]["pool:1"]
-    assert (table["wins"], table["draws"], table["losses"]) == (2, 2, 2)
+    assert one.table()["pool:1"] == {"games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5}
     assert one.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
 
 
@@ -269,8 +263,7 @@ def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Sce
     second.publish(resumed, 70)
     assert second.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0}
     resumed.write()
-    table = json.loads((second.run_dir / "payoff.json").read_text())["opponents"]
-    assert {name: row["games"] for name, row in table.items()} == {"pool:5": 3, "pool:6": 1}
+    assert {name: row["games"] for name, row in second.table().items()} == {"pool:5": 3, "pool:6": 1}
 
 
 def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., Scene]) -> None:
@@ -290,9 +283,6 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
     state["acting"]["model.mark"] = torch.zeros(3)
     save_checkpoint(path, state)
     check_refused(scene, ValueError, f"resume: expected an opponent of main's network, got {str(path)!r} (")
-
-
-# ---- settings ----
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

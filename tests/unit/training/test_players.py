@@ -1,4 +1,4 @@
-"""Observations that are not of the space, forbidden actions and values that are not finite are refused."""
+"""Players refuse observations, actions and states that are not of their spaces; what scripts see and may return."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from refused import check_refused
 import marlcore as mc
 from marlcore.interfaces import Turn
 from marlcore.training.after.loaded_policy import LoadedPolicy
-from marlcore.training.loops import ActingModel, PolicyPlayer, Seat
+from marlcore.training.loops import ActingModel, PolicyPlayer, ScriptedPlayer, Seat
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
 PLAIN = mc.Spaces(BOX, gym.Discrete(3))
@@ -66,57 +66,41 @@ STATE = {"cell": mc.Field((3,)), "hidden": mc.Field((3,))}
 
 
 OBS = {"noise": NOISE, "target": 0}
-REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "integer": (
-        lambda: loaded(mc.Spaces(gym.Discrete(4), gym.Discrete(3))).act(9),
-        "obs: expected Discrete(4), got 9",
+WRONG_SHAPE, WRONG_DTYPE = torch.zeros(2, 7), torch.zeros(2, 3, dtype=torch.complex64)
+SAYS: dict[str, Callable[[], object]] = {
+    "obs: expected Discrete(4), got 9": lambda: loaded(mc.Spaces(gym.Discrete(4), gym.Discrete(3))).act(9),
+    "obs: expected finite numbers, got nan in [0.0, nan]": lambda: loaded(PLAIN).act([0.0, np.nan]),
+    "reward: expected finite numbers, got nan in [nan]": lambda: loaded(PLAIN).act(NOISE, reward=np.nan),
+    "obs['target']: expected Discrete(4), got 9": lambda: loaded(MASKED).act(
+        {"noise": NOISE, "target": 9, "action_mask": MASK}
     ),
-    "NaN": (lambda: loaded(PLAIN).act([0.0, np.nan]), "obs: expected finite numbers, got nan in [0.0, nan]"),
-    "reward": (lambda: loaded(PLAIN).act(NOISE, reward=np.nan), "reward: expected finite numbers, got nan in [nan]"),
-    "part": (
-        lambda: loaded(MASKED).act({"noise": NOISE, "target": 9, "action_mask": MASK}),
-        "obs['target']: expected Discrete(4), got 9",
+    "action_mask: expected an allowed action, got [False, False, False]": lambda: loaded(MASKED).act(
+        {**OBS, "action_mask": MASK & ~MASK}
     ),
-    "nothing allowed": (
-        lambda: loaded(MASKED).act({**OBS, "action_mask": MASK & ~MASK}),
-        "action_mask: expected an allowed action, got [False, False, False]",
+    "action_mask: expected 3 booleans, got None": lambda: loaded(MASKED).act({"observation": OBS}),
+    "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": (
+        lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])})
     ),
-    "no mask": (lambda: loaded(MASKED).act({"observation": OBS}), "action_mask: expected 3 booleans, got None"),
-    "missing part": (
-        lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])}),
-        "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}",
+    "extras of the algorithm: expected ['cell'], as its transition says, got []": lambda: sit(
+        STATE, {}, hidden=torch.zeros(2, 3)
     ),
-    "missing state": (
-        lambda: sit(STATE, {}, hidden=torch.zeros(2, 3)),
-        "extras of the algorithm: expected ['cell'], as its transition says, got []",
+    "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)": lambda: sit(
+        STATE, {}, hidden=WRONG_SHAPE, cell=torch.zeros(2, 3)
     ),
-    "shape of state": (
-        lambda: sit(STATE, {}, hidden=torch.zeros(2, 7), cell=torch.zeros(2, 3)),
-        "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)",
+    "cell of the algorithm's state: expected float32 (2, 3), got dtype complex64": lambda: sit(
+        STATE, {}, hidden=torch.zeros(2, 3), cell=WRONG_DTYPE
     ),
-    "later shape": (
-        lambda: change(ALL, h=torch.zeros(1, 2, 3)),
-        "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)",
-    ),
-    "later shape of some copies": (
-        lambda: change([0, 2], h=torch.zeros(1, 2, 3)),
-        "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)",
-    ),
-    "later part": (
-        lambda: change(ALL, h=torch.zeros(2, 3), c=torch.zeros(2)),
-        "state of the algorithm: expected the fields ['h'], got ['h', 'c']",
-    ),
-    "dtype of state": (
-        lambda: sit(STATE, {}, hidden=torch.zeros(2, 3), cell=torch.zeros(2, 3, dtype=torch.complex64)),
-        "cell of the algorithm's state: expected float32 (2, 3), got dtype complex64",
+    "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)": lambda: change(ALL, h=torch.zeros(1, 2, 3)),
+    "h of the algorithm's state: expected shape (2, 3), got (1, 3)": lambda: change([0, 2], h=torch.zeros(1, 3)),
+    "state of the algorithm: expected the fields ['h'], got ['h', 'c']": lambda: change(
+        ALL, h=torch.zeros(2, 3), c=torch.zeros(2)
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_of_its_space_is_refused(case: str) -> None:
-    call, says = REFUSED[case]
-    check_refused(call, TypeError if case == "dtype of state" else ValueError, says)
+@pytest.mark.parametrize("says", SAYS)
+def test_what_is_not_of_its_space_is_refused(says: str) -> None:
+    check_refused(SAYS[says], TypeError if "dtype" in says else ValueError, says)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -150,3 +134,55 @@ def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any
     says = f"action of the algorithm: expected one that action_mask allows, got {got}"
     check_refused(lambda: player.choose(obs, slice(None), begins), ValueError, says)
     check_refused(lambda: player.choose(second, np.array([1]), begins[1:]), ValueError, says)
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "good", "bad"),
+    [
+        (gym.Discrete(3, start=5), [True, False, True], 7, 6),
+        (gym.MultiDiscrete([2, 3]), [True, True, False, True, True], [1, 2], [1, 0]),
+    ],
+)
+def test_an_anchor_keeps_to_the_mask(space: gym.Space[Any], mask: list[bool], good: Any, bad: Any) -> None:
+    """An illegal move would lose each game, and the payoff table would not tell why."""
+    spaces = mc.Spaces(gym.Box(-1, 1, (1,), np.float32), space, masked=True)
+    obs: Any = {"observation": np.zeros((1, 1), np.float32), "action_mask": np.array([mask])}
+    moves = iter([good, bad])
+    player = ScriptedPlayer("anchor:mover", lambda _obs: np.asarray(next(moves), np.int64), spaces, 1)
+
+    def choose() -> Any:
+        return spaces.shifted(player.choose(obs, np.zeros(1, np.int64), np.ones(1, np.bool_)).action)
+
+    assert choose().tolist() == [good]
+    says = f"action of anchor:mover: expected one that action_mask allows, got {bad}"
+    check_refused(choose, ValueError, says)
+
+
+class Counter:
+    """Returns how often it acted since its last reset, on top of a number."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first, self.acted = first, 0
+
+    def reset(self) -> None:
+        self.acted = 0
+
+    def act(self, obs: Any) -> int:
+        assert obs.shape == (1,), "a critic's part is not shown"
+        self.acted += 1
+        return self.first + self.acted
+
+
+@pytest.mark.parametrize(("script", "first"), [(Counter, 0), (Counter(10), 10)])
+def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
+    observation = gym.Dict({"observation": gym.Box(-1, 1, (1,)), "joint_observation": gym.Box(-1, 1, (2,))})
+    spaces = mc.Spaces(observation, gym.Discrete(20))
+    player = ScriptedPlayer("bot", script, spaces, 3)
+
+    def choose(copies: list[int], begins: list[bool]) -> list[int]:
+        rows = {name: np.zeros((len(copies), *field.shape), np.float32) for name, field in spaces.obs.items()}
+        return (player.choose(rows, np.array(copies), np.array(begins)).action - first).tolist()
+
+    assert choose([0, 1, 2], [True] * 3) == [1, 1, 1]
+    assert choose([0, 2], [False, False]) == [2, 2]
+    assert choose([0, 1, 2], [False, False, True]) == [3, 2, 1]
