@@ -11,18 +11,7 @@ from numpy.typing import NDArray
 
 from ...interfaces import VectorEnvironment
 from ..config import BOTH, Config, SelfPlayConfig
-from ..loops import (
-    LATEST,
-    ActingModel,
-    Candidate,
-    Evaluation,
-    GoesOn,
-    Player,
-    PlayersByNumber,
-    Report,
-    counted,
-    play,
-)
+from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
 from .opponents import Opponents
 
 POOL = "pool"

@@ -1,7 +1,6 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -47,10 +46,8 @@ class ActorWorker(Worker):
         share, rest = divmod(self.config.total_steps, self.config.actor.processes)
         self._share = share + (index < rest)
         self._steps: int = self.counters.load(STEPS)
-        with ExitStack() as unless_built:
-            unless_built.callback(self.close)
+        with self.closed_if_it_raises():
             self._build()
-            unless_built.pop_all()
 
     def _build(self) -> None:
         blueprint, config = self.blueprint, self.config

@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -25,10 +24,8 @@ class EvaluatorWorker(Worker):
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(EVALUATOR, blueprint)
-        with ExitStack() as unless_built:
-            unless_built.callback(self.close)
+        with self.closed_if_it_raises():
             self._evaluator = self._build()
-            unless_built.pop_all()
 
     def _build(self) -> Evaluator:
         blueprint, config = self.blueprint, self.config

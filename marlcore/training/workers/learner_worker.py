@@ -3,7 +3,6 @@
 import copy
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -43,13 +42,11 @@ class LearnerWorker(Worker):
     def __init__(self, name: str, blueprint: Blueprint) -> None:
         super().__init__(name, blueprint)
         names = learner_names(blueprint.config, [policy.name for policy in blueprint.policies])[name]
-        with ExitStack() as unless_built:
-            unless_built.callback(self.close)
+        with self.closed_if_it_raises():
             indices = [i for i, policy in enumerate(blueprint.policies) if policy.name in names]
             self.learners = [build_learner(i, self) for i in indices]
             self._tallies = [self.control.tallies[blueprint.policies[i].name] for i in indices]
             self.count_updates()
-            unless_built.pop_all()
 
     def learning(self) -> bool:
         return not self.control.stopping

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ...errors import ClosedError
@@ -35,6 +35,14 @@ class Worker:
         leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
         self._resources.callback(resource.close)
         return resource
+
+    @contextmanager
+    def closed_if_it_raises(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def forked(self) -> None:
         """In a process that the environment forked: `beat` and the other methods end it."""
