@@ -17,12 +17,12 @@ from ..processes import PID, STEPS, Children, Control, Interrupts, Metric, Telem
 from ..weights import ParameterStore
 from .after import save_policies
 from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names, source_of
-from .loops import PolicyModel
+from .loops import PolicyModel, build_model
 from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
 from .supervised import run_async, start_all, supervisor_of
-from .workers import Blueprint, PolicyPlan, build_model, create_memory
+from .workers import Blueprint, PolicyBlueprint, create_storage
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Session:
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             about = _about(policies, config, self.run.path, self.telemetry)
             self.control = stack.enter_context(closing(Control.create(workers, names, **about)))
-            plans = tuple(_plan_of(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
+            blueprints = tuple(_blueprint_of(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
             self_play = create_self_play(stack, policies, config, self.run.path)
             if resume is not None:  # last, when no check can fail any more
                 self.run.replace_config(self.described)
@@ -83,7 +83,7 @@ class Session:
             save_policies(self.run.path, env_fn, policies, config)
             began = time.monotonic() - _restore_progress(self.run, self.control, config, names)
             handles = self.control.handle, self.telemetry.handle
-            self.blueprint = Blueprint(env_fn, config, plans, *handles, began, self_play)
+            self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, self_play)
             table = stack.enter_context(Progress()) if show else None
             self.monitor = Monitor(self.run, self.sinks, self.control, self.telemetry, table, config.total_steps, began)
             stack.callback(self.monitor.finish)
@@ -174,13 +174,15 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     return float(saved.get("time_s", 0.0))
 
 
-def _plan_of(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory) -> PolicyPlan:
+def _blueprint_of(
+    stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
+) -> PolicyBlueprint:
     """A policy's memory and weights, closed with the stack.
 
     Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
     """
     name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    transitions = create_memory(stack, policy, index, config, run)
+    transitions = create_storage(stack, policy, index, config, run)
     model = build_model(policy, config, index)
     state = load_checkpoint(checkpoint)
     if state:
@@ -193,7 +195,7 @@ def _plan_of(stack: ExitStack, policy: AssignedPolicy, index: int, config: Confi
         name=f"weights.{index}",
     )
     stack.enter_context(store)
-    return PolicyPlan(
+    return PolicyBlueprint(
         name,
         policy.agents,
         policy.spaces,

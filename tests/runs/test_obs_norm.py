@@ -66,10 +66,10 @@ class Noting(mc.DQN):
 
         def noting(learner: Learner) -> None:
             publish(learner)
-            norm = learner._norm
+            norm = learner.norm
             state = {} if norm is None else norm.state_dict()
             numbers = {name: value.reshape(-1).tolist() for name, value in state.items()}
-            note = {"pid": os.getpid(), "updates": learner.updates, "version": learner.publications.version, **numbers}
+            note = {"pid": os.getpid(), "updates": learner.updates, "version": learner.version, **numbers}
             with open(self.notes, "a") as file:
                 file.write(json.dumps(note) + "\n")
             first = json.loads(Path(self.notes).read_text().partition("\n")[0])["pid"]

@@ -21,7 +21,7 @@ from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Policy, PolicyPlayer, exploration_of
+from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of
 from ..record import (
     check_trusted,
     checkpoint_path,
@@ -32,7 +32,7 @@ from ..record import (
     write_policies,
     write_sealed,
 )
-from ..workers import Blueprint, build_model
+from ..workers import Blueprint
 
 FIRST_WEIGHTS_S = 60.0
 FILE = "checkpoints/run.pickle"

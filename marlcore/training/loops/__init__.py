@@ -5,15 +5,13 @@ shared memory nor a run directory.
 """
 
 from .actor import act, act_until_done, observe
-from .device import choose_device
 from .episodes import counted, play
 from .evaluation import Evaluation
-from .evaluator import Candidate, CommonGames, Evaluator, Games, Report
+from .evaluator import Candidate, CommonGames, Evaluator, Games, GoesOn, Report
 from .finite import FiniteCheck
-from .first_priorities import FirstPriorities
-from .learner import Feed, Learner, catch_up, learn_until_stopped
-from .normalizer import Normalizer
-from .players import Player, ScriptedPlayer, choose_by_number, reward_by_number
-from .policy import ActingModel, Policy, PolicyModel, PolicyPlayer, PublishedPolicy, exploration_of
-from .publications import Publications
-from .seat import LEARNS, Ended, Seat
+from .learner import Learner, catch_up, learn_until_stopped
+from .model import ActingModel, PolicyModel, build_model, choose_device, run_seed
+from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer
+from .policy import Pad, Policy, PolicyPlayer, PublishedPolicy, exploration_of
+from .routes import Routes, part_of_tag
+from .seat import ByName, Ended, Seat

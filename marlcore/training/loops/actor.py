@@ -3,8 +3,6 @@
 It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -16,7 +14,7 @@ from ...spaces import Spaces
 from .policy import PublishedPolicy
 from .seat import Ended, Seat
 
-Seats = Mapping[str, Seat]
+Seats = Mapping[str, Seat]  # by agent
 
 
 class ActorRun(Protocol):
@@ -37,12 +35,7 @@ class ActorRun(Protocol):
 
 
 def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], run: ActorRun) -> None:
-    """Steps the copies of an environment, and writes each agent's transitions.
-
-    Args:
-        env: the copies, whose first episodes have begun.
-        seats: by agent.
-        policies: by which they act, each with its first weights.
+    """Steps the copies of an environment, whose first episodes have begun, and writes each agent's transitions.
 
     Raises: EnvironmentFailed: the environment raised, or returned values that the replay refuses.
     """

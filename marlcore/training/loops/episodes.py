@@ -1,7 +1,6 @@
 """Whole episodes in several copies of an environment, of which a fixed number counts in each copy."""
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...interfaces import Outcome, Turn, VectorEnvironment
+from ...observations import by_name
 from .evaluation import Evaluation
 from .players import Player
 
@@ -24,35 +24,25 @@ def play(
     """Plays episodes from fresh starts; the same seed plays the same ones. Torch's generator is unchanged.
 
     Args:
-        env: the copies.
         players: by agent, new ones.
-        episodes: how many.
-        seed: of the environment and of torch.
-        goes_on: asked before each round.
-
-    Returns: the outcome, or None if it may not go on.
+        goes_on: asked before each round; False ends the evaluation, whose outcome is then None.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         env.reset(seed)
-        played = Episodes(env, players, episodes)
+        played = _Episodes(env, players, episodes)
         while not played.done:
             if not goes_on():
                 return None
-            played.step()
+            played.play_round()
     return played.outcome()
 
 
-class Episodes:
-    """Plays episodes and notes their returns.
+class _Episodes:
+    """The returns of episodes.
 
     The number that counts in each copy is fixed beforehand. If instead the first ones to end counted, short episodes
     would be favoured.
-
-    Args:
-        env: the copies, whose first episodes have begun.
-        players: by agent.
-        episodes: how many count, over all copies.
     """
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
@@ -65,14 +55,14 @@ class Episodes:
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
-        self._infos: dict[str, dict[str, list[float]]] = {agent: {} for agent in env.agents}
+        self._infos: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in env.agents}
 
     @property
     def done(self) -> bool:
         """Whether all episodes that count have ended."""
         return not self._left.any()
 
-    def step(self) -> None:
+    def play_round(self) -> None:
         """Takes the actions that are due now, unless the last episode has ended."""
         outcomes, turns = self._env.observe()
         for outcome in outcomes:  # before the ends: no agent has acted in the next episode yet
@@ -84,26 +74,21 @@ class Episodes:
             self._env.act(turn, self._choose(turn))
 
     def _choose(self, turn: Turn) -> NDArray[Any]:
-        action = self._players[turn.agent].choose(turn.obs, self._at(turn.copies), turn.begins).action
-        obs = [*turn.obs.values()] if isinstance(turn.obs, dict) else [turn.obs]
-        self._digest(turn.agent, turn.copies, *obs, action)
+        action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
+        self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
         return action
 
-    def _at(self, copies: NDArray[np.int64]) -> Any:
-        return slice(None) if len(copies) == self._env.copies else copies
-
     def _add(self, outcome: Outcome) -> None:
-        self._players[outcome.agent].reward(outcome.reward, self._at(outcome.copies))
+        self._players[outcome.agent].reward(outcome.reward, outcome.copies)
         counts = self._left[outcome.copies] > 0
         at = self._place[outcome.copies[counts]]
         self._returns[outcome.agent][at] += outcome.reward[counts]
         self._lengths[outcome.agent][at] += 1
         self._digest(outcome.agent, outcome.copies, outcome.reward)
-        infos = self._infos[outcome.agent]
         for copy, numbers in outcome.infos:
             if self._left[copy]:
                 for name, value in numbers.items():
-                    infos.setdefault(name, []).append(float(value))
+                    self._infos[outcome.agent][name].append(float(value))
 
     def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
         """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
@@ -124,14 +109,12 @@ class Episodes:
     def outcome(self) -> Evaluation:
         """The outcome so far."""
         infos = {
-            agent: {name: sum(values) / len(values) for name, values in found.items()}
-            for agent, found in self._infos.items()
+            agent: {name: sum(values) / len(values) for name, values in numbers.items()}
+            for agent, numbers in self._infos.items()
         }
         return Evaluation(self._returns, self._lengths, infos, len(self._games))
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:
     """How many episodes count in each copy, int64 [copies]; in the results, those of a copy follow one another."""
-    counts = np.full(copies, episodes // copies)
-    counts[: episodes % copies] += 1
-    return counts
+    return np.bincount(np.arange(episodes) % copies, minlength=copies)

@@ -1,7 +1,5 @@
 """The outcome of an evaluation: returns by agent, with confidence intervals."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping

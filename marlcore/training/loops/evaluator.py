@@ -3,11 +3,9 @@
 An evaluation never changes its weights midway, and the same weights are not evaluated twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +15,12 @@ from ...interfaces import Algorithm, VectorEnvironment
 from ...spaces import Spaces
 from ..config import EvaluationConfig
 from .episodes import play
-from .policy import ActingModel, Policy, PolicyPlayer, Subscriber
+from .model import ActingModel
+from .policy import Pad, Policy, PolicyPlayer, Subscriber
 
-Report = Callable[[str, str, float, int], None]
+Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
+GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
+Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
 
 
 class Kept(Protocol):
@@ -34,25 +35,17 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to evaluate.
-
-    Attributes:
-        agents: act by it.
-        model: which `subscriber` updates.
-        kept: its checkpoints.
-    """
+    """A policy to evaluate."""
 
     agents: tuple[str, ...]
     spaces: Spaces
     algorithm: Algorithm
-    model: ActingModel
+    model: ActingModel  # which `subscriber` updates
     device: torch.device
     subscriber: Subscriber
     kept: Kept
 
-    def player(
-        self, copies: int, pad: Literal["repeat", "zero"], seed: int, model: ActingModel | None = None
-    ) -> PolicyPlayer:
+    def player(self, copies: int, pad: Pad, seed: int, model: ActingModel | None = None) -> PolicyPlayer:
         """The policy with its present weights, or those of another model; greedy."""
         policy = Policy(self.algorithm, model or self.model, np.random.default_rng(seed), self.device)
         return PolicyPlayer(policy, self.spaces, copies, pad)
@@ -70,110 +63,77 @@ class Candidate:
         self.kept.add(state, mean, best)
 
 
-class Games(Protocol):
-    """How the newest weights are evaluated."""
-
-    def play(self, now: int, goes_on: Callable[[], bool]) -> bool:
-        """Plays the episodes of an evaluation at a step count, reports them, and keeps the weights.
-
-        Returns: whether all were played; otherwise it reported nothing.
-        """
-
-
+@dataclass(frozen=True)
 class CommonGames:
-    """Games in which each agent acts by its own policy.
+    """Games in which each agent acts by its own policy."""
 
-    Args:
-        env: the copies in which they are played.
-        candidates: the run's policies.
-        config: the settings.
-        pad: the padding of stacks; the same as in training.
-        seed: an independent seed for each step count.
-        report: called with (agent, name, value, step).
-    """
+    env: VectorEnvironment
+    candidates: Sequence[Candidate]
+    config: EvaluationConfig
+    pad: Pad  # of stacks; the same as in training
+    seed: Callable[[int], int]  # independent for each step count
+    report: Report
 
-    def __init__(
-        self,
-        env: VectorEnvironment,
-        candidates: Sequence[Candidate],
-        config: EvaluationConfig,
-        pad: Literal["repeat", "zero"],
-        seed: Callable[[int], int],
-        report: Report,
-    ) -> None:
-        self._env = env
-        self._candidates = candidates
-        self._config = config
-        self._pad = pad
-        self._seed = seed
-        self._report = report
-
-    def play(self, now: int, goes_on: Callable[[], bool]) -> bool:
+    def play(self, now: int, goes_on: GoesOn) -> bool:
         """See `Games`."""
-        seed = self._seed(now)
+        seed = self.seed(now)
         players = {
-            agent: candidate.player(self._env.copies, self._pad, seed + index)
-            for index, candidate in enumerate(self._candidates)
+            agent: candidate.player(self.env.copies, self.pad, seed + index)
+            for index, candidate in enumerate(self.candidates)
             for agent in candidate.agents
         }
-        outcome = play(self._env, players, self._config.episodes, seed, goes_on)
+        outcome = play(self.env, players, self.config.episodes, seed, goes_on)
         if outcome is None:
             return False
         mean, std = outcome.mean, outcome.std
-        for candidate in self._candidates:
-            agents, step = candidate.agents, candidate.step
-            candidate.keep(sum(mean[agent] for agent in agents) / len(agents))
-            for agent in agents:
-                self._report(agent, "eval_return", mean[agent], step)
-                self._report(agent, "eval_length", float(outcome.lengths[agent].mean()), step)
-                self._report(agent, "eval_distinct", float(outcome.distinct), step)
+        for candidate in self.candidates:
+            candidate.keep(sum(mean[agent] for agent in candidate.agents) / len(candidate.agents))
+            for agent in candidate.agents:
+                values = {
+                    "eval_return": mean[agent],
+                    "eval_length": float(outcome.lengths[agent].mean()),
+                    "eval_distinct": float(outcome.distinct),
+                }
                 if outcome.distinct > 1:
-                    self._report(agent, "eval_return_std", std[agent], step)
+                    values["eval_return_std"] = std[agent]
+                for name, value in values.items():
+                    self.report(agent, name, value, candidate.step)
         return True
 
 
+@dataclass
 class Evaluator:
-    """Evaluates a run's policies every `interval` steps.
+    """Evaluates a run's policies every `interval` steps."""
 
-    Args:
-        candidates: the run's policies.
-        games: that are played.
-        interval: in steps.
-        steps: the run's step count.
-    """
+    candidates: Sequence[Candidate]
+    games: Games
+    interval: int
+    steps: Callable[[], int]  # the run's step count
 
-    def __init__(self, candidates: Sequence[Candidate], games: Games, interval: int, steps: Callable[[], int]) -> None:
-        self._candidates = candidates
-        self._games = games
-        self._interval = interval
-        self._steps = steps
-        self._due = self._after(max((one.kept.last for one in candidates), default=0))
+    def __post_init__(self) -> None:
+        self._due = self._after(max((candidate.kept.last for candidate in self.candidates), default=0))
         self._evaluated: list[int] = []  # versions
 
     @property
     def due(self) -> bool:
         """Whether an evaluation is due."""
-        return self._steps() >= self._due
+        return self.steps() >= self._due
 
-    def evaluate(self, goes_on: Callable[[], bool]) -> bool:
-        """Evaluates the newest weights, unless they are the last evaluated ones.
+    def evaluate(self, goes_on: GoesOn) -> bool:
+        """Evaluates the newest weights, unless they are the last evaluated ones; returns whether it did.
 
-        Args:
-            goes_on: asked before each round of actions; False ends the evaluation.
-
-        Returns: whether all its episodes were played. Otherwise it is still due: it was ended, or a policy has no whole
-            weights now.
+        It is still due if it was ended, or if a policy has no whole weights now.
         """
-        now = self._steps()
+        now = self.steps()
         try:
-            for one in self._candidates:
-                one.subscriber.pull()
+            for candidate in self.candidates:
+                candidate.subscriber.pull()
         except TimedOut:
             return False  # their learner is overwriting them, or died doing so
-        versions = [one.subscriber.version for one in self._candidates]
+        versions = [candidate.subscriber.version for candidate in self.candidates]
         if not all(versions):
             return False
-        played = versions != self._evaluated and self._games.play(now, goes_on)
+        played = versions != self._evaluated and self.games(now, goes_on)
         if played:
             self._evaluated = versions
         if versions == self._evaluated:
@@ -182,4 +142,4 @@ class Evaluator:
 
     def _after(self, step: int) -> int:
         """The first multiple of the interval after a step."""
-        return (step // self._interval + 1) * self._interval
+        return (step // self.interval + 1) * self.interval

@@ -1,9 +1,8 @@
 """A learner's numbers are finite before they leave it: its loss, and its weights and state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,24 @@ from typing import Any
 import torch
 
 from ...errors import Diverged
-from .policy import PolicyModel
+from .model import PolicyModel
 
 
+@dataclass
 class FiniteCheck:
-    """Checks a policy's loss, weights and checkpoints.
+    """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
 
     Buffers and parts of the trainer's state that were infinite at the beginning, such as a mask of -inf, may stay so.
-
-    Args:
-        policy: its name.
-        model: the policy's.
-        trainer: its state at the beginning, as `Trainer.state_dict` returns it.
-        checkpoint: its file.
-        saved: the updates of the checkpoint in that file; None if there is none.
-
-    Raises: Diverged, from each method: a number is NaN or infinite.
     """
 
-    def __init__(
-        self, policy: str, model: PolicyModel, trainer: Mapping[str, Any], checkpoint: Path, saved: int | None
-    ) -> None:
-        self._policy = policy
-        self._model = model
-        self._checkpoint = checkpoint
-        self._saved = saved
+    policy: str
+    model: PolicyModel
+    trainer: InitVar[Mapping[str, Any]]  # its state at the beginning
+    checkpoint: Path
+    saved: int | None  # the updates of the checkpoint in that file
+
+    def __post_init__(self, trainer: Mapping[str, Any]) -> None:
+        model = self.model
         first = chain(model.whole.named_buffers(), model.acting.named_buffers(), _tensors("trainer", trainer))
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
 
@@ -46,18 +38,14 @@ class FiniteCheck:
 
     def check_published(self, updates: int) -> None:
         """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
-        acting = self._model.acting
+        acting = self.model.acting
         self._check(chain(acting.named_parameters(), acting.named_buffers()), updates)
 
     def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
-        """Checks all weights and the trainer's state, and notes that they are saved next."""
-        whole, norm = self._model.whole, self._model.acting
+        """Checks all weights and the trainer's state."""
+        whole, norm = self.model.whole, self.model.acting
         self._check(chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers()), updates)
         self._check(_tensors("trainer", trainer), updates)
-
-    def note_saved(self, updates: int) -> None:
-        """Notes the updates of the checkpoint in the file."""
-        self._saved = updates
 
     @torch.no_grad()
     def _check(self, named: Iterator[tuple[str, torch.Tensor]], updates: int) -> None:
@@ -73,10 +61,10 @@ class FiniteCheck:
                 self._refuse(f"{name} holds {tensor[wrong][0].item()}", updates)
 
     def _refuse(self, what: str, updates: int) -> None:
-        kept = f"the checkpoint of update {self._saved} is kept, {str(self._checkpoint)!r}"
+        kept = f"the checkpoint of update {self.saved} is kept, {str(self.checkpoint)!r}"
         raise Diverged(
-            f"{self._policy}: expected finite numbers, but {what} at update {updates}; nothing more is published; "
-            + ("there is no checkpoint yet" if self._saved is None else kept)
+            f"{self.policy}: expected finite numbers, but {what} at update {updates}; nothing more is published; "
+            + ("there is no checkpoint yet" if self.saved is None else kept)
         )
 
 
@@ -91,5 +79,5 @@ def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(state, float):
         yield name, torch.tensor(state, dtype=torch.float64)
     elif isinstance(state, (Mapping, list, tuple)):
-        for key, one in state.items() if isinstance(state, Mapping) else enumerate(state):
-            yield from _tensors(f"{name}.{key}", one)
+        for key, part in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _tensors(f"{name}.{key}", part)

@@ -3,10 +3,9 @@
 The player that a policy makes is in policy.py.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...observations import ALONE, Values, rows_at
 from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 
-PlayerOf = Callable[[int], "Player"]
+LATEST = 0  # the number of the policy that learns; its opponents have other numbers
 
 
 class Player(Protocol):
@@ -38,14 +37,11 @@ class ScriptedPlayer:
     one, is called where an episode begins. A script gets the observation as `Spaces.obs` says, with the mask if there
     is one, and returns an action of the space.
 
-    Args:
-        name: of the script, for errors.
-        script: the function, class or object.
+    Raises: TypeError: it is none of these.
     """
 
     def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:
-        """Raises TypeError: it is none of these."""
-        self._name = name
+        self._label = f"action of {name}"
         self._spaces = spaces
         self._resets: list[Callable[[], Any]] = []
         if not hasattr(script, "act"):
@@ -56,17 +52,10 @@ class ScriptedPlayer:
                 raise TypeError(f"{name}: expected {expected}, got {came(script)}")
             self._acts: list[Callable[[Any], Any]] = [script] * copies
             return
-        players = [script() if isinstance(script, type) else self._copied(script) for _ in range(copies)]
+        players = [script() if isinstance(script, type) else _copied(name, script) for _ in range(copies)]
         self._acts = [player.act for player in players]
         if callable(getattr(script, "reset", None)):
             self._resets = [player.reset for player in players]
-
-    def _copied(self, script: Any) -> Any:
-        try:
-            return copy.deepcopy(script)
-        except Exception as error:  # an object may raise anything
-            expected = "an object that can be copied for each copy of the environment, or its class"
-            raise TypeError(f"{self._name}: expected {expected}, got {came(script)} ({came(error)})") from None
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
@@ -80,24 +69,27 @@ class ScriptedPlayer:
         """Scripts take no rewards."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
-        spaces = self._spaces
-        label = f"action of {self._name}"
-        action = as_field(label, spaces.action_field, self._acts[copy](_own(obs)))
+        spaces, label = self._spaces, self._label
+        action = as_field(label, spaces.action_field, self._acts[copy](_without_joint(obs)))
         if action.dtype.kind == "f":
             check_finite(label, action)
         if not spaces.action.contains(action):
             raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
         of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action
-        if spaces.masked and not self._allowed(of_row, obs[MASK]):
+        if spaces.masked and not obs[MASK][spaces.first_choices + of_row.ravel()].all():
             raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
         return of_row
 
-    def _allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> bool:
-        """Whether the mask of an observation allows each component of a row's action."""
-        return bool(mask[self._spaces.first_choices + action.ravel()].all())
+
+def _copied(name: str, script: Any) -> Any:
+    try:
+        return copy.deepcopy(script)
+    except Exception as error:  # an object may raise anything
+        expected = "an object that can be copied for each copy of the environment, or its class"
+        raise TypeError(f"{name}: expected {expected}, got {came(script)} ({came(error)})") from None
 
 
-def _own(obs: Any) -> Any:
+def _without_joint(obs: Any) -> Any:
     """An observation without the part that is for critics alone."""
     if not isinstance(obs, Mapping) or JOINT not in obs:
         return obs
@@ -105,25 +97,29 @@ def _own(obs: Any) -> Any:
     return own[ALONE] if own.keys() == {ALONE} else own
 
 
-def choose_by_number(
-    numbers: NDArray[np.int64], player_of: PlayerOf, obs: Values, copies: NDArray[np.int64], begins: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """The actions [k, ...] where player numbers[i] acts in copies[i]: one call for each distinct number."""
-    action: NDArray[Any] | None = None
-    for number in np.unique(numbers).tolist():
-        at = np.flatnonzero(numbers == number)
-        rows = player_of(number).choose(rows_at(obs, at), copies[at], begins[at]).action
-        if action is None:
-            action = np.zeros((len(numbers), *rows.shape[1:]), rows.dtype)
-        action[at] = rows
-    assert action is not None
-    return action
+@dataclass
+class PlayersByNumber:
+    """Several players of an agent, of whom one acts in each copy."""
 
+    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
+    player_of: Callable[[int], Player]
 
-def reward_by_number(
-    numbers: NDArray[np.int64], player_of: PlayerOf, reward: NDArray[Any], copies: NDArray[np.int64]
-) -> None:
-    """Gives the players of `choose_by_number` their rewards [k]."""
-    for number in np.unique(numbers).tolist():
-        at = numbers == number
-        player_of(number).reward(reward[at], copies[at])
+    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
+        action: NDArray[Any] | None = None
+        for player, rows in self._players(at):
+            chosen = player.choose(rows_at(obs, rows), at[rows], begins[rows]).action
+            if action is None:
+                action = np.zeros((len(at), *chosen.shape[1:]), chosen.dtype)
+            action[rows] = chosen
+        assert action is not None
+        return Action(action)
+
+    def reward(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
+        for player, rows in self._players(at):
+            player.reward(reward[rows], at[rows])
+
+    def _players(self, copies: NDArray[np.int64]) -> Iterator[tuple[Player, NDArray[np.int64]]]:
+        """The players that act in these copies, and the rows of each."""
+        numbers = self.numbers_in(copies)
+        for number in np.unique(numbers).tolist():
+            yield self.player_of(number), np.flatnonzero(numbers == number)

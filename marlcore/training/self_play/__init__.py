@@ -1,9 +1,13 @@
 """Self-play: a policy learns against frozen copies of itself and scripted anchors; a payoff table; fair evaluations.
 
-It fills columns of the actor's seats, adds numbers to the learner's publications, and has games of its own for the
-evaluator. The other rooms do not know it.
+Matches fill columns of the actor's seats, a league adds numbers to the learner's publications, and the evaluator plays
+games against the opponents.
 """
 
-from .payoff import FILE
-from .picture import draw_payoff
-from .start import check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers
+from .league import League
+from .matches import Matches
+from .opponent_games import OpponentGames
+from .opponents import Opponents
+from .payoff import FILE, draw_payoff
+from .pool import Pool
+from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers

@@ -1,28 +1,21 @@
-"""The payoff table: the learning policy's results against each opponent."""
-
-from __future__ import annotations
+"""The payoff table: the learning policy's results against each opponent, as a file and as a picture."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..record import write_json
-from .odds import name_of
+import numpy as np
+
+from ..record import canvas, read_json, say_that_none_ended, write_json
+from .opponents import name_of
 
 FILE = "payoff.json"
-LOSS, DRAW, WIN = -1, 0, 1
 _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 
 class Payoff:
-    """Wins, draws and losses against each opponent: over all games, and over the last `window` of them.
-
-    Args:
-        window: games of which a win rate is the average.
-
-    Games of the policy against itself say nothing, and are not reported.
-    """
+    """Wins, draws and losses against each opponent: over all games, and over the last `window` of them."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -38,7 +31,7 @@ class Payoff:
 
     def record(self, opponent: int, result: int) -> None:
         """Takes the result of a game: 1 won, 0 drawn, -1 lost."""
-        self._totals.setdefault(opponent, [0, 0, 0])[WIN - result] += 1
+        self._totals.setdefault(opponent, [0, 0, 0])[1 - result] += 1
         self._last.setdefault(opponent, deque(maxlen=self._window)).append(result)
         self._newest.append(result)
 
@@ -99,3 +92,22 @@ class Payoff:
 def _score(results: Iterable[int]) -> float:
     """Points: 1 for a win, one half for a draw."""
     return sum((result + 1) / 2 for result in results)
+
+
+def draw_payoff(table: Path, path: Path, title: str) -> None:
+    """Plots the table in payoff.json as a heat map: a row for each opponent, a column for each noted step."""
+    payoff = read_json(table)
+    history, games = payoff["history"], payoff["opponents"]
+    names = list(dict.fromkeys(name for row in history for name in row["win_rates"]))
+    with canvas(path, title, max(3.0, 1.5 + 0.3 * len(names))) as (figure, axes):
+        if not names:
+            say_that_none_ended(axes)
+            return
+        rates = np.array([[row["win_rates"].get(name, np.nan) for row in history] for name in names])
+        steps = np.array([row["step"] for row in history], np.float64)
+        edges = np.append(min(0.0, steps[0] - 1), np.maximum.accumulate(steps))  # a column ends at its own step
+        mesh = axes.pcolormesh(edges, np.arange(len(names) + 1), rates, vmin=0, vmax=1, cmap="RdYlGn")
+        axes.set_yticks(np.arange(len(names)) + 0.5, [f"{name} ({games[name]['games']:,})" for name in names])
+        axes.set_xlabel("environment steps", fontsize=12)
+        axes.set_ylabel("opponent (games)", fontsize=12)
+        figure.colorbar(mesh, ax=axes, label="win rate over the last games")

@@ -1,9 +1,9 @@
 """The pool of frozen opponents: versions of one store, whose slots they take in turn, and their checkpoints."""
 
-from __future__ import annotations
-
 import copy
-from itertools import chain
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +16,47 @@ from ..record import checkpoint_path, load_checkpoint, save_checkpoint
 FIRST = 1  # its checkpoint stays, as the yardstick of progress
 
 
+@dataclass
 class Pool:
     """The learner's end: it admits copies of the acting model.
 
     An opponent's number is the version of the store under which it was published.
-
-    Args:
-        store: of `pool_store`.
-        model: the acting model, on any device.
-        run_dir, policy: the place of the checkpoints.
-
-    Attributes:
-        updates: of the newest opponent; 0 without any.
     """
 
-    def __init__(self, store: ParameterStore, model: ActingModel, run_dir: Path, policy: str) -> None:
-        self._store = store
-        self._model = model
-        self._frozen = copy.deepcopy(model).cpu()
-        self._publisher = store.publisher(self._frozen)
-        self._run_dir = run_dir
-        self._policy = policy
-        self.updates = self._updates_of_newest()
+    store: ParameterStore  # of `pool_store`
+    model: ActingModel
+    run_dir: Path  # of the checkpoints
+    policy: str
 
-    def _updates_of_newest(self) -> int:
-        newest = opponent_path(self._run_dir, self._policy, self._store.version)
-        return int(load_checkpoint(newest).get("updates", 0)) if self.held else 0
+    def __post_init__(self) -> None:
+        self._frozen = copy.deepcopy(self.model).cpu()
+        self._publisher = self.store.publisher(self._frozen)
+        newest = opponent_path(self.run_dir, self.policy, self.store.version)
+        self.updates = int(load_checkpoint(newest).get("updates", 0)) if self.held else 0  # of the newest opponent
 
     @property
     def held(self) -> range:
         """The numbers of the opponents, oldest first."""
-        return held_by(self._store)
+        return held_by(self.store)
 
-    def admit(self, numbers: dict[str, float]) -> int:
-        """Adds a copy of the acting model, which replaces the oldest if the pool is full; returns its number.
+    def admit(self, numbers: dict[str, float]) -> None:
+        """Adds a copy of the acting model, which replaces the oldest if the pool is full; it is published with numbers.
 
         The checkpoint is written before the copy is published, so that no opponent is lost that played.
-
-        Args:
-            numbers: published and saved with it: the updates, the step, and those of exploration.
         """
-        _copy(self._model, self._frozen)
-        number = max(self._store.version, self._store.begins_after) + 1
-        self._save(number, numbers)
-        self._publisher.publish(**numbers)
-        self.updates = int(numbers["updates"])
-        replaced = number - self._store.slots
-        if replaced > FIRST:
-            opponent_path(self._run_dir, self._policy, replaced).unlink(missing_ok=True)
-        return number
-
-    def _save(self, number: int, numbers: dict[str, float]) -> None:
+        with torch.no_grad():  # every tensor, also those that a state_dict leaves out
+            for tensor, kept in zip(_tensors(self.model), _tensors(self._frozen), strict=True):
+                kept.copy_(tensor)
+        number = max(self.store.version, self.store.begins_after) + 1
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
-        path = opponent_path(self._run_dir, self._policy, number)
-        save_checkpoint(path, {"acting": acting, **counts, "numbers": dict(numbers)})
+        path = opponent_path(self.run_dir, self.policy, number)
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})
+        self._publisher.publish(**numbers)
+        self.updates = counts["updates"]
+        replaced = number - self.store.slots
+        if replaced > FIRST:
+            opponent_path(self.run_dir, self.policy, replaced).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Releases the store for a successor."""
@@ -86,21 +72,14 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
     """The numbers of the newest saved opponents without a gap, oldest first, at most `most`."""
     pattern = opponent_path(run_dir, policy, 0).name.replace("-0.pt", "-*.pt")
     names = [path.stem.rpartition("-")[2] for path in (run_dir / "checkpoints").glob(pattern)]
-    found = {int(name) for name in names if name.isdecimal()}
-    numbers: list[int] = []
-    number = max(found, default=0)
-    while number in found and len(numbers) < most:
-        numbers.insert(0, number)
-        number -= 1
-    return numbers
+    saved = {int(name) for name in names if name.isdecimal()}
+    newest = max(saved, default=0)
+    numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
+    return sorted(numbers)
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """A store with the opponents that the run has saved.
-
-    Args:
-        model: of the policy; it becomes the newest opponent.
-        extras: of a row.
+    """A store with the opponents that the run has saved; the model becomes the newest one.
 
     Raises: ValueError: a saved opponent is of another network.
     """
@@ -136,9 +115,5 @@ def held_by(store: ParameterStore) -> range:
     return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
 
 
-def _copy(model: torch.nn.Module, frozen: torch.nn.Module) -> None:
-    """Copies every tensor, also those that a state_dict leaves out."""
-    tensors, own = (chain(one.parameters(), one.buffers()) for one in (model, frozen))
-    with torch.no_grad():
-        for tensor, kept in zip(tensors, own, strict=True):
-            kept.copy_(tensor)
+def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return itertools.chain(model.parameters(), model.buffers())

@@ -5,10 +5,9 @@ worker that was killed is followed by one that continues from what shared memory
 """
 
 from .actor_worker import ActorWorker
-from .blueprint import Blueprint, PolicyPlan, build_model, run_seed
+from .blueprint import Blueprint, PolicyBlueprint
 from .evaluator_worker import EvaluatorWorker
 from .learner_worker import LearnerWorker
-from .memories import create_memory
 from .roles import run_worker
-from .routes import part_of_tag
+from .storage import create_storage
 from .worker import Worker

@@ -1,8 +1,7 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
-from __future__ import annotations
-
-from contextlib import ExitStack
+import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +11,24 @@ from ...envs import checked, vectorize
 from ...errors import ClosedError
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...memory import interrupt_waits_with
-from ...processes import EPISODES, READY, STEPS
+from ...processes import EPISODES, READY, STEPS, Metric, Telemetry
 from ...weights import ParameterStore
-from ..config import Config, actor_names
-from ..loops import Ended, FirstPriorities, PolicyPlayer, PublishedPolicy, Seat, act_until_done, choose_device
-from .blueprint import Assignment, Blueprint, PolicyPlan, build_model, run_seed
-from .memories import attach_memory
-from .routes import Routes
+from ..config import actor_names
+from ..loops import (
+    ByName,
+    Ended,
+    PolicyPlayer,
+    PublishedPolicy,
+    Routes,
+    Seat,
+    act_until_done,
+    build_model,
+    choose_device,
+    run_seed,
+)
+from ..self_play import Matches, Opponents, SelfPlay
+from .blueprint import Blueprint, PolicyBlueprint
+from .storage import attach_storage
 from .worker import WAIT_S, Worker
 
 
@@ -30,73 +40,89 @@ class ActorWorker(Worker):
     """
 
     def __init__(self, index: int, blueprint: Blueprint, attempt: int = 1) -> None:
-        super().__init__(actor_names(blueprint.config)[index], blueprint.control, blueprint.telemetry, blueprint.began)
-        self._blueprint = blueprint
+        super().__init__(actor_names(blueprint.config)[index], blueprint)
         self._index = index
         self._attempt = attempt
-        self._share = actor_share(blueprint.config, index)
-        self._steps = self.counters.load(STEPS)
-        self._assignment: Assignment | None = None
-        with ExitStack() as unless_built:
-            unless_built.callback(self.close)
+        share, rest = divmod(self.config.total_steps, self.config.actor.processes)
+        self._share = share + (index < rest)
+        self._steps: int = self.counters.load(STEPS)
+        with self.closed_if_it_raises():
             self._build()
-            unless_built.pop_all()
 
     def _build(self) -> None:
-        blueprint, config = self._blueprint, self._blueprint.config
+        blueprint, config = self.blueprint, self.config
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
-        share = slice(self._index * env.copies, (self._index + 1) * env.copies)
-        exponents = np.array(config.exploration.exponents(config.actor.processes * env.copies))[share]
-        self.policies = [self._policy(i, plan, exponents) for i, plan in enumerate(blueprint.policies)]
-        self.seats: dict[str, Seat] = {}
-        for plan, policy in zip(blueprint.policies, self.policies, strict=True):
-            self.seats |= self._seats(plan, policy)
+        self.policies = [self._policy(i, policy) for i, policy in enumerate(blueprint.policies)]
+        self.seats = {
+            agent: seat
+            for policy, acting in zip(blueprint.policies, self.policies, strict=True)
+            for agent, seat in self._seats(policy, acting).items()
+        }
         env.reset(run_seed(config, "env", self._index, self._steps))
+        self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
         if blueprint.self_play is not None:
-            (policy,) = self.policies
-            self._assignment = blueprint.self_play.join_matches(blueprint, self, self._index, env, self.seats, policy)
+            self._assignment = self._matches(blueprint.self_play)
         elif config.replay.mixture:
-            replays = [plan for plan in blueprint.policies if isinstance(plan.source, ReplaySource)]
-            agents = [agent for plan in replays for agent in plan.agents]
-            self._assignment = Routes(config.replay.mixture, {agent: self.seats[agent] for agent in agents})
+            replays = [policy for policy in blueprint.policies if isinstance(policy.source, ReplaySource)]
+            routed = {agent: self.seats[agent] for policy in replays for agent in policy.agents}
+            self._assignment = Routes(list(config.replay.mixture), routed)
 
-    def _seats(self, plan: PolicyPlan, policy: PublishedPolicy) -> dict[str, Seat]:
-        """The seats of a policy's agents."""
-        config, copies = self._blueprint.config, self.env.copies
-        memory = self.hold(attach_memory(plan))
-        seats = {}
-        for agent in plan.agents:
-            lanes = self._lanes(plan, agent, copies)
-            writer = self.hold(memory.vector_writer(lanes.ravel().tolist()))
-            priorities = None
-            if PRIORITY in memory.spec.extras:
-                discount = config.learner_of(plan.name).gamma
-                priorities = FirstPriorities(plan.algorithm.first_priority, discount, copies)
-            player = PolicyPlayer(policy, plan.spaces, copies, config.replay.pad)
-            seats[agent] = Seat(agent, player, writer, memory.spec, lanes, priorities)
-        return seats
-
-    def _lanes(self, plan: PolicyPlan, agent: str, copies: int) -> NDArray[np.int64]:
-        """The lanes of an agent's rows, int64 [parts, copies]."""
-        config = self._blueprint.config
-        parts = config.replay.parts if isinstance(plan.source, ReplaySource) else 1
-        processes = config.actor.processes
-        return np.array([plan.lanes_of(agent, self._index, copies, processes, part) for part in range(parts)])
-
-    def _policy(self, index: int, plan: PolicyPlan, exponents: NDArray[np.float64]) -> PublishedPolicy:
-        config = self._blueprint.config
+    def _policy(self, index: int, policy: PolicyBlueprint) -> PublishedPolicy:
+        config, copies = self.config, self.env.copies
         device = choose_device(config.actor.device)
-        model = build_model(plan, config, index).acting.to(device)
-        subscriber = self.hold(ParameterStore.attach(plan.weights)).subscriber(model)
-        use = self._index * len(self._blueprint.policies) + index
-        generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
-        max_lag = 0 if isinstance(plan.source, QueueSource) else config.actor.max_policy_lag
-        interval = config.actor.sync_interval
-        policy = PublishedPolicy(plan.algorithm, model, generator, device, subscriber, exponents, interval, max_lag)
+        model = build_model(policy, config, index).acting.to(device)
+        use = self._index * len(self.blueprint.policies) + index
+        exponents = config.exploration.exponents(config.actor.processes * copies)
+        subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
+        acting = PublishedPolicy(
+            policy.algorithm,
+            model,
+            np.random.default_rng(run_seed(config, "actor", use, self._steps)),
+            device,
+            subscriber=subscriber,
+            exponents=np.array(exponents[self._index * copies : (self._index + 1) * copies]),
+            sync_interval=config.actor.sync_interval,
+            max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
+        )
         # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
-        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and policy.pull()):
+        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and acting.pull()):
             self.beat()
-        return policy
+        return acting
+
+    def _seats(self, policy: PolicyBlueprint, acting: PublishedPolicy) -> dict[str, Seat]:
+        """The seats of a policy's agents."""
+        config, copies = self.config, self.env.copies
+        storage = self.hold(attach_storage(policy))
+        parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
+        gamma = config.learner_of(policy.name).gamma
+
+        def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
+            return policy.algorithm.first_priority(before, reward, gamma, after)
+
+        def seat_of(agent: str) -> Seat:
+            numbers = [policy.lanes_of(agent, self._index, copies, config.actor.processes, i) for i in range(parts)]
+            lanes = np.array(numbers)
+            writer = self.hold(storage.vector_writer(lanes.ravel().tolist()))
+            player = PolicyPlayer(acting, policy.spaces, copies, config.replay.pad)
+            priority = first_priority if PRIORITY in storage.spec.extras else None
+            return Seat(agent, player, writer, storage.spec, lanes, priority)
+
+        return {agent: seat_of(agent) for agent in policy.agents}
+
+    def _matches(self, self_play: SelfPlay) -> Matches:
+        (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
+        generator = np.random.default_rng(run_seed(config, "opponents", self._index, self.control.steps))
+        pool = self.hold(ParameterStore.attach(self_play.pool))
+        opponents = Opponents(policy, config, pool, self.env.copies, generator)
+        results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
+
+        def report(opponent: int, agent: str, result: int) -> None:
+            results.report(Metric(time.monotonic(), self.control.steps, str(opponent), agent, float(result)))
+
+        return Matches(
+            config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,
+            list(config.replay.mixture), generator, report,
+        )  # fmt: skip
 
     @property
     def done(self) -> bool:
@@ -134,12 +160,6 @@ class ActorWorker(Worker):
             self.counters.store(EPISODES, self.env.episodes)
         self.counters.store(READY, self._attempt)  # what raised before would raise again: see the supervisor
         self.beat()
-
-
-def actor_share(config: Config, index: int) -> int:
-    """One actor's share of the run's steps."""
-    whole, rest = divmod(config.total_steps, config.actor.processes)
-    return whole + (index < rest)
 
 
 def run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:

@@ -1,24 +1,32 @@
-"""Learners in their worker: each builds its model, feed and trainer, continues its predecessor, and saves."""
-
-from __future__ import annotations
+"""Learners in their worker: each builds its model, batches and trainer, continues its predecessor, and saves."""
 
 import copy
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 
 from ...errors import TimedOut
-from ...processes import DONE, READY, UPDATES
+from ...interfaces import Trainer
+from ...processes import DONE, READY, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
-from ..loops import FiniteCheck, Learner, PolicyModel, Publications, catch_up, choose_device, learn_until_stopped
+from ..loops import (
+    FiniteCheck,
+    Learner,
+    PolicyModel,
+    build_model,
+    catch_up,
+    choose_device,
+    learn_until_stopped,
+    run_seed,
+)
 from ..record import load_checkpoint, save_checkpoint
-from .blueprint import Blueprint, League, PolicyPlan, build_model, run_seed
-from .feeds import SavedFeed, feed_of
+from ..self_play import League, Pool
+from .batches import batches_of
+from .blueprint import Blueprint, PolicyBlueprint
 from .worker import Worker
 
 log = logging.getLogger(__name__)
@@ -32,15 +40,13 @@ class LearnerWorker(Worker):
     """
 
     def __init__(self, name: str, blueprint: Blueprint) -> None:
-        super().__init__(name, blueprint.control, blueprint.telemetry, blueprint.began)
-        mine = learner_names(blueprint.config, [plan.name for plan in blueprint.policies])[name]
-        with ExitStack() as unless_built:
-            unless_built.callback(self.close)
-            indices = [i for i, plan in enumerate(blueprint.policies) if plan.name in mine]
-            self.learners = [build_learner(i, blueprint, self) for i in indices]
+        super().__init__(name, blueprint)
+        names = learner_names(blueprint.config, [policy.name for policy in blueprint.policies])[name]
+        with self.closed_if_it_raises():
+            indices = [i for i, policy in enumerate(blueprint.policies) if policy.name in names]
+            self.learners = [build_learner(i, self) for i in indices]
             self._tallies = [self.control.tallies[blueprint.policies[i].name] for i in indices]
             self.count_updates()
-            unless_built.pop_all()
 
     def learning(self) -> bool:
         return not self.control.stopping
@@ -59,65 +65,86 @@ class LearnerWorker(Worker):
         self.counters.store(DONE, 1)
 
 
-def build_learner(index: int, blueprint: Blueprint, worker: Worker) -> Learner:
+def build_learner(index: int, worker: Worker) -> Learner:
     """The learner of the index-th policy; a restarted one continues from its predecessor's state.
 
     From shared memory it takes the last published weights and the count of updates; from the last checkpoint it takes
     the rest of the trainer's state, or everything if shared memory holds no weights.
     """
-    plan, config = blueprint.policies[index], blueprint.config
-    settings = config.learner_of(plan.name)
-    report = partial(worker.report, plan.name)
+    policy, config = worker.blueprint.policies[index], worker.config
+    settings = config.learner_of(policy.name)
     device = choose_device(settings.device, index, settings.device_per_agent)
-    model = build_model(plan, config, index).to(device)
-    store = worker.hold(ParameterStore.attach(plan.weights))
-    state = load_checkpoint(plan.checkpoint)
+    model = build_model(policy, config, index).to(device)
+    store = worker.hold(ParameterStore.attach(policy.weights))
+    state = load_checkpoint(policy.checkpoint)
     updates = _restore(model, store, state)
-    feed = feed_of(plan, index, config, worker, updates, device)
-    league = None
-    if blueprint.self_play is not None:
-        league = blueprint.self_play.join_league(blueprint, plan, model.acting, worker, state.get("self_play", {}))
+    batches = batches_of(policy, index, worker, updates, device)
+    league = _league(policy, model, worker, state)
     publisher = worker.hold(store.publisher(model.acting))
-    published = _addresses(model)
-    if settings.compile != "off":
-        model.whole.compile(mode=settings.compile)  # copies, such as the trainer's target, are not compiled
-    trainer = plan.algorithm.make_trainer(model.whole)  # after the publisher moved the weights into its row
-    if _addresses(model) != published:
-        raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+    trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
     if state:
         trainer.load_state_dict(state["trainer"])
         again = updates != state["updates"]
-        feed.restore(state, again)
+        batches.restore(state, again)
         if not again:
             torch.set_rng_state(state["torch"])
-    schedules = schedules_of(plan.algorithm, config)
+
+    def save(state: dict[str, Any]) -> None:
+        further = batches.save()  # before the checkpoint
+        if league is not None:
+            further |= {"self_play": league.state_dict()}
+        save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
+        if league is not None:
+            league.write()
+
     return Learner(
-        feed,
+        batches,
         trainer,
-        Publications(publisher, schedules, lambda: worker.control.steps, league.publish if league else None),
+        publisher,
+        schedules_of(policy.algorithm, config),
+        lambda: worker.control.steps,
         settings,
         device,
         model.norm,
-        report,
-        save=partial(_save, plan, model, feed, league),
-        further_reports=league.report if league else None,
-        finite=FiniteCheck(plan.name, model, trainer.state_dict(), plan.checkpoint, state.get("updates")),
+        FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
+        partial(worker.report, policy.name),
+        save,
         clears=config.replay.clear_at_stage,
         updates=updates,
         stage=int(state.get("stage", 0)),
+        also_publish=league.publish if league else None,
+        also_report=league.report_rates if league else None,
     )
 
 
-def _addresses(model: PolicyModel) -> dict[str, int]:
-    """Where the published tensors lie."""
-    return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
+def _league(policy: PolicyBlueprint, model: PolicyModel, worker: Worker, state: Mapping[str, Any]) -> League | None:
+    self_play = worker.blueprint.self_play
+    if self_play is None:
+        return None
+    store = worker.hold(ParameterStore.attach(self_play.pool))
+    pool = worker.hold(Pool(store, model.acting, policy.run_dir, policy.name))
+    results = worker.hold(Telemetry.attach(self_play.results))
+    report = partial(worker.report, policy.name)
+    return League(worker.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
+
+
+def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> Trainer:
+    """The trainer of a model. Raises ValueError: it replaced a tensor, which would then not be published."""
+
+    def addresses() -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
+
+    published = addresses()
+    if compiled != "off":
+        model.whole.compile(mode=compiled)  # copies, such as the trainer's target, are not compiled
+    trainer = policy.algorithm.make_trainer(model.whole)
+    if addresses() != published:
+        raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+    return trainer
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Gives a model its predecessor's weights: those of the checkpoint, and what was published since.
-
-    Returns: their updates.
-    """
+    """Gives a model its predecessor's weights, of the checkpoint or published since; returns their updates."""
     if state:
         model.restore(state)
     updates = int(state["updates"]) if state else 0
@@ -136,20 +163,9 @@ def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]
     return updates
 
 
-def _save(
-    plan: PolicyPlan, model: PolicyModel, feed: SavedFeed, league: League | None, state: Mapping[str, Any]
-) -> None:
-    """Saves what the learner's batches come from, then the checkpoint."""
-    fed = feed.save()
-    played = {} if league is None else {"self_play": league.state_dict()}
-    save_checkpoint(plan.checkpoint, {**state, **model.saved(), **fed, **played, "torch": torch.get_rng_state()})
-    if league is not None:
-        league.write()
-
-
 def run_learner(name: str, blueprint: Blueprint, attempt: int) -> None:
     """Runs a learner in its own process; see `run_worker`."""
-    learners = list(learner_names(blueprint.config, [plan.name for plan in blueprint.policies]))
+    learners = list(learner_names(blueprint.config, [policy.name for policy in blueprint.policies]))
     torch.manual_seed(run_seed(blueprint.config, "torch-learner", learners.index(name), attempt - 1))
     worker = LearnerWorker(name, blueprint)
     try:

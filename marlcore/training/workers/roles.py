@@ -1,7 +1,5 @@
 """Which work a worker does, by its name."""
 
-from __future__ import annotations
-
 import logging
 
 import torch
@@ -16,11 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
-    """Runs a worker in its own process, until its work is done or the parent stops it.
-
-    Args:
-        attempt: 1 for a worker's first process, 2 for its first restart, and so on.
-    """
+    """Runs a worker in its own process, the n-th attempt, until its work is done or the parent stops it."""
     config = blueprint.config
     torch.set_num_threads(config.learner.threads)
     actors = actor_names(config)

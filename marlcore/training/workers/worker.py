@@ -1,16 +1,15 @@
 """The common part of a run's workers."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ...errors import ClosedError
-from ...memory import SegmentHandle, invalidate_after_fork
+from ...memory import invalidate_after_fork
 from ...processes import BEATS, Control, Telemetry, fitting_name, leave_if_forked
+from .blueprint import Blueprint
 
 WAIT_S = 0.1  # of workers, between looks at the parent's word
 
@@ -18,26 +17,32 @@ WAIT_S = 0.1  # of workers, between looks at the parent's word
 class Worker:
     """The common part of all workers: counters, heartbeat, telemetry, and resources to close."""
 
-    def __init__(self, name: str, control: SegmentHandle, telemetry: SegmentHandle, began: float) -> None:
+    def __init__(self, name: str, blueprint: Blueprint) -> None:
         self.name = name
+        self.blueprint = blueprint
+        self.config = blueprint.config
         self._pid = os.getpid()
         self._is_fork = False
         invalidate_after_fork(self)
-        self.control = Control.attach(control)
+        self._resources = ExitStack()
+        self.control: Control = self.hold(Control.attach(blueprint.control))
         self.counters = self.control.workers[name]
         self._beats = self.counters.load(BEATS)
-        self._telemetry = Telemetry.attach(telemetry)
-        self._reporter = self._telemetry.reporter(name)
-        self._began = began
-        self._held = ExitStack()
-        for thing in (self.control, self._telemetry, self._reporter):
-            self.hold(thing)
+        self._reporter = self.hold(self.hold(Telemetry.attach(blueprint.telemetry)).reporter(name))
 
-    def hold(self, thing: Any) -> Any:
-        """Closes `thing` at the end, before things held earlier."""
+    def hold(self, resource: Any) -> Any:
+        """Closes a resource at the end, before those held earlier."""
         leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
-        self._held.callback(thing.close)
-        return thing
+        self._resources.callback(resource.close)
+        return resource
+
+    @contextmanager
+    def closed_if_it_raises(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def forked(self) -> None:
         """In a process that the environment forked: `beat` and the other methods end it."""
@@ -62,10 +67,10 @@ class Worker:
 
     def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:
         """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
-        now = time.monotonic() - self._began
+        now = time.monotonic() - self.blueprint.began
         self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
 
     def close(self) -> None:
         """Closes everything held, even if one closing fails."""
         leave_if_forked(self._pid)
-        self._held.close()
+        self._resources.close()

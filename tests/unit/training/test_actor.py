@@ -1,10 +1,10 @@
-"""Actors wait for their first weights, and for nothing else."""
+"""Workers, and actors among them: they wait for their first weights, and for nothing else."""
 
-from __future__ import annotations
-
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,50 +12,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
 from mapped import Mapped
 
 import marlcore as mc
-from marlcore.algos import DQN
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.processes.control import BEATS, Control
-from marlcore.processes.telemetry import Telemetry
-from marlcore.spaces import Spaces
-from marlcore.spec import Field
-from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
-from marlcore.training.config.policies import AssignedPolicy
-from marlcore.training.config.worker_names import actor_names
-from marlcore.training.loops import PolicyPlayer, act, observe
-from marlcore.training.workers.actor_worker import ActorWorker
-from marlcore.training.workers.blueprint import Blueprint, PolicyPlan, build_model
-from marlcore.training.workers.worker import Worker
+from marlcore.processes import BEATS, Control, Telemetry
+from marlcore.training.config import AssignedPolicy
+from marlcore.training.loops import act, build_model, observe
+from marlcore.training.workers import ActorWorker, Blueprint, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
-CONFIG = mc.Config(
-    actor=ActorConfig(envs=1), replay=ReplayConfig(capacity=500), learner=LearnerConfig(warmup=50, device="cpu")
-)
+CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity=500))
 
 
 class Scene:
     """A run of one actor, whose learner is the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         env = HUNT()
-        spaces = Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
-        names = actor_names(CONFIG)
-        self.control, self.telemetry = Control.create(names), Telemetry.create(names)
-        self.spec = DQN().transition(spaces)
-        self.replay = mc.ReplayBuffer.create(self.spec, CONFIG.replay.capacity, CONFIG.lanes)
-        self.network = build_model(AssignedPolicy(AGENT, (AGENT,), spaces, DQN()), CONFIG, 0).acting
-        extras: dict[str, tuple[int, ...] | Field] = {"epsilon": (), "updates": ()}
-        self.store = mc.ParameterStore.create(self.network, "snapshot", extras)
-        plan = PolicyPlan(
-            AGENT, (AGENT,), spaces, DQN(), Path(), None, mc.ReplaySource(), self.replay.handle, self.store.handle
-        )
-        self.blueprint = Blueprint(HUNT, CONFIG, (plan,), self.control.handle, self.telemetry.handle, time.monotonic())
+        spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
+        policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
+        self.control = stack.enter_context(closing(Control.create(["actor-0"])))
+        telemetry = stack.enter_context(closing(Telemetry.create(["actor-0"])))
+        self.replay = stack.enter_context(mc.ReplayBuffer.create(policy.algorithm.transition(spaces), 500))
+        self.network = build_model(policy, CONFIG, 0).acting
+        extras = {"epsilon": (), "updates": ()}
+        self.store = stack.enter_context(mc.ParameterStore.create(self.network, "snapshot", extras))
+        handles = self.replay.handle, self.store.handle
+        placed = PolicyBlueprint(*vars(policy).values(), Path(), None, mc.ReplaySource(), *handles)
+        blueprint = Blueprint(HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic())
         self.actors: list[ActorWorker] = []
-        self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, self.blueprint)), daemon=True)
+        self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, blueprint)), daemon=True)
 
     def publish(self) -> int:
         with self.store.publisher(self.network) as publisher:
@@ -67,23 +55,22 @@ class Scene:
         counters[1] = counters[0] + 1
 
     def waits(self) -> bool:
-        """Whether the actor shows signs of life without an end of its start."""
+        """Whether the actor starts, shows signs of life, and does not come to the end of its start."""
+        self.thread.start()
         while self.thread.is_alive() and self.control.workers["actor-0"].load(BEATS) < 5:
             time.sleep(0.01)
         return not self.actors and self.thread.is_alive()
 
-    def close(self) -> None:
-        for thing in (*self.actors, self.store, self.replay, self.telemetry, self.control):
-            thing.close()
-
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    made = Scene()
-    yield made
-    made.control.stop()
-    made.thread.join()
-    made.close()
+    with ExitStack() as stack:
+        made = Scene(stack)
+        yield made
+        made.control.stop()
+        made.thread.join()
+        for actor in made.actors:
+            actor.close()
 
 
 @pytest.mark.long
@@ -93,7 +80,6 @@ def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int)
     for _ in range(published):
         scene.publish()
     scene.tear()
-    scene.thread.start()
     assert scene.waits()
     version = scene.publish()  # its successor's
     scene.thread.join()
@@ -108,19 +94,10 @@ def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int)
 def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> None:
     scene.publish()
     scene.tear()
-    scene.thread.start()
     assert scene.waits()
     scene.control.stop()
     scene.thread.join()
     assert len(scene.actors) == 1
-
-
-def test_a_metrics_name_is_cut_by_its_bytes() -> None:
-    with Control.create(["actor-0"]) as control, Telemetry.create(["actor-0"]) as telemetry:
-        worker = Worker("actor-0", control.handle, telemetry.handle, 0.0)
-        worker.report(AGENT, "win_rate/" + "\xfc" * 60, 0.5)
-        worker.close()
-        assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
 
 
 class Foreign:
@@ -154,10 +131,40 @@ def test_values_of_a_callers_own_vector_environment_are_checked(what: str) -> No
             env.observe()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_action_that_is_not_finite_reaches_no_environment(bad: float) -> None:
-    spaces = Spaces(Box(-1, 1, (1,)), Box(-np.inf, np.inf, (2,)))
-    policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array([[0, 1], [0, bad]], np.float32)))
-    player = PolicyPlayer(policy, spaces, 2, "repeat")
-    with pytest.raises(ValueError, match=f"^action of the algorithm: expected finite numbers, got {bad} in"):
-        player.choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool))
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    with closing(Telemetry.create(["actor-0"])) as made:
+        yield made
+
+
+@pytest.fixture
+def worker(telemetry: Telemetry) -> Iterator[Worker]:
+    with closing(Control.create(["actor-0"])) as control:
+        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0, config=None)
+        with closing(Worker("actor-0", blueprint)) as made:
+            yield made
+
+
+@pytest.mark.parametrize("next_call", [Worker.beat, Worker.close, lambda worker: worker.hold(worker)])
+def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Callable[[Worker], Any]) -> None:
+    """A fork that the worker's environment made does nothing in its name."""
+    ended, end = os.pipe()
+    worker.hold(SimpleNamespace(close=lambda: os.write(end, b"closed")))
+    child = os.fork()
+    if child == 0:
+        try:
+            next_call(worker)
+        finally:
+            os._exit(9)
+    assert os.waitpid(child, 0)[1] == 0
+    os.set_blocking(ended, False)
+    with pytest.raises(BlockingIOError):
+        os.read(ended, 1)
+    worker.close()
+    for fd in (ended, end):
+        os.close(fd)
+
+
+def test_a_metrics_name_is_cut_by_its_bytes(worker: Worker, telemetry: Telemetry) -> None:
+    worker.report("agent_0", "win_rate/" + "\xfc" * 60, 0.5)
+    assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]

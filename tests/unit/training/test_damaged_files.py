@@ -29,7 +29,7 @@ from marlcore.training.record.policies_file import described_policies
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
 from marlcore.training.record.sinks.csv import CsvSink
 from marlcore.training.record.sinks.wandb import _run_id
-from marlcore.training.workers.memories import OwnerOf
+from marlcore.training.workers.storage import OwnerOf
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
 NEVER_READ = ("logs", "tensorboard", "curves.png", "payoff.png")

@@ -1,7 +1,5 @@
 """Evaluations play exactly the episodes that they should, and keep the best weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +9,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
+from refused import check_refused
 
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
 from marlcore.training.config import EvaluationConfig
-from marlcore.training.loops.episodes import Episodes, play
-from marlcore.training.loops.evaluation import Evaluation, t_975
-from marlcore.training.loops.evaluator import Candidate, CommonGames, Evaluator
-from marlcore.training.loops.policy import ActingModel, Policy, PolicyPlayer
-from marlcore.training.record.checkpoints import KeptCheckpoints, kept_steps, load_checkpoint
-from marlcore.training.record.run_directory import checkpoint_path
+from marlcore.training.loops import (
+    ActingModel,
+    Candidate,
+    CommonGames,
+    Evaluation,
+    Evaluator,
+    Policy,
+    PolicyPlayer,
+    play,
+)
+from marlcore.training.loops.evaluation import t_975
+from marlcore.training.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 
 SPACES = Spaces(gym.Box(-1e6, 1e6, (1,)), gym.Discrete(2))
 
@@ -89,17 +94,23 @@ def model(action: int = 0) -> ActingModel:
     return ActingModel(made, None)
 
 
-def players(env: Walks, action: int = 0) -> dict[str, PolicyPlayer]:
-    policy = Policy(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
+def players(env: Walks) -> dict[str, PolicyPlayer]:
+    policy = Policy(Constant(), model(), np.random.default_rng(0), torch.device("cpu"))
     return {agent: PolicyPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+
+
+def played(env: Walks, episodes: int, **options: Any) -> Evaluation:
+    outcome = play(env, players(env), episodes, seed=0, **options)
+    assert outcome is not None
+    return outcome
 
 
 @pytest.mark.parametrize(("episodes", "counted"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])])
 def test_the_first_episodes_of_each_copy_count(episodes: int, counted: list[int]) -> None:
     """Copies of short episodes end many more, of which no more count."""
     lengths = (2, 5, 11)
-    outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
-    assert outcome is not None and outcome.episodes == episodes
+    outcome = played(Walks(*lengths), episodes)
+    assert outcome.episodes == episodes
     of_copies = [copy for copy in range(3) for _ in range(counted[copy])]
     assert outcome.returns["walker"].tolist() == [copy * lengths[copy] for copy in of_copies]
     assert outcome.lengths["walker"].tolist() == [lengths[copy] for copy in of_copies]
@@ -109,14 +120,9 @@ def test_the_first_episodes_of_each_copy_count(episodes: int, counted: list[int]
 
 
 def test_no_action_follows_the_last_episode() -> None:
-    env = Walks(1)
-    env.reset(0)
-    played = Episodes(env, players(env), 2)
-    rounds = 0
-    while not played.done:
-        played.step()
-        rounds += 1
-    assert rounds == 3 and env._at.tolist() == [0]
+    env, rounds = Walks(1), []
+    played(env, 2, goes_on=lambda: rounds.append(1) is None)
+    assert len(rounds) == 3 and env._at.tolist() == [0]
 
 
 def test_play_leaves_torchs_generator_alone() -> None:
@@ -136,23 +142,10 @@ def test_play_stops_in_the_middle_of_an_episode() -> None:
     assert env._at.tolist() == [2]
 
 
-@pytest.mark.parametrize(
-    ("freedom", "quantile"),
-    [
-        (1, 12.7062),
-        (9, 2.2622),
-        (10, 2.2281),
-        (11, 2.2010),
-        (15, 2.1314),
-        (16, 2.1199),
-        (20, 2.0860),
-        (30, 2.0423),
-        (99, 1.9842),
-        (9999, 1.9602),
-    ],
-)
-def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
-    assert t_975(freedom) == pytest.approx(quantile, abs=1e-4)
+def test_quantiles_of_students_t_are_those_of_the_tables() -> None:
+    table = {1: 12.7062, 9: 2.2622, 10: 2.2281, 11: 2.2010, 15: 2.1314, 16: 2.1199, 20: 2.0860, 30: 2.0423, 99: 1.9842}
+    for freedom, quantile in {**table, 9999: 1.9602}.items():
+        assert t_975(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
 def evaluation(*returns: float) -> Evaluation:
@@ -192,8 +185,8 @@ def test_games_that_are_copies_are_counted_once(
     lengths: tuple[int, ...], episodes: int, distinct: int, says: str
 ) -> None:
     """An interval of zero width would say that the mean is known exactly."""
-    outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
-    assert outcome is not None and outcome.distinct == distinct and says in str(outcome)
+    outcome = played(Walks(*lengths), episodes)
+    assert outcome.distinct == distinct and says in str(outcome)
     assert math.isnan(outcome.interval["walker"][0]) == math.isnan(outcome.std["walker"]) == (distinct == 1)
 
 
@@ -228,19 +221,18 @@ def test_the_best_and_the_last_checkpoints_are_kept(run_dir: Path) -> None:
     assert kept.best == 4.0
 
 
+def best_step(run_dir: Path) -> int:
+    return int(load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"])
+
+
 def test_the_best_survives_a_successor(run_dir: Path) -> None:
     add(KeptCheckpoints(run_dir, "a", keep=1), 5, 3.0)
     kept = KeptCheckpoints(run_dir, "a", keep=1)
     assert (kept.best, kept.last) == (3.0, 5)
     add(kept, 6, 2.0)
-    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 5
+    assert best_step(run_dir) == 5
     add(kept, 7, 3.5)
-    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 7
-
-
-def test_without_keep_only_the_best_is_kept(run_dir: Path) -> None:
-    add(KeptCheckpoints(run_dir, "a", keep=0), 5, 3.0)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
+    assert best_step(run_dir) == 7
 
 
 def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path) -> None:
@@ -264,8 +256,8 @@ def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir: Path, monkeypatch: py
     with monkeypatch.context() as patched, pytest.raises(OSError, match="the earlier one is kept"):
         patched.setattr("os.fsync", fail)
         add(kept, 6, 4.0)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]
-    assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 5 and kept.best == 3.0
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]  # as keep says
+    assert best_step(run_dir) == 5 and kept.best == 3.0
 
 
 class Publications:
@@ -294,19 +286,14 @@ class Publications:
 class Scene:
     """An evaluator whose run is the test."""
 
-    def __init__(self, run_dir: Path, interval: int = 100) -> None:
-        self.now = 0
-        self.env = Walks(2, 3)
-        self.reports: list[tuple[str, str, float, int]] = []
-        network = model()
-        self.published = Publications(network)
-        kept = KeptCheckpoints(run_dir, "both", keep=2)
+    def __init__(self, run_dir: Path) -> None:
+        self.now, self.env, network = 0, Walks(2, 3), model()
+        self.reports: list[tuple[Any, ...]] = []
+        self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
         candidate = Candidate(self.env.agents, SPACES, Constant(), network, torch.device("cpu"), self.published, kept)
-        config = EvaluationConfig(interval=interval, episodes=4, envs=2)
-        games = CommonGames(
-            self.env, [candidate], config, "repeat", lambda step: 1000 + step, lambda *one: self.reports.append(one)
-        )
-        self.evaluator = Evaluator([candidate], games, interval, lambda: self.now)
+        config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
+        games = CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
+        self.evaluator = Evaluator([candidate], games.play, 100, lambda: self.now)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""
@@ -319,17 +306,10 @@ def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir: Path) -> None:
     scene.published.publish(1, step=90)
     assert [now for now in (0, 50, 99, 100, 101, 199) if scene.at(now)] == [100]
     # copies of lengths 2 and 3: walker earns 2 x (0 + 1) and 3 x (1 + 1) in each of two episodes
-    std = np.std([2, 2, 6, 6], ddof=1)
-    assert scene.reports == [
-        ("walker", "eval_return", 4.0, 90),
-        ("walker", "eval_length", 2.5, 90),
-        ("walker", "eval_distinct", 2.0, 90),
-        ("walker", "eval_return_std", pytest.approx(std), 90),
-        ("guest", "eval_return", 10.0, 90),
-        ("guest", "eval_length", 1.0, 90),
-        ("guest", "eval_distinct", 2.0, 90),
-        ("guest", "eval_return_std", 0.0, 90),
-    ]
+    names = ("eval_return", "eval_length", "eval_distinct", "eval_return_std")
+    walker = [4.0, 2.5, 2.0, pytest.approx(np.std([2, 2, 6, 6], ddof=1))]
+    reported = {"walker": walker, "guest": [10.0, 1.0, 2.0, 0.0]}
+    assert scene.reports == [(a, name, v, 90) for a in reported for name, v in zip(names, reported[a], strict=True)]
     best = load_checkpoint(checkpoint_path(run_dir, "both", "best"))
     assert (best["step"], best["updates"], best["return"]) == (90, 45, 7.0)
     assert scene.env.seeds == [1100]
@@ -373,14 +353,7 @@ def test_a_successor_waits_for_the_next_interval(run_dir: Path) -> None:
     assert second.at(300) is True
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"interval": -1}, "interval: expected an integer of at least 0, got -1"),
-        ({"episodes": 0}, "episodes: expected an integer of at least 1, got 0"),
-        ({"keep": 1.5}, "keep: expected an integer of at least 0, got 1.5"),
-    ],
-)
-def test_settings_out_of_range_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        EvaluationConfig(**settings)
+@pytest.mark.parametrize(("name", "value", "least"), [("interval", -1, 0), ("episodes", 0, 1), ("keep", 1.5, 0)])
+def test_settings_out_of_range_are_refused(name: str, value: Any, least: int) -> None:
+    says = f"{name}: expected an integer of at least {least}, got {value}"
+    check_refused(lambda: EvaluationConfig(**{name: value}), ValueError, says)

@@ -1,14 +1,14 @@
 """Actors give transitions the priority that a plain loop over one episode gives them."""
 
-from __future__ import annotations
-
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
-from marlcore.training.loops import FirstPriorities, Seat, act, observe
+from marlcore.training.loops import Seat, act, observe
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -37,9 +37,8 @@ def best(obs: NDArray[Any]) -> NDArray[np.float64]:
 class Player:
     """Values that depend on nothing but the observation."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.before: dict[str, Any] = {}
+    before: ClassVar[dict[str, Any]] = {}
+    policy = SimpleNamespace(version=3, pull_if_due=lambda: None)
 
     def reward(self, reward: Any, at: Any) -> None:
         pass
@@ -49,28 +48,23 @@ class Player:
         return mc.Action(obs[:, 1] % 4, unknown, values={"taken": taken(obs), "best": best(obs)})
 
 
-class Policy:
-    version = 3
+def first_priority(before: Any, reward: Any, after: Any) -> Any:
+    return mc.DQN(reward_scale=0.5).first_priority(before, reward, DISCOUNT, after)
 
-    def pull_if_due(self) -> None:
-        pass
+
+def seat(agent: str, writer: Any) -> Seat:
+    return Seat(agent, Player(), writer, SPEC, np.array(writer.lanes), first_priority)  # type: ignore[arg-type]
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     env = vectorize(CheckedEnvironment, 3)
-    algorithm, policy = mc.DQN(reward_scale=0.5), Policy()
-    with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay:
-        seats, writers = {}, []
-        run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
-        for i, agent in enumerate(env.agents):
-            lanes = np.arange(3) + 3 * i
-            writers.append(replay.vector_writer(lanes))
-            player: Any = Player(policy)
-            priorities = FirstPriorities(algorithm.first_priority, DISCOUNT, 3)
-            seats[agent] = Seat(agent, player, writers[-1], SPEC, lanes, priorities)
+    run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
+    with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay, ExitStack() as stack:
+        writers = [stack.enter_context(replay.vector_writer([i, i + 1, i + 2])) for i in (0, 3)]
+        seats = {agent: seat(agent, writer) for agent, writer in zip(env.agents, writers, strict=True)}
         env.reset(5)
         for _ in range(1500):
-            act(env, seats, [policy], observe(env, seats, run), run)  # type: ignore[list-item]
+            act(env, seats, [Player.policy], observe(env, seats, run), run)  # type: ignore[list-item]
         batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
         assert (batch.policy_version == 3).all()
         future = np.where(batch.terminated, 0.0, best(batch.next_obs))
@@ -78,15 +72,25 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
         expected[batch.truncated] = np.nan
         np.testing.assert_allclose(batch.extras["priority"], expected, rtol=1e-6)
         assert batch.terminated.any() and batch.truncated.any() and not (batch.terminated & batch.truncated).any()
+        goes_on = ~batch.terminated & ~batch.truncated
+        assert (batch.next_obs[goes_on, :2] == batch.obs[goes_on, :2] + [0, 1]).all(), "the episode's next step"
         assert (batch.action == batch.obs[:, 1] % 4).all() and len(set(batch.index.tolist())) > 1500
-        for writer in writers:
-            writer.close()
+
+
+def test_no_transition_spans_an_episode_that_ended_for_all() -> None:
+    """It may end between two turns, so that no outcome ends it for this agent."""
+    all_, no, yes = np.arange(1), np.zeros(1, bool), np.ones(1, bool)
+    with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
+        seated = seat("a", writer)
+        for obs, terminated in ((1, no), (2, yes)):
+            seated.begin(all_)
+            seated.act(mc.Turn("a", all_, np.full((1, 4), obs), yes))
+            seated.record(mc.Outcome("a", all_, np.ones(1), terminated, no, None))
+        assert len(replay) == 2 and (replay.sampler(20, min_size=1).sample().obs == 2).all()
 
 
 @pytest.mark.parametrize("algorithm", [mc.DQN(actor_priorities=True), mc.IQN(actor_priorities=True)])
 def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
-    import torch
-
     spaces = mc.Spaces(Box(-1, 1, (3,)), Discrete(5))
     model, obs = algorithm.make_model(spaces), torch.randn(40, 3)
     chosen = algorithm.act(
@@ -106,12 +110,9 @@ def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
 @pytest.mark.long
 def test_a_run_with_first_priorities_trains(tmp_path: Path) -> None:
     config = mc.Config(
-        total_steps=3000,
-        mode="serial",
-        run_dir=str(tmp_path / "run"),
-        replay=mc.ReplayConfig(prioritized=True),
-        learner=mc.LearnerConfig(warmup=100),
-    )
+        total_steps=3000, mode="serial", run_dir=str(tmp_path / "run"),
+        replay=mc.ReplayConfig(prioritized=True), learner=mc.LearnerConfig(warmup=100),
+    )  # fmt: skip
     result = mc.train(HUNT, mc.DQN(actor_priorities=True), config, progress=False)
     assert all(count > 100 for count in result.updates.values())
     assert all(math.isfinite(value) for value in result.returns.values())

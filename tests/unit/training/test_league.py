@@ -1,9 +1,8 @@
 """The learner's part of self-play: odds, the payoff table, admissions, the pool and what is restored of them."""
 
-from __future__ import annotations
-
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ import numpy as np
 import pytest
 import torch
 from arena import Marking, weak
-from refusals import refused
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import Metric, Telemetry
-from marlcore.training.loops.policy import PolicyModel
-from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.files import read_json
-from marlcore.training.self_play.league import League
-from marlcore.training.self_play.odds import name_of, odds_of, pool_odds
+from marlcore.training.loops import PolicyModel
+from marlcore.training.record import read_json, save_checkpoint
+from marlcore.training.self_play import League, Pool, draw_payoff
+from marlcore.training.self_play.league import odds_of, pool_odds
+from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.payoff import Payoff
-from marlcore.training.self_play.picture import draw_payoff
-from marlcore.training.self_play.pool import Pool, opponent_path, pool_store, saved_opponents
+from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
 BOX = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -34,8 +32,6 @@ SPACES = mc.Spaces(BOX, BOX)
 def settings(**changes: Any) -> mc.SelfPlayConfig:
     return mc.SelfPlayConfig(**{"pool": 4, "window": 10, "latest": 0.25, "anchors": {weak: 0.15}, **changes})
 
-
-# ---- odds ----
 
 RATES = np.array([0.9, 0.5, 0.75, 0.2])
 
@@ -67,9 +63,6 @@ def test_the_latest_and_the_anchors_share_what_an_empty_pool_leaves() -> None:
     assert odds_of(settings(latest=0.0, anchors={}), range(0), float)[1].tolist() == [1.0, 0, 0, 0, 0]
 
 
-# ---- payoff ----
-
-
 def test_a_win_rate_is_of_the_last_games_with_two_imagined_ones() -> None:
     payoff = Payoff(4)
     assert payoff.rate(3) == 0.5 and payoff.win_rate is None
@@ -90,11 +83,12 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
         payoff.note(step, [-1, step, step + 1])
     path = tmp_path / "payoff.json"
     payoff.write(path, ["anchor:weak"])
-    found = json.loads(path.read_text())
-    assert found["opponents"]["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
-    assert found["opponents"]["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
-    assert [row["step"] for row in found["history"]] == [1, 2, 3, 4]
-    assert found["history"][0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
+    written = json.loads(path.read_text())
+    table, history = written["opponents"], written["history"]
+    assert table["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
+    assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
+    assert [row["step"] for row in history] == [1, 2, 3, 4]
+    assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
     other = Payoff(10)
     other.load_state_dict(payoff.state_dict())
     other.write(tmp_path / "again.json", ["anchor:weak"])
@@ -115,9 +109,6 @@ def test_a_long_history_loses_every_second_row() -> None:
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 
-# ---- the pool and the league ----
-
-
 class Scene:
     """A learner's pool and league, and the actors' lanes of results; a resumed one begins with new memory."""
 
@@ -132,13 +123,19 @@ class Scene:
         self.reporters = [self.stack.enter_context(closing(self.results.reporter(f"actor-{i}"))) for i in (0, 1)]
         self.metrics: dict[str, float] = {}
 
+    def table(self) -> dict[str, Any]:
+        """The payoff table by opponent, as the file has it."""
+        return json.loads((self.run_dir / "payoff.json").read_text())["opponents"]
+
     def join(self, state: Any = None) -> League:
         """A learner process's; the one before it has died."""
-        pool = Pool(self.store, self.model.acting, self.run_dir, "main")
-        self.stack.callback(pool.close)
-        self.pool = pool
+        self.pool = self.stack.enter_context(closing(Pool(self.store, self.model.acting, self.run_dir, "main")))
         attached = self.stack.enter_context(closing(Telemetry.attach(self.results.handle)))
-        return League(self.config, pool, attached, self.run_dir, self.metrics.__setitem__, state or {})
+        return League(self.config, self.pool, attached, self.run_dir, self.metrics.__setitem__, state or {})
+
+    def publish_each(self, league: League, updates: Iterable[int]) -> list[dict[int, float]]:
+        """The odds by opponent after so many updates, each time."""
+        return [self.publish(league, count) for count in updates]
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
         for result in results:
@@ -157,6 +154,13 @@ class Scene:
         return {n: float(local.mark.detach()[0]) for n in range(1, 50) if subscriber.pull_version(n)}
 
 
+def from_checkpoint(state: Any) -> Any:
+    data = io.BytesIO()
+    torch.save(state, data)
+    data.seek(0)
+    return torch.load(data, weights_only=True)
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
     made: list[Scene] = []
@@ -173,17 +177,16 @@ def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
 def test_the_first_policy_is_admitted_then_one_every_k_updates(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=100)
     league = one.join()
-    sizes = [len(one.publish(league, updates)) - 2 for updates in (0, 90, 100, 110, 205, 299, 305)]
-    assert sizes == [1, 1, 2, 2, 3, 3, 4]
+    odds = one.publish_each(league, (0, 90, 100, 110, 205, 299, 305))
+    assert [len(opponents) - 2 for opponents in odds] == [1, 1, 2, 2, 3, 3, 4]
     assert one.held() == {1: 0.0, 2: 100.0, 3: 205.0, 4: 305.0}
 
 
 def test_a_full_pool_replaces_its_oldest(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=10)
     league = one.join()
-    for updates in range(0, 80, 10):
-        odds = one.publish(league, updates)
-    assert one.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds) == [0, -1, 5, 6, 7, 8]
+    odds = one.publish_each(league, range(0, 80, 10))
+    assert one.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds[-1]) == [0, -1, 5, 6, 7, 8]
     files = sorted(path.name for path in (one.run_dir / "checkpoints").iterdir())
     assert files == [f"main.opponent-{n}.pt" for n in (1, 5, 6, 7, 8)], "the first stays as a yardstick"
 
@@ -192,33 +195,30 @@ def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[...
     one = scene(admit_updates=None, admit_win_rate=0.7, window=10)
     league = one.join()
     one.publish(league, 0)
-    one.play(1, *[1] * 9)
-    assert len(one.held()) == 1 and one.publish(league, 10) and len(one.held()) == 1, "nine games are no window"
-    one.play(-1, *[-1] * 4, actor=1)
-    one.publish(league, 20)
-    assert len(one.held()) == 1, "6 of the last 10"
-    one.play(1, *[1] * 5, 0)
-    one.publish(league, 30)
-    assert one.held() == {1: 0.0}, "5.5 of the last 10"
-    one.play(1, 1, 1, 1)
-    one.publish(league, 40)
-    assert one.held() == {1: 0.0, 2: 40.0}, "8.5 of the last 10"
-    one.publish(league, 50)
-    assert len(one.held()) == 2, "a new window begins"
+    games = {
+        10: (1, *[1] * 9),  # no window yet
+        20: (-1, *[-1] * 4),  # 6 of the last 10
+        30: (1, *[1] * 5, 0),  # 5.5
+        40: (1, 1, 1, 1),  # 8.5
+        50: (1,),  # a new window begins
+    }
+    for updates, (opponent, *results) in games.items():
+        one.play(opponent, *results, actor=updates == 20)
+        one.publish(league, updates)
+        assert one.held() == ({1: 0.0} if updates < 40 else {1: 0.0, 2: 40.0})
 
 
 def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
     one = scene(admit_updates=10, draw="pfsp", power=2.0)
     league = one.join()
-    for updates in (0, 10):
-        one.publish(league, updates)
+    one.publish_each(league, (0, 10))
     one.play(1, *[1] * 8)
     one.play(2, -1, 0, actor=1)
     odds = one.publish(league, 15)
     weights = {1: (1 - 9 / 10) ** 2, 2: (1 - 1.5 / 4) ** 2}
     for number, weight in weights.items():
         assert odds[number] == pytest.approx(0.6 * weight / sum(weights.values()))
-    league.report()
+    league.report_rates()
     assert league.state_dict()["payoff"]["history"] == [(150, {1: 0.9, 2: 1.5 / 4})]
     assert one.metrics["pool_size"] == 2 and one.metrics["games"] == 10
     assert one.metrics["win_rate/pool:1"] == 0.9 and one.metrics["win_rate"] == 8.5 / 10
@@ -236,33 +236,21 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
     one.publish(league, 12)  # an admission, and a table that is lost with the process
     one.pool.close()
     one.play(1, -1, actor=1)
-    successor = one.join(torch_copy(state))
+    successor = one.join(from_checkpoint(state))
     one.publish(successor, 12)
     one.publish(successor, 13)
     successor.write()
-    table = json.loads((one.run_dir / "payoff.json").read_text())["opponents"]["pool:1"]
-    assert (table["wins"], table["draws"], table["losses"]) == (2, 2, 2)
+    assert one.table()["pool:1"] == {"games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5}
     assert one.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
-
-
-def torch_copy(state: Any) -> Any:
-    """As it comes back from a checkpoint."""
-    import io
-
-    data = io.BytesIO()
-    torch.save(state, data)
-    data.seek(0)
-    return torch.load(data, weights_only=True)
 
 
 def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
     league = first.join()
-    for updates in range(0, 70, 10):
-        first.publish(league, updates)
+    first.publish_each(league, range(0, 70, 10))
     first.play(5, 1, 1, -1)
     first.publish(league, 60)
-    state = torch_copy(league.state_dict())
+    state = from_checkpoint(league.state_dict())
     first.play(5, 1)  # nobody reads it: everything is killed
     held = first.held()
     first.stack.close()
@@ -275,15 +263,12 @@ def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Sce
     second.publish(resumed, 70)
     assert second.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0}
     resumed.write()
-    table = json.loads((second.run_dir / "payoff.json").read_text())["opponents"]
-    assert {name: row["games"] for name, row in table.items()} == {"pool:5": 3, "pool:6": 1}
+    assert {name: row["games"] for name, row in second.table().items()} == {"pool:5": 3, "pool:6": 1}
 
 
 def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
-    league = first.join()
-    for updates in range(0, 60, 10):
-        first.publish(league, updates)
+    first.publish_each(first.join(), range(0, 60, 10))
     first.stack.close()
     assert saved_opponents(first.run_dir, "main", 10) == [3, 4, 5, 6]
     assert scene(pool=2).held() == {5: 40.0, 6: 50.0}
@@ -297,40 +282,36 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
     state = torch.load(path, weights_only=True)
     state["acting"]["model.mark"] = torch.zeros(3)
     save_checkpoint(path, state)
-    with pytest.raises(
-        ValueError, match=r"^resume: expected an opponent of main's network, got '.*opponent-1.pt' \(.*mark"
-    ) as error:
-        scene()
-    assert "\n" not in str(error.value)
+    check_refused(scene, ValueError, f"resume: expected an opponent of main's network, got {str(path)!r} (")
 
 
-# ---- settings ----
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "pool": ({"pool": -1}, "pool: expected an integer of at least 0, got -1"),
+    "updates": ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
+    "no gate": (
+        {"admit_updates": None},
+        "admit_updates: expected a number, or an admit_win_rate, got None for both",
+    ),
+    "win rate": ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
+    "draw": ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
+    "power": ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
+    "shares": ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
+    "anchor": (
+        {"anchors": {"weak": 0.1}},
+        "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'",
+    ),
+    "equal names": (
+        {"anchors": {"arena:weak": 0.1, "other:weak": 0.1}},
+        "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
+    ),
+    "share": ({"anchors": {"arena:weak": -0.1}}, "anchors arena:weak: expected a number from 0 to 1, got -0.1"),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pool": -1}, "pool: expected an integer of at least 0, got -1"),
-        ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
-        ({"admit_updates": None}, "admit_updates: expected a number, or an admit_win_rate, got None for both"),
-        ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
-        ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
-        ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
-        ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
-        (
-            {"anchors": {"weak": 0.1}},
-            "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'",
-        ),
-        (
-            {"anchors": {"arena:weak": 0.1, "other:weak": 0.1}},
-            "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
-        ),
-        ({"anchors": {"arena:weak": -0.1}}, "anchors arena:weak: expected a number from 0 to 1, got -0.1"),
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
-    with refused(ValueError, message):
-        settings(**changes)
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_out_of_range_are_refused(case: str) -> None:
+    changes, says = REFUSED[case]
+    check_refused(lambda: settings(**changes), ValueError, says)
 
 
 def test_settings_come_back_from_json() -> None:

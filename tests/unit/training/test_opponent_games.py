@@ -1,12 +1,10 @@
 """In self-play, evaluations play against the pool and the anchors, and keep the weights that do best against them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,16 +13,13 @@ from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
 
 import marlcore as mc
 from marlcore.envs import vectorize
-from marlcore.training.loops.evaluator import Candidate
-from marlcore.training.loops.players import ScriptedPlayer
-from marlcore.training.loops.policy import ActingModel
-from marlcore.training.record.checkpoints import KeptCheckpoints, load_checkpoint
-from marlcore.training.record.run_directory import checkpoint_path
-from marlcore.training.self_play.opponent_games import OpponentGames, paired, spread
-from marlcore.training.self_play.players import FrozenPlayers
+from marlcore.training.config import AssignedPolicy
+from marlcore.training.loops import ActingModel, Candidate
+from marlcore.training.record import KeptCheckpoints, checkpoint_path, load_checkpoint
+from marlcore.training.self_play import OpponentGames, Opponents
+from marlcore.training.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
-CPU = torch.device("cpu")
 
 
 class Store:
@@ -33,6 +28,11 @@ class Store:
     def __init__(self, model: ActingModel, marks: dict[int, float]) -> None:
         self._model, self.marks = model, marks
         self.version, self.extras = 0, {"step": 0.0, "updates": 0.0}
+        self.begins_after, self.slots = 0, 4
+
+    def subscriber(self, model: ActingModel) -> Any:
+        self._model = model
+        return self
 
     def pull_version(self, version: int) -> bool:
         if version in self.marks:
@@ -52,19 +52,18 @@ class Scene:
         (folder / "checkpoints").mkdir(exist_ok=True)
         self.folder = folder
         self.env = vectorize(partial(Arena, folder), 3)
-        model, frozen = (ActingModel(Marking().make_model(SPACES), None) for _ in range(2))
-        self.published, self.pool = Store(model, {}), Store(frozen, {1: 0.0, 2: 10.0, 3: 20.0})
+        model = ActingModel(Marking().make_model(SPACES), None)
+        self.published, self.pool = Store(model, {}), Store(model, {1: 0.0, 2: 10.0, 3: 20.0})
+        self.pool.version = 3
         settings = mc.SelfPlayConfig(pool=4, anchors=dict.fromkeys(anchors, 0.1), side=side)
         config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
-        rng = np.random.default_rng()
-        self.candidate = Candidate(
-            SIDES, SPACES, Marking(), model, CPU, self.published, KeptCheckpoints(folder, "main", keep=2)
-        )
-        scripts = [ScriptedPlayer("weak", one, SPACES, 3) for one in anchors]
-        players = FrozenPlayers(Marking(), SPACES, self.pool, frozen, CPU, 3, "repeat", rng, explore=False)
+        kept = KeptCheckpoints(folder, "main", keep=2)
+        candidate = Candidate(SIDES, SPACES, Marking(), model, torch.device("cpu"), self.published, kept)
+        policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
+        opponents = Opponents(policy, config, pool, 3, np.random.default_rng())
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
-            self.env, self.candidate, config, scripts, players, lambda: range(1, 4), rng, lambda step: step, "main",
+            self.env, "main", candidate, config, opponents, lambda step: step,
             lambda agent, name, value, step: self.metrics.__setitem__((agent, name), value),
         )  # fmt: skip
 
@@ -128,7 +127,7 @@ def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Cal
     one = scene()
     assert one.at(1, mark=50.0) and one.metrics[("main", "eval_return")] == 1.0
     one.pool.marks.update({1: 60.0, 2: 70.0, 3: 80.0})
-    one.games._frozen.keep([])
+    one.games.opponents.keep([])
     assert one.at(2, mark=75.0) and one.metrics[("main", "eval_return")] == 0.5
     assert one.metrics[("main", "eval_return_of_best")] == 0.0 and one.best == 2
     assert one.at(3, mark=65.0) and one.best == 2
@@ -153,7 +152,7 @@ def test_opponents_that_left_the_pool_are_not_waited_for(scene: Callable[..., Sc
     assert one.metrics[("main", "eval_return")] == 1.0 == one.metrics[("right", "eval_return")]
     assert ("left", "eval_return") not in one.metrics
     one.pool.marks = {}
-    one.games._frozen.keep([])
+    one.games.opponents.keep([])
     assert not one.at(2, mark=6.0) and not one.metrics, "it stays due"
 
 

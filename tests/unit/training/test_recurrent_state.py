@@ -1,31 +1,23 @@
 """The recurrent state of policies that act: kept for each copy, zero where an episode begins, stored as it was."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from refusals import refused
 from rounding import rounding
 from seams import without_limits
 from wander import Wander
-from windows import made_windows
 
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.training.after.loaded_policy import LoadedPolicy
-from marlcore.training.loops.learner import Learner, learn
-from marlcore.training.loops.normalizer import Normalizer
-from marlcore.training.loops.policy import ActingModel, Policy, PolicyPlayer
-from marlcore.training.loops.seat import Seat
+from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
 from marlcore.training.self_play.matches import Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -161,85 +153,11 @@ def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
     assert any(one != forgetful for one, forgetful in different), "memory makes no difference here"
 
 
-@dataclass(frozen=True)
-class Wrong(mc.R2D2):
-    """Its state has another part than its transition says."""
-
-    name: str = ""
-    shape: tuple[int, ...] = ()
-    dtype: Any = torch.float32
-
-    def act(self, *args: Any, **options: Any) -> mc.Action:
-        chosen = super().act(*args, **{**options, "state": None})
-        state = {name: part for name, part in (chosen.state or {}).items() if name != self.name}
-        if self.shape:
-            state[self.name] = torch.zeros((len(chosen.action), *self.shape), dtype=self.dtype)
-        return chosen._replace(state=state)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"name": "hidden", "shape": (7,)},
-         "hidden of the algorithm's state: expected float32 (5, 64), got shape (5, 7)"),
-        ({"name": "cell", "shape": (64,), "dtype": torch.complex64},
-         "cell of the algorithm's state: expected float32 (5, 64), got dtype complex64"),
-        ({"name": "cell"}, "extras of the algorithm: expected ['cell'], as its transition says, got []"),
-    ],
-)  # fmt: skip
-def test_a_state_that_is_no_part_of_the_row_is_named(tmp_path: Path, wrong: Any, message: str) -> None:
-    with pytest.raises(mc.WorkerFailed) as caught:
-        mc.train("recall", Wrong(**wrong), replace(CONFIG, run_dir=str(tmp_path / "run")), progress=False)
-    assert str(caught.value).splitlines()[-1].partition(": ")[2] == message
-
-
-@pytest.mark.parametrize(
-    ("later", "message"),
-    [
-        ({"h": torch.zeros(1, 2, 3)}, "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)"),
-        ({"h": torch.zeros(2, 3), "c": torch.zeros(2)},
-         "state of the algorithm: expected the fields ['h'], got ['h', 'c']"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("at", [slice(None), np.array([0, 2])])
-def test_a_state_that_changes_its_parts_is_named(later: Any, message: str, at: Any) -> None:
-    states = iter([{"h": torch.zeros(2, 3)}, later])
-
-    class Changing:
-        def act(self, obs: Any, at: Any, state: Any) -> mc.Action:
-            return mc.Action(np.zeros(2, np.int64), state=next(states))
-
-    player = PolicyPlayer(Changing(), SPACES, 2 if isinstance(at, slice) else 3, "repeat")  # type: ignore[arg-type]
-    obs, begins = np.zeros((2, 3), np.float32), np.zeros(2, bool)
-    player.choose(obs, at, begins)
-    with refused(ValueError, message):
-        player.choose(obs, at, begins)
-
-
-def test_statistics_of_observations_leave_out_what_follows_an_end() -> None:
-    """Zeros fill a window after its episode's end."""
-    norm, batches = Normalizer(SPACES), [made_windows(SMALL, SPACES, seed=seed) for seed in range(3)]
-    sampler = iter(batches)
-    trainer: Any = SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}))
-    publications: Any = SimpleNamespace(publish=lambda _: None, numbers={})
-    feed: Any = SimpleNamespace(sample=lambda **_: next(sampler), prioritized=False, on_policy=False)
-    finite: Any = SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None)
-    config, device = mc.LearnerConfig(obs_norm="running"), torch.device("cpu")
-    learner = Learner(feed, trainer, publications, config, device, norm, lambda *_: None, lambda _: None, finite)
-    for _ in batches:
-        assert learn(learner)
-    rows = np.concatenate([batch.obs[batch.valid[..., -1]] for batch in batches])
-    assert int(norm.count) == len(rows) < sum(batch.valid[..., -1].size for batch in batches)
-    np.testing.assert_allclose(
-        norm.mean_observation, rows.mean(0, dtype=np.float64), **rounding(len(rows), 10.0, "float64")
-    )
-
-
 def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     """A frozen opponent's memory has its rewards, in the copies in which it plays, and in no others."""
 
     class Pool(dict[int, Any]):
-        def has(self, number: int) -> bool:
+        def load(self, number: int) -> bool:
             return True
 
         def keep(self, numbers: Any) -> None:
@@ -253,11 +171,11 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     spec = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
     learning: Any = None  # which never acts on the right
     seats = {agent: Seat(agent, learning, learning, spec, np.arange(6)) for agent in Wander.agents}
-    matches = Matches(config, seats, ended, lambda: published, pool, [], [], rng, lambda *_: None)
+    matches = Matches(config, seats, ended, lambda: published, pool, [], rng, lambda *_: None)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
-    opponents, seat = matches.opponents, seats["right"]
+    opponents, seat = matches.present, seats["right"]
     assert set(opponents.tolist()) == {1, 2}
     seat.act(turn)
     never = np.zeros(6, bool)

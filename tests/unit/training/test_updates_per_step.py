@@ -1,7 +1,5 @@
 """Updates for each step: held in async as in serial mode, or said aloud where nothing holds them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace
@@ -10,14 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
+from refused import check_refused
 
 import marlcore as mc
-from marlcore.spaces import Spaces
-from marlcore.training.config import ActorConfig, LearnerConfig
-from marlcore.training.config.policies import assign
-from marlcore.training.run import _warn_of_short_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -25,8 +19,8 @@ CONFIG = mc.Config(
     total_steps=1_600,
     updates_per_step=0.5,
     updates_tolerance=4,
-    actor=ActorConfig(envs=2, sync_interval=10),
-    learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+    actor=mc.ActorConfig(envs=2, sync_interval=10),
+    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
 )
 AGENTS = 2
 
@@ -42,13 +36,13 @@ def due(config: mc.Config) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("mode", "ahead"), [("serial", 0), ("async", 0)])
-def test_the_updates_that_are_due_are_made(tmp_path: Path, mode: str, ahead: int) -> None:
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_the_updates_that_are_due_are_made(tmp_path: Path, mode: str) -> None:
     """However fast the actors are: without the limiter they end before the learners have begun."""
     result = train(tmp_path / "run", mode=mode)
     pending = 0.5 * CONFIG.lanes  # of transitions whose outcome has not come yet
     for count in result.updates.values():
-        assert due(CONFIG) - pending - 1 <= count <= due(CONFIG) + ahead
+        assert due(CONFIG) - pending - 1 <= count <= due(CONFIG)
 
 
 def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
@@ -71,26 +65,15 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
 
 def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
-        result = train(tmp_path / "run", mode="serial", total_steps=90)
+        result = train(tmp_path / "run", mode="serial", total_steps=91)
     assert set(result.updates.values()) == {0}
-    assert "learner.warmup: agent_1 takes 45 of the 90 steps" in caplog.text
+    assert "learner.warmup: agent_1 takes 45.5 of the 91 steps" in caplog.text
 
 
-def test_a_share_of_steps_is_told_with_one_decimal(caplog: pytest.LogCaptureFixture) -> None:
-    spaces = Spaces(Box(-1, 1, (3,)), Discrete(2))
-    _warn_of_short_run(mc.Config(total_steps=10), assign(dict.fromkeys("abc", spaces), None, "dqn", stack=1))
-    assert "b takes 3.3 of the 10 steps" in caplog.text
-
-
-def test_serial_mode_needs_a_ratio() -> None:
-    with pytest.raises(ValueError, match="updates_per_step: expected a number in serial mode, got None"):
-        replace(CONFIG, mode="serial", updates_per_step=None)
-
-
-@pytest.mark.parametrize("ratio", [0, -0.1, float("nan"), "0.1", True])
+@pytest.mark.parametrize("ratio", [0, -0.1, float("nan"), "0.1", True, None])
 def test_a_ratio_is_a_number_above_0(ratio: Any) -> None:
-    with pytest.raises(ValueError, match="updates_per_step: expected a number"):
-        replace(CONFIG, updates_per_step=ratio)
+    says = "updates_per_step: expected a number" + (" in serial mode, got None" if ratio is None else "")
+    check_refused(lambda: replace(CONFIG, mode="serial", updates_per_step=ratio), ValueError, says)
 
 
 def test_integers_of_numpy_are_settings_too():

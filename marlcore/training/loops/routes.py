@@ -1,35 +1,28 @@
 """Routes: an episode's tag decides in which part of a policy's replay its rows lie; learners mix the parts."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EnvironmentFailed
 from ...interfaces import Turn
-from ..loops import Ended, Seat
+from .seat import Ended, Seat
 
 
+@dataclass(frozen=True)
 class Routes:
-    """The assignment of episodes to parts of the replay by `info["tag"]` at the agent's first turn.
+    """The assignment of episodes to parts of the replay by `info["tag"]` at the agent's first turn."""
 
-    Args:
-        names: of the parts.
-        seats: by agent, whose column `parts` it fills.
-    """
-
-    def __init__(self, names: Iterable[str], seats: Mapping[str, Seat]) -> None:
-        self._names = list(names)
-        self._seats = seats
+    names: list[str]  # of the parts
+    seats: Mapping[str, Seat]  # by agent; it fills their column `parts`
 
     def begin(self, turn: Turn) -> None:
         """Raises EnvironmentFailed: an episode has no tag, or one without a part."""
-        if turn.agent not in self._seats:
+        if turn.agent not in self.seats:
             return
-        parts = self._seats[turn.agent].parts
         for copy in turn.copies[turn.begins].tolist():
             try:
-                parts[copy] = part_of_tag(turn.tags.get(copy), self._names)
+                self.seats[turn.agent].parts[copy] = part_of_tag(turn.tags.get(copy), self.names)
             except ValueError as error:
                 raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
 

@@ -1,6 +1,4 @@
-"""Where a policy's transitions lie: a replay or a queue, as its algorithm's source says."""
-
-from __future__ import annotations
+"""The storage of a policy's transitions: a replay or a queue, as its algorithm's source says."""
 
 import secrets
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import ReplayBuffer
 from ..config import AssignedPolicy, Config, source_of
 from ..record import RunDirectory
-from .blueprint import PolicyPlan
+from .blueprint import PolicyBlueprint
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -39,13 +37,13 @@ class OwnerOf:
             raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
 
 
-def attach_memory(plan: PolicyPlan) -> ReplayBuffer | TrajectoryQueue:
+def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
     """A policy's transitions, in a worker."""
-    kind = TrajectoryQueue if isinstance(plan.source, QueueSource) else ReplayBuffer
-    return kind.attach(plan.transitions)
+    kind = TrajectoryQueue if isinstance(policy.source, QueueSource) else ReplayBuffer
+    return kind.attach(policy.transitions)
 
 
-def create_memory(
+def create_storage(
     stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
 ) -> SegmentHandle:
     """A policy's replay or queue, closed with the stack.

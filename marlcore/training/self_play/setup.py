@@ -1,24 +1,30 @@
 """What a run's parent does for self-play: it checks the settings, and creates the pool and the lanes of results."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ...interfaces import Algorithm
+from ...memory import SegmentHandle
 from ...processes import Telemetry
 from ...spec import Field
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, policy_names, schedules_of
-from ..workers import build_model, part_of_tag
-from .anchors import make_anchors
-from .join import SelfPlay
-from .odds import LATEST, name_of
+from ..loops import LATEST, build_model, part_of_tag
 from .opponent_games import fewest_games
+from .opponents import make_anchors, name_of
 from .pool import pool_store
 
 POLICY = "main"  # the policy's name where the configuration gives none
+
+
+@dataclass(frozen=True)
+class SelfPlay:
+    """The shared memory of self-play, in a run's blueprint."""
+
+    pool: SegmentHandle  # of frozen opponents
+    results: SegmentHandle  # of games, a lane for each actor
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str]:

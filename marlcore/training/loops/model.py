@@ -1,0 +1,142 @@
+"""A policy's model: the part that acts, the normalization of its observations, and the device that it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...observations import by_name, in_form
+from ...spaces import Spaces
+from ..config import AssignedPolicy, Config
+
+LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
+
+
+class Normalizer(nn.Module):
+    """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
+
+    Its state is float64: `count`, and for each such part mean and variance [*shape]. Until the first update, it leaves
+    observations as they are.
+    """
+
+    count: torch.Tensor
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        self._parts = [part.name for part in spaces.parts if part.field.numpy.kind == "f"]
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        for part in spaces.parts:
+            if part.name in self._parts:
+                self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
+                self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, obs: Any) -> None:
+        """Takes the observations [..., *shape] of a batch into the statistics (Chan, Golub and LeVeque 1983, eq. 2.1).
+
+        Values change in place, since the tensors may be views of a published row.
+        """
+        before, total = float(self.count), 0.0
+        values = by_name(obs)
+        for name in self._parts:
+            mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
+            rows = values[name].reshape(-1, *mean.shape).double()
+            more = len(rows)
+            total = before + more
+            delta = rows.mean(0) - mean
+            spread = variance * before + rows.var(0, correction=0) * more + delta**2 * (before * more / total)
+            mean += delta * (more / total)
+            variance.copy_(spread / total)
+        self.count.fill_(total)
+
+    def forward(self, obs: Any) -> Any:
+        """The observations with their float parts normalized, float32, within [-10, 10]."""
+        if not self._parts or not float(self.count):
+            return obs
+        values = by_name(obs)
+        for name in self._parts:
+            mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
+            values[name] = ((values[name] - mean) / torch.sqrt(variance + 1e-8)).clamp(-LIMIT, LIMIT).float()
+        return in_form(values, obs)
+
+
+class ActingModel(nn.Module):
+    """What actors need of a policy, and its learner publishes: the model's acting part, and the normalization."""
+
+    def __init__(self, model: nn.Module, norm: Normalizer | None) -> None:
+        super().__init__()
+        self.model = model
+        self.norm = norm
+
+
+class PolicyModel:
+    """A policy's model: as a whole for the learner, as the algorithm made it, and the part that acts."""
+
+    def __init__(self, whole: nn.Module, norm: Normalizer | None) -> None:
+        self.whole = whole
+        self.norm = norm  # of its observations
+        self.acting = ActingModel(getattr(whole, "acting", whole), norm)
+
+    def to(self, device: torch.device) -> PolicyModel:
+        """Moves the tensors to a device; returns the model."""
+        self.whole.to(device)
+        self.acting.to(device)
+        return self
+
+    def saved(self) -> dict[str, Any]:
+        """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
+        return {"network": _copied(self.whole), "norm": None if self.norm is None else _copied(self.norm)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
+        if "acting" in state:
+            self.acting.load_state_dict(state["acting"])
+            return
+        self.whole.load_state_dict(state["network"])
+        if self.norm is not None and state.get("norm") is not None:
+            self.norm.load_state_dict(state["norm"])
+
+
+def _copied(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def build_model(policy: AssignedPolicy, config: Config, index: int) -> PolicyModel:
+    """The untrained model of the index-th policy, the same for the same seed; torch's generator is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run_seed(config, "network", index))
+        norm = None if config.learner_of(policy.name).obs_norm == "off" else Normalizer(policy.spaces)
+        return PolicyModel(policy.algorithm.make_model(policy.spaces), norm)
+
+
+def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
+    """An independent seed for each use of randomness in a run, and for each point of restart."""
+    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
+    """The device of a name that torch accepts; for "auto" CUDA, then MPS, then the CPU.
+
+    With `spread`, "auto" assigns the policies to all GPUs in turn, by their index.
+
+    Raises: ValueError: torch does not know the device, or this machine does not have it.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", index % torch.cuda.device_count() if spread else 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            if (device.index or 0) >= torch.cuda.device_count():
+                raise RuntimeError(f"there are {torch.cuda.device_count()} CUDA devices")
+        else:
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
+    return device

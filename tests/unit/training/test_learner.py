@@ -1,0 +1,285 @@
+"""The learner: it normalizes observations, compiles its model, and lets out nothing that is not finite."""
+
+import io
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from hunt import HUNT
+from refused import check_refused
+from rounding import rounding
+from windows import made_windows
+
+import marlcore as mc
+from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos.fast import passes
+from marlcore.algos.fast.passes import AutogradPass
+from marlcore.spaces import MASK
+from marlcore.training.loops import FiniteCheck, Learner, PolicyModel
+from marlcore.training.loops.learner import learn
+from marlcore.training.loops.model import Normalizer
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+NAN, INF = float("nan"), float("inf")
+
+
+def learner_of(batches: Any, trainer: Any, finite: Any, norm: Normalizer | None = None, **options: Any) -> Learner:
+    """A learner whose surroundings do nothing, other than those given."""
+    nothing: dict[str, Any] = {
+        "publisher": SimpleNamespace(publish=lambda **_: 1), "schedules": {}, "steps": lambda: 0,
+        "config": mc.LearnerConfig(), "device": torch.device("cpu"), "report": lambda *_: None,
+        "save_state": lambda _: None,
+    }  # fmt: skip
+    return Learner(batches, trainer, norm=norm, finite=finite, **{**nothing, **options})
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acting = torch.nn.Linear(2, 2)
+        self.acting.register_buffer("mask", torch.tensor([0.0, -INF]))
+        self.critic = torch.nn.Linear(2, 1)
+
+
+class Scene:
+    """A learner of made-up updates, with the counts of updates at which it published and saved."""
+
+    def __init__(self, prioritized: bool = False) -> None:
+        self.net, self.loss = Net(), 0.5
+        self.state: dict[str, Any] = {
+            "adam": {0: {"average": torch.zeros(3)}}, "beta": [torch.ones(2)], "rate": 0.1
+        }  # fmt: skip
+        self.published: list[int] = []
+        self.saved: list[int] = []
+        batch = SimpleNamespace(index=None, policy_version=torch.zeros(1))
+        self.learner = learner_of(
+            SimpleNamespace(
+                sample=lambda timeout: batch, update_priorities=self.refuse, prioritized=prioritized, on_policy=False
+            ),
+            SimpleNamespace(update=self.update, state_dict=lambda: self.state),
+            FiniteCheck("left", PolicyModel(self.net, None), self.state, Path("left.pt"), None),
+            config=mc.LearnerConfig(publish_interval=2, log_interval=1000, checkpoint_interval=3),
+            publisher=SimpleNamespace(publish=lambda updates, step: self.published.append(updates)),
+            save_state=lambda state: self.saved.append(state["updates"]),
+        )
+
+    def update(self, batch: Any) -> mc.Update:
+        return mc.Update({"loss": torch.tensor(self.loss)}, torch.zeros(1))
+
+    def refuse(self, index: Any, priority: Any) -> None:
+        if self.loss != self.loss:
+            raise ValueError("priority: expected finite numbers of at least 0, got nan")
+
+    def learn(self, updates: int) -> None:
+        for _ in range(updates):
+            learn(self.learner)
+
+    def diverges(self, updates: int, *says: str) -> None:
+        for text in says:
+            check_refused(lambda: self.learn(updates), mc.Diverged, text)
+
+
+def test_a_loss_that_is_not_finite_is_not_published() -> None:
+    scene = Scene()
+    scene.learn(4)
+    scene.loss = INF
+    scene.diverges(
+        4,
+        "left: expected finite numbers, but the loss is inf at update 6; nothing more is published; "
+        "the checkpoint of update 3 is kept, 'left.pt'",
+    )
+    check_refused(scene.learner.save, mc.Diverged, "the loss is inf")
+    assert (scene.published, scene.saved) == ([0, 2, 4], [3])
+
+
+def test_a_priority_that_is_not_finite_comes_of_the_loss() -> None:
+    scene = Scene(prioritized=True)
+    scene.learn(2)
+    scene.loss = NAN
+    scene.diverges(1, "the loss is nan at update 3; nothing more is published; there is no checkpoint yet")
+
+
+SPOILT: dict[str, tuple[Any, int, str]] = {
+    "acting": (lambda scene: scene.net.acting.weight.data[1].fill_(-INF), 2, "model.weight holds -inf"),
+    "critic": (lambda scene: scene.net.critic.bias.data.fill_(NAN), 3, "critic.bias holds nan"),
+    "list": (lambda scene: scene.state["beta"][0].fill_(INF), 3, "trainer.beta.0 holds inf"),
+    "dict": (lambda scene: scene.state["adam"][0]["average"].fill_(NAN), 3, "trainer.adam.0.average holds nan"),
+    "number": (lambda scene: scene.state.update(rate=NAN), 3, "trainer.rate holds nan"),
+}
+
+
+@pytest.mark.parametrize("part", SPOILT)
+def test_what_is_not_finite_is_neither_published_nor_saved(part: str) -> None:
+    """The acting part is checked before it is published, after 2 updates, and the rest before a checkpoint."""
+    spoil, update, says = SPOILT[part]
+    scene = Scene()
+    spoil(scene)
+    scene.diverges(3, f"{says} at update {update}")
+    assert scene.saved == [] and scene.published == ([0] if update == 2 else [0, 2])
+
+
+def test_large_finite_weights_are_no_fault() -> None:
+    """Their sum is beyond float32; a mask of -inf, which was there at first, is none either."""
+    scene = Scene()
+    scene.net.acting.weight.data.fill_(3e38)
+    scene.learn(3)
+    assert (scene.published, scene.saved) == ([0, 2], [3])
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that pretends to be on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of torch's Adam, whose count of steps is on the CPU."""
+    stack = torch.stack
+
+    def stack_of_one_device(tensors: list[torch.Tensor]) -> torch.Tensor:
+        assert len({tensor.device for tensor in tensors}) == 1
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", stack_of_one_device)
+    scene = Scene()
+    scene.state["adam"][0]["steps"] = torch.ones(()).as_subclass(OnGPU)
+    scene.learner.save()
+    scene.state["adam"][0]["steps"].fill_(INF)
+    check_refused(scene.learner.save, mc.Diverged, "trainer.adam.0.steps holds inf")
+
+
+class Spoiling(DQNTrainer):
+    """Its 30th update makes a weight NaN."""
+
+    def update(self, batch: Any) -> mc.Update:
+        self.made = getattr(self, "made", 0) + 1
+        update = super().update(batch)
+        if self.made == 30:
+            with torch.no_grad():
+                next(self.model.parameters()).view(-1)[0] = NAN
+        return update
+
+
+class SpoiltDQN(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        trainer.__class__, trainer.model = Spoiling, model
+        return trainer
+
+
+@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+def test_a_run_that_diverges_ends_in_one_line(tmp_path: Path, mode: Any) -> None:
+    """The learner is not restarted, and the last finite checkpoint is kept."""
+    config = mc.Config(
+        total_steps=2000, run_dir=str(tmp_path / "run"), mode=mode, actor=mc.ActorConfig(envs=1),
+        learner=mc.LearnerConfig(batch_size=8, warmup=20, publish_interval=4, checkpoint_interval=10, device="cpu"),
+    )  # fmt: skip
+    line = (
+        r"^learner-agent_0 failed: agent_0: expected finite numbers, but .* at update 3\d; nothing more is published; "
+        r"the checkpoint of update \d+ is kept, '.*agent_0\.pt'$"
+    )
+    with pytest.raises(mc.WorkerFailed, match=line) as caught:
+        mc.train(partial(HUNT, agents=1), SpoiltDQN(hidden=(8,)), config, progress=False)
+    assert caught.value.reason == "diverged" and "\n" not in str(caught.value)
+    saved = torch.load(io.BytesIO((tmp_path / "run" / "checkpoints" / "agent_0.pt").read_bytes()), weights_only=True)
+    assert f"update {saved['updates']} is kept" in str(caught.value)
+    assert all(tensor.isfinite().all() for tensor in saved["network"].values())
+
+
+# ---- compilation ----
+
+seen: list[Any] = []
+
+
+class Watched(mc.DQN):
+    def make_trainer(self, model: torch.nn.Module) -> Any:
+        trainer = super().make_trainer(model)
+        seen.append((model._compiled_call_impl, type(passes(model)), trainer.target._compiled_call_impl))
+        return trainer
+
+
+def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the trainer copies from it is compiled."""
+    modes = []
+
+    def compiled(module: torch.nn.Module, mode: str) -> None:
+        modes.append(mode)
+        module._compiled_call_impl = module._call_impl
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    config = mc.LearnerConfig(compile="reduce-overhead", warmup=50, device="cpu")
+    config = mc.Config(total_steps=300, mode="serial", run_dir=str(tmp_path / "run"), learner=config)
+    mc.train("gymnasium:CartPole-v1", Watched(hidden=(8, 8)), config, progress=False)
+    ((implementation, kind, of_target),) = seen
+    assert modes == ["reduce-overhead"]
+    assert implementation is not None and kind is AutogradPass and of_target is None
+
+
+# ---- normalization ----
+
+
+def normalized(rows: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    """What a normalizer of all rows makes of them, and how closely."""
+    flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
+    far = float(np.abs(flat / flat.std(0)).max())  # in units of which the mean is subtracted
+    return torch.from_numpy((rows - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-8)).float(), rounding(4, far)
+
+
+def test_batches_of_any_size_give_the_statistics_of_all_rows() -> None:
+    rows = np.random.default_rng(0).normal([3.0, -200.0], [0.01, 50.0], (1000, 2))
+    norm = Normalizer(mc.Spaces(Box(-1, 1, (2,), np.float64), Discrete(2)))
+    for part in np.split(rows, [1, 7, 300]):
+        norm.update(torch.from_numpy(part))
+    expected, close = normalized(rows)
+    torch.testing.assert_close(norm(torch.from_numpy(rows)), expected, **close)
+
+
+def test_only_float_parts_are_normalized_and_stacks_count_as_rows() -> None:
+    observation = Dict({"speed": Box(-1, 1, (2,)), "cell": Discrete(5), "frame": Box(0, 255, (40, 40), np.uint8)})
+    norm = Normalizer(mc.Spaces(observation, Discrete(3), masked=True, stack=2))
+    speed = np.random.default_rng(1).normal(5.0, 2.0, (64, 2, 2)).astype(np.float32)
+    obs = {
+        "speed": torch.from_numpy(speed),
+        "cell": torch.ones(64, 2, dtype=torch.int64),
+        "frame": torch.ones(64, 2, 40, 40, dtype=torch.uint8),
+        MASK: torch.ones(64, 2, 3, dtype=torch.bool),
+    }
+    norm.update(obs)
+    made = norm(obs)
+    expected, close = normalized(speed)
+    torch.testing.assert_close(made["speed"], expected, **close)
+    assert all(made[name] is obs[name] for name in ("cell", "frame", MASK))
+
+
+def test_without_an_update_observations_stay_and_far_ones_are_clipped() -> None:
+    norm = Normalizer(mc.Spaces(Box(-1, 1, (1,)), Discrete(2)))
+    some = torch.tensor([[4.0]])
+    assert norm(some) is some
+    norm.update(torch.tensor([[0.0], [1.0]]))
+    assert norm(torch.tensor([[1e6], [-1e6]])).tolist() == [[10.0], [-10.0]]
+
+
+def test_statistics_leave_out_what_follows_an_episodes_end() -> None:
+    """Zeros fill a window after its episode's end."""
+    spaces = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
+    small = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
+    norm, windows = Normalizer(spaces), [made_windows(small, spaces, seed=seed) for seed in range(3)]
+    sampled = iter(windows)
+    learner = learner_of(
+        SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False),
+        SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())})),
+        SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None),
+        norm,
+        config=mc.LearnerConfig(obs_norm="running"),
+    )
+    assert all(learn(learner) for _ in windows)
+    rows = np.concatenate([batch.obs[batch.valid[..., -1]] for batch in windows])
+    assert int(norm.count) == len(rows) < sum(batch.valid[..., -1].size for batch in windows)
+    close = rounding(len(rows), 10.0, "float64")
+    np.testing.assert_allclose(norm.mean_observation, rows.mean(0, dtype=np.float64), **close)
