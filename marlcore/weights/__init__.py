@@ -4,4 +4,4 @@ A model is flattened into one row of bytes; publishing copies that row into a la
 shows a reader a mix of two publications.
 """
 
-from .store import ParameterStore, Subscriber
+from .store import ParameterStore, Publisher, Subscriber

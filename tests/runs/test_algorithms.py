@@ -17,7 +17,7 @@ from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, values_of
 import marlcore as mc
 from marlcore.envs import Recall
 from marlcore.training.after.loaded_policy import SavedRun
-from marlcore.training.workers.blueprint import build_model
+from marlcore.training.loops import build_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -13,9 +13,10 @@ import torch
 
 from ...checks import came
 from ...errors import NotEnoughData, TimedOut
-from ...interfaces import BatchSource, Publisher, Trainer, Update
+from ...interfaces import BatchSource, Trainer, Update
 from ...observations import rows_at
 from ...transitions import Batch, TorchBatch
+from ...weights import Publisher
 from ..config import LearnerConfig, Schedule
 from .finite import FiniteCheck
 from .model import Normalizer
