@@ -150,7 +150,7 @@ def _called(kind: Any, attributes: tuple[str, ...], buffers: tuple[str, ...], pa
 
 def _item_of(store: str, name: str) -> property:
     def get(other: Any) -> Any:
-        return vars(other)[store][name]
+        return other.__dict__[store][name]  # `vars` takes twice the time
 
     return property(get)
 

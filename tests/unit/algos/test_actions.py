@@ -26,9 +26,12 @@ def test_every_action_of_a_multidiscrete_has_its_number(sizes):
     np.testing.assert_array_equal(joint.encode(torch.from_numpy(everything)).numpy(), np.arange(joint.count))
 
 
-@pytest.mark.parametrize("space", [gym.MultiBinary(4), gym.MultiBinary((2, 3)), gym.Discrete(7, start=3)])
-def test_numbers_lead_to_actions_and_back(space):
+@pytest.mark.parametrize(
+    ("space", "count"), [(gym.MultiBinary(4), 16), (gym.MultiBinary((2, 3)), 64), (gym.Discrete(7, start=3), 7)]
+)
+def test_numbers_lead_to_actions_and_back(space, count):
     joint = JointActions("DQN", space)
+    assert joint.count == count
     actions = joint.decode(np.arange(joint.count))
     assert actions.shape == (joint.count, *space.shape) and actions.dtype == space.dtype
     assert len({one.tobytes() for one in actions}) == joint.count
