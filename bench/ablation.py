@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +18,8 @@ import gymnasium
 import numpy as np
 
 import marlcore as mc
-from marlcore.training import read_metrics
+
+from .training_work import run
 
 CELLS, PIXELS = 12, 3
 
@@ -63,23 +62,20 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(side: str, seed: int, steps: int) -> tuple[float, float, int]:
+def compare(side: str, seed: int, steps: int) -> tuple[float, float, int]:
     """(mean return of all episodes, of the last tenth, updates)."""
     options = SIDES[side]
-    with tempfile.TemporaryDirectory() as folder:
-        config = mc.Config(
-            total_steps=steps,
-            seed=seed,
-            run_dir=str(Path(folder) / "run"),
-            actor=mc.ActorConfig(envs=8),
-            learner=mc.LearnerConfig(n_step=options["n_step"]),
-            replay=mc.ReplayConfig(**options["replay"]),
-            exploration=mc.ExplorationConfig(epsilon=f"linear(1, 0.05, {steps // 4})"),
-        )
-        result = mc.train(Catch, options["algorithm"], config, progress=False)
-        metrics = read_metrics(result.run_dir / "metrics.csv")
-        every = fmean(metric.value for metric in metrics if metric.name == "episode_return")
-    return every, result.returns["agent_0"], result.updates["agent_0"]
+    config = mc.Config(
+        total_steps=steps,
+        seed=seed,
+        actor=mc.ActorConfig(envs=8),
+        learner=mc.LearnerConfig(n_step=options["n_step"]),
+        replay=mc.ReplayConfig(**options["replay"]),
+        exploration=mc.ExplorationConfig(epsilon=f"linear(1, 0.05, {steps // 4})"),
+    )
+    result, metrics = run(Catch, options["algorithm"], config)
+    whole = fmean(metric.value for metric in metrics if metric.name == "episode_return")
+    return whole, result.returns["agent_0"], result.updates["agent_0"]
 
 
 def main() -> None:
@@ -92,7 +88,7 @@ def main() -> None:
         "| side | mean return of the whole run, by seed | of the last tenth, by seed | updates |\n|---|---|---|---|\n"
     )
     for side in SIDES:
-        runs = [run(side, seed, options.steps) for seed in range(options.seeds)]
+        runs = [compare(side, seed, options.steps) for seed in range(options.seeds)]
         every, last = (", ".join(f"{one[i]:.2f}" for one in runs) for i in (0, 1))
         sys.stdout.write(f"| {side} | {every} | {last} | {', '.join(str(one[2]) for one in runs)} |\n")
         sys.stdout.flush()

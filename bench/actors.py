@@ -11,15 +11,12 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import tempfile
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
-from marlcore.training import read_metrics
-from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
+
+from .training_work import run
 
 STEPS = 60_000
 ROUNDS = 3
@@ -31,15 +28,12 @@ def rate(agents: int, trains: bool, processes: int = 1, envs: int = 4) -> float:
     config = mc.Config(
         total_steps=STEPS * processes * envs // 4,
         updates_per_step=None,
-        actor=ActorConfig(processes=processes, envs=envs),
-        replay=ReplayConfig(capacity=NEVER),
-        learner=LearnerConfig(warmup=1000 if trains else NEVER, device="cpu"),
-        exploration=ExplorationConfig(epsilon=0.0),
+        actor=mc.ActorConfig(processes=processes, envs=envs),
+        replay=mc.ReplayConfig(capacity=NEVER),
+        learner=mc.LearnerConfig(warmup=1000 if trains else NEVER, device="cpu"),
+        exploration=mc.ExplorationConfig(epsilon=0.0),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        config = replace(config, run_dir=str(Path(folder) / "run"))
-        result = mc.train(partial(TreasureHunt, agents=agents), "dqn", config, progress=False)
-        metrics = read_metrics(result.run_dir / "metrics.csv")
+    _, metrics = run(partial(TreasureHunt, agents=agents), "dqn", config)
     return statistics.median(
         m.value for m in metrics if m.name == "env_steps_per_s" and 2 * m.step > config.total_steps
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,8 @@ from rich.table import Table
 import marlcore as mc
 from marlcore.transitions.writer import Writer
 
-from .report import QUICK, THOROUGH, Effort, describe_machine
+from .machine import describe_machine, publish
+from .report import QUICK, THOROUGH, Effort, table_of
 from .transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
 from .work import FULL, Row, Scale, Work, time_row
 
@@ -86,43 +85,30 @@ WORKS: dict[str, tuple[Open, int]] = {
 }
 
 
-def _opener(shape: Shape, open_work: Open) -> Callable[[Scale], AbstractContextManager[Work]]:
-    @contextmanager
-    def opened(_: Scale) -> Iterator[Work]:
-        lanes, rows = shape
-        with mc.ReplayBuffer.create(spec_of(VECTOR), rows, lanes) as replay:
-            writers = [replay.writer(lane) for lane in range(lanes)]
-            for writer in writers:
-                fill(VECTOR, replay.capacity // lanes, writer.add_batch)
-            yield open_work(replay, writers)
-
-    return opened
-
-
-def rows_of_sweep(shapes: dict[str, Shape]) -> list[tuple[Row, int]]:
-    """A row for each kind of work, whose "libraries" are the shapes; and how many times it is done in one run."""
-    return [
-        (Row(name, {label: _opener(shape, open_work) for label, shape in shapes.items()}), times)
-        for name, (open_work, times) in WORKS.items()
-    ]
+@contextmanager
+def _opened(_: Scale, shape: Shape, open_work: Open) -> Iterator[Work]:
+    lanes, rows = shape
+    with mc.ReplayBuffer.create(spec_of(VECTOR), rows, lanes) as replay:
+        writers = [replay.writer(lane) for lane in range(lanes)]
+        for writer in writers:
+            fill(VECTOR, replay.capacity // lanes, writer.add_batch)
+        yield open_work(replay, writers)
 
 
 def measure(shapes: dict[str, Shape], effort: Effort) -> dict[str, dict[str, float]]:
-    """Median seconds by kind of work and shape; the shapes take turns."""
-    return {
-        row.name: {
-            label: seconds / times for label, seconds in time_row(row, FULL, effort.rounds, effort.round_s).items()
-        }
-        for row, times in rows_of_sweep(shapes)
-    }
+    """Median seconds by kind of work and shape; a row's "libraries" are the shapes, which take turns."""
+    figures = {}
+    for name, (open_work, times) in WORKS.items():
+        opened = {label: partial(_opened, shape=shape, open_work=open_work) for label, shape in shapes.items()}
+        seconds = time_row(Row(name, opened), FULL, effort.rounds, effort.round_s)
+        figures[name] = {label: spent / times for label, spent in seconds.items()}
+    return figures
 
 
-def growth_table(name: str, found: dict[str, dict[str, float]]) -> Table:
-    table = Table(title=f"median time in microseconds, and as a multiple of the first: {name}", show_edge=False)
-    table.add_column("work", no_wrap=True)
-    for label in next(iter(found.values())):
-        table.add_column(label, justify="right", no_wrap=True)
-    for work, seconds in found.items():
+def growth_table(name: str, figures: dict[str, dict[str, float]]) -> Table:
+    title = f"median time in microseconds, and as a multiple of the first: {name}"
+    table = table_of(title, "work", *next(iter(figures.values())), show_edge=False)
+    for work, seconds in figures.items():
         first = next(iter(seconds.values()))
         table.add_row(work, *(f"{s * 1e6:.3g} {f'x {s / first:.2g}':>7}" for s in seconds.values()))
     return table
@@ -134,15 +120,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console()
-    console.width = max(console.width, 120)
     machine = describe_machine()
-    with console.status("measuring"):
-        found = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
-    console.print(*(growth_table(name, one) for name, one in found.items()), *machine.values(), sep="\n")
-    if options.json:
-        figures: dict[str, Any] = {"machine": machine, "seconds": found}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    with Console().status("measuring"):
+        figures = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
+    publish(machine, (growth_table(*sweep) for sweep in figures.items()), 120, options.json, seconds=figures)
 
 
 if __name__ == "__main__":

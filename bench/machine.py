@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
 MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 
@@ -35,11 +39,8 @@ def busy() -> str:
 
 def describe_machine() -> dict[str, str]:
     """What the figures depend on, by name."""
-    model = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    model = next(named, "").partition(":")[2].strip() or platform.machine()
     cores = len(os.sched_getaffinity(0))
     return {
         "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
@@ -52,3 +53,12 @@ def describe_machine() -> dict[str, str]:
 
 def _version(package: str) -> str | None:
     return metadata.version(package) if find_spec(package) else None
+
+
+def publish(machine: dict[str, str], parts: Iterable[object], width: int, file: Path | None, **figures: Any) -> None:
+    """Prints tables, in at least this many columns, and the machine; writes it and the figures to the file, if any."""
+    console = Console()
+    console.width = max(console.width, width)
+    console.print(*parts, *machine.values(), sep="\n")
+    if file:
+        file.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from marlcore.planning import Graph, backward_induction, build_graph
 
-from .machine import describe_machine, parse_if_idle
+from .machine import describe_machine, parse_if_idle, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from graph_oracle import graph_lists
@@ -168,9 +167,9 @@ def plan(graph: Graph, goals: int) -> Any:
 
 def rates_table(title: str, figures: Sequence[Figures], part: str, goals: int) -> Table:
     """Rates, and how many times the plain version's they are."""
-    table = Table(title=title, show_edge=False)
-    sides = list(dict.fromkeys(name for one in figures for name in (*getattr(one, part),)))
+    sides = list(dict.fromkeys(name for sizes in figures for name in getattr(sizes, part)))
     sides.sort(key=lambda name: (name != "plain", name != "plain" and int(name)))
+    table = Table(title=title, show_edge=False)
     for name in ("states", "us a transition", *(f"{side} workers" if side != "plain" else side for side in sides)):
         table.add_column(name, justify="right", no_wrap=True)
     for one in figures:
@@ -192,10 +191,8 @@ def main() -> None:
     parser.add_argument("--states", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=3)
     options = parse_if_idle(parser)
-    console, workers = Console(), worker_counts()
-    console.width = max(console.width, 120)
-    machine = describe_machine()
-    with console.status("measuring") as status:
+    workers, machine = worker_counts(), describe_machine()
+    with Console().status("measuring") as status:
         measure(100, 0.0, workers, 1)  # compiles or loads the kernels
         figures = []
         for states, cost in [*((states, 0.0) for states in options.states), (5_000, 1e-4)]:
@@ -203,7 +200,7 @@ def main() -> None:
             figures.append(measure(states, cost, workers, options.rounds if states < MEMORY[0] else 1))
         status.update("memory")
         memory = measure_memory(*MEMORY)
-    console.print(
+    parts = (
         rates_table("graph building, states/s, and how many times plain Python's", figures, "build", 1),
         rates_table("backward induction, 2 goals, values/s, and the same", figures, "induce", 2),
         f"bytes a state: {figures[-2].graph_bytes / figures[-2].states:,.0f} of the graph, "
@@ -211,12 +208,8 @@ def main() -> None:
         f"{memory['states']:,} states x {memory['goals']} goals: {memory['build_s']:.1f} s to build, "
         f"{memory['induce_s']:.1f} s to plan, {memory['peak_bytes'] / 2**30:.2f} GiB at most, "
         f"{'within' if memory['peak_bytes'] <= LIMIT else 'beyond'} {LIMIT >> 30} GiB",
-        *machine.values(),
-        sep="\n",
     )
-    if options.json:
-        content = {"machine": machine, "figures": [asdict(one) for one in figures], "memory": memory}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    publish(machine, parts, 120, options.json, figures=[asdict(sizes) for sizes in figures], memory=memory)
 
 
 if __name__ == "__main__":

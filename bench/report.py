@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
-from .machine import describe_machine, parse_if_idle
+from .machine import describe_machine, parse_if_idle, publish
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
@@ -59,10 +58,8 @@ def main() -> None:
     options = parse_if_idle(parser)
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
-    console = Console()
-    console.width = max(console.width, 200)
     machine = describe_machine()
-    with console.status("measuring") as status:
+    with Console().status("measuring") as status:
         results = []
         for row in ROWS:
             status.update(row.name)
@@ -75,20 +72,17 @@ def main() -> None:
             rows = save_work.GIGABYTE_ROWS
             saves = {name: save_work.measure_saves(name, rows, SAVE_ROUNDS) for name in save_work.LIBRARIES}
     tables = [times_table(results), rates_table(rates), *([saves_table(saves)] if saves else [])]
-    console.print(*tables, *machine.values(), sep="\n")
-    if options.json:
-        figures = {
-            "machine": machine,
-            "seconds": [asdict(result) for result in results],
-            "adds_per_s": {name: asdict(r) for name, r in rates.items()},
-            "saves": {name: asdict(figures) for name, figures in saves.items()},
-        }
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    publish(
+        machine, tables, 200, options.json,
+        seconds=[asdict(result) for result in results],
+        adds_per_s={name: asdict(r) for name, r in rates.items()},
+        saves={name: asdict(figures) for name, figures in saves.items()},
+    )  # fmt: skip
     if options.plot:
         draw(options.plot, machine, results)
 
 
-def _table(title: str, *columns: str, **options: Any) -> Table:
+def table_of(title: str, *columns: str, **options: Any) -> Table:
     """A table whose first column is of names, and all others of numbers."""
     table = Table(title=title, **options)
     for i, name in enumerate(columns):
@@ -99,7 +93,7 @@ def _table(title: str, *columns: str, **options: Any) -> Table:
 def times_table(results: list[Result]) -> Table:
     libraries = list(dict.fromkeys(name for result in results for name in result.times))
     title = "median time in microseconds, and as a multiple of marlcore's"
-    table = _table(title, "work", *libraries, "at most", "reached", show_edge=False)
+    table = table_of(title, "work", *libraries, "at most", "reached", show_edge=False)
     for result in results:
         cells = [_time_cell(result, name) for name in libraries]
         reached = "\n".join(_verdict(met) for met in result.budgets.values())
@@ -118,7 +112,7 @@ def _time_cell(result: Result, library: str) -> str:
 def rates_table(rates: dict[str, Rates]) -> Table:
     beside = "sleeping", "computing", "sampling 256", "of sleeping", "of computing"
     title = "a writer's thousand adds/s (4 x float32), another process doing this beside it"
-    table = _table(title, "library", *beside, "at least", "reached")
+    table = table_of(title, "library", *beside, "at least", "reached")
     for name, r in rates.items():
         cells = [_number(value / 1e3) for value in (r.alone, r.beside_spinning, r.beside_sampling)]
         budget = (f"{KEPT:g} of sleeping", _verdict(r.kept >= KEPT)) if name == "marlcore" else ()
@@ -129,7 +123,7 @@ def rates_table(rates: dict[str, Rates]) -> Table:
 def saves_table(saves: dict[str, SaveFigures]) -> Table:
     figures = "GB", "save s", "on disk s", "load s", "longest add alone ms", "during the save ms"
     title = "a replay of frames saved and loaded, another process adding a frame a millisecond"
-    table = _table(title, "library", *figures)
+    table = table_of(title, "library", *figures)
     for name, f in saves.items():
         longest = f.longest_add_s * 1e3, f.longest_add_saving_s * 1e3
         table.add_row(name, *map(_number, (f.nbytes / 1e9, f.save_s, f.on_disk_s, f.load_s, *longest)))

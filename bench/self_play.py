@@ -24,7 +24,8 @@ import numpy as np
 import marlcore as mc
 from marlcore.envs import NamedEnvironment
 from marlcore.envs.puck import chaser, idle, two_player_puck
-from marlcore.training import read_metrics
+
+from .training_work import run
 
 GAMES = 200
 DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
@@ -75,12 +76,12 @@ def opened(task: Task) -> Any:
     return (lambda: Opening(task.make(), task.opening)) if task.opening else task.make
 
 
-def config_of(task: Task, seed: int, mode: Any, run_dir: Path) -> mc.Config:
+def config_of(task: Task, seed: int, mode: Any, run_dir: str | None = None) -> mc.Config:
     return mc.Config(
         total_steps=task.steps,
         seed=seed,
         mode=mode,
-        run_dir=str(run_dir),
+        run_dir=run_dir,
         updates_per_step=task.updates_per_step,
         actor=mc.ActorConfig(envs=8, sync_interval=10),
         learner=mc.LearnerConfig(n_step=task.n_step, warmup=1000, device="cpu"),
@@ -94,7 +95,7 @@ def learn(name: str, seed: int, mode: Any) -> None:
     task = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        result = mc.train(task.make, DQN, config_of(task, seed, mode, Path(folder) / "run"), progress=False)
+        result = mc.train(task.make, DQN, config_of(task, seed, mode, str(Path(folder) / "run")), progress=False)
         seconds = time.monotonic() - began
         scores = [" / ".join(map(str, score(task, result.run_dir, explore))) for explore in (False, True)]
     sys.stdout.write(
@@ -119,11 +120,9 @@ def score(task: Task, run_dir: Path, explore: bool) -> tuple[int, int, int]:
 def speed(name: str, steps: int, updates: float, mode: Any) -> float:
     """Episodes/s of the last four fifths of a run without games of the policy against itself."""
     task = replace(TASKS[name], steps=steps, updates_per_step=updates)
-    with tempfile.TemporaryDirectory() as folder:
-        config = config_of(task, 0, mode, Path(folder) / "run")
-        config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
-        result = mc.train(task.make, DQN, config, progress=False)
-        metrics = read_metrics(result.run_dir / "metrics.csv")
+    config = config_of(task, 0, mode)
+    config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
+    _, metrics = run(task.make, DQN, config)
     times = sorted(metric.time_s for metric in metrics if metric.name == "episode_return")
     first = len(times) // 5
     return (len(times) - first - 1) / (times[-1] - times[first])

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -38,19 +37,14 @@ def run(side: str, seed: int, threads: int, given: argparse.Namespace) -> dict[s
     return found
 
 
-def rate(found: dict[str, Any]) -> float:
-    """Agent-steps a second from the first turn to the end."""
-    return float(found["steps"] / (found["seconds"] - found["start_s"]))
+def rate(run: dict[str, Any], whole: bool = False) -> float:
+    """Agent-steps a second from the first turn to the end; from the call on for the whole."""
+    return float(run["steps"] / (run["seconds"] - (0.0 if whole else run["start_s"])))
 
 
-def rate_from_the_call(found: dict[str, Any]) -> float:
-    """Agent-steps a second from the call to its end."""
-    return float(found["steps"] / found["seconds"])
-
-
-def times(runs: dict[str, list[dict[str, Any]]], of: Callable[[dict[str, Any]], float]) -> float:
+def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
     """The median rate in processes, by that of sorrel's own loop with its best number of threads."""
-    rates = {name: median(map(of, found)) for name, found in runs.items()}
+    rates = {name: median(rate(run, whole) for run in of_side) for name, of_side in runs.items()}
     return rates.pop(PROCESSES) / max(rates.values())
 
 
@@ -93,7 +87,7 @@ def main() -> None:
             sys.stdout.flush()
             if found.get("left"):
                 sys.exit(f"left behind in /dev/shm: {found['left']}")
-    bare, whole = (times(runs, of) for of in (rate, rate_from_the_call))
+    bare, whole = (times(runs, whole) for whole in (False, True))
     sys.stdout.write(
         f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "
         f"load {os.getloadavg()[0]:.1f} after\n"

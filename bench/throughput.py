@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import truediv
 from statistics import median
 
 import gymnasium
@@ -23,7 +24,7 @@ from marlcore.training.config import EvaluationConfig, MetricsConfig
 
 from .machine import describe_machine, parse_if_idle
 from .peers.install import MISSING, appo_rate, installed
-from .training_work import Setting, act_alone, act_apart, in_process, train, train_on_policy
+from .training_work import Setting, Trained, act_alone, act_apart, in_process, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
 EPISODES = 1000  # steps of one copy in three episodes of the hunt, whose ends tell the rate
@@ -42,17 +43,15 @@ class Goal:
     least: float
     peer: str | None = None
 
-    def found(self, rates: Mapping[str, list[float]]) -> float:
-        if self.peer is None:
-            return median(rates[self.side])
-        return median(ours / theirs for ours, theirs in zip(rates[self.side], rates[self.peer], strict=True))
-
     def text(self, rates: Mapping[str, list[float]]) -> str:
-        found = self.found(rates)
-        verdict = "reached" if found >= self.least else "missed"
+        ours = rates[self.side]
         if self.peer is None:
-            return f"{self.side}: {found:,.0f} steps/s, at least {self.least:,.0f}: {verdict}"
-        return f"{self.side} / {self.peer}: {found:.2f}, at least {self.least:g}: {verdict}"
+            rate = median(ours)
+            line = f"{self.side}: {rate:,.0f} steps/s, at least {self.least:,.0f}"
+        else:
+            rate = median(map(truediv, ours, rates[self.peer]))
+            line = f"{self.side} / {self.peer}: {rate:.2f}, at least {self.least:g}"
+        return f"{line}: {'reached' if rate >= self.least else 'missed'}"
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,19 @@ def cartpoles(copies: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
 
 
-def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "async", envs: int = 16) -> float:
-    trained = train(env, setting, steps, mode, envs)
-    trained.check(setting, agents)
-    return trained.rate
+def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "async") -> float:
+    return _checked(train(env, setting, steps, mode), setting, agents)
 
 
 def ours_on_policy(env: object, steps: int, mode: str = "async") -> float:
-    trained = train_on_policy(env, PPO, steps, mode)
-    trained.check(PPO)
-    return trained.rate
+    return _checked(train_on_policy(env, PPO, steps, mode), PPO)
 
 
-def peer(module: str, setting: Setting, agents: int, steps: int) -> float:
-    trained = in_process(module, setting, steps)
+def peer(name: str, setting: Setting, agents: int, steps: int) -> float:
+    return _checked(in_process(name, setting, steps), setting, agents)
+
+
+def _checked(trained: Trained, setting: Setting, agents: int = 1) -> float:
     trained.check(setting, agents)
     return trained.rate
 
@@ -100,8 +98,8 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
         sides = {
             "marlcore": partial(ours, CARTPOLE, DQN, 1, steps(60_000)),
             "marlcore, serial": partial(ours, CARTPOLE, DQN, 1, steps(30_000), "serial"),
-            "plain loop": partial(peer, "plain_dqn", DQN, 1, steps(15_000)),
-            "Stable-Baselines3": partial(peer, "sb3_dqn", DQN, 1, steps(10_000)),
+            "plain loop": partial(peer, "plain_dqn:train", DQN, 1, steps(15_000)),
+            "Stable-Baselines3": partial(peer, "sb3:train_dqn", DQN, 1, steps(10_000)),
         }
         goals = Goal("marlcore", 3, "plain loop"), Goal("marlcore", 3, "Stable-Baselines3")
         return Row("CartPole, DQN, 0.25 updates a step", sides, goals)
@@ -146,8 +144,8 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
     def designs() -> Row:
         sides = {
             "marlcore": partial(ours, HUNT, SEEDS, 3, steps(120_000, 16 * EPISODES)),
-            "pickles in mp.Queue": partial(peer, "queue_design", SEEDS, 3, steps(30_000)),
-            "shared arrays with mp.Lock": partial(peer, "locked_buffer", SEEDS, 3, steps(30_000)),
+            "pickles in mp.Queue": partial(peer, "designs:train_by_pickles", SEEDS, 3, steps(30_000)),
+            "shared arrays with mp.Lock": partial(peer, "designs:train_by_locks", SEEDS, 3, steps(30_000)),
         }
         goals = tuple(Goal("marlcore", 5, name) for name in list(sides)[1:])
         return Row("treasure_hunt, 3 learners, 0.1 updates a step", sides, goals)
@@ -157,7 +155,7 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
             "marlcore": partial(ours_on_policy, CARTPOLE, steps(400_000)),
             "marlcore, 64 copies": partial(ours_on_policy, partial(cartpoles, 64), steps(800_000)),
             "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
-            "Stable-Baselines3": partial(peer, "sb3_ppo", PPO, 1, steps(100_000)),
+            "Stable-Baselines3": partial(peer, "sb3:train_ppo", PPO, 1, steps(100_000)),
         }
         if installed():
             sides["Sample Factory 2.1.1"] = appo_rate
@@ -191,9 +189,8 @@ def measure(row: Row, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    every = rows()
     parser = argparse.ArgumentParser(prog="python -m bench.throughput", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--row", action="append", choices=list(every), help="of these alone")
+    parser.add_argument("--row", action="append", choices=list(rows()), help="of these alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of each run")
     options = parse_if_idle(parser)
@@ -211,8 +208,8 @@ def main() -> None:
         before = os.getloadavg()[0]
         figures[row.name] = rates = measure(row, options.rounds)
         sys.stdout.write(f"\n{row.name} (load {before:.1f} before, {os.getloadavg()[0]:.1f} after)\n")
-        for side, found in rates.items():
-            sys.stdout.write(f"  {side:<28} {median(found):>10,.0f} steps/s\n")
+        for side, measured in rates.items():
+            sys.stdout.write(f"  {side:<28} {median(measured):>10,.0f} steps/s\n")
         for goal in row.goals:
             sys.stdout.write(f"  {goal.text(rates)}\n")
         sys.stdout.flush()

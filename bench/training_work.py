@@ -16,7 +16,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-COPIES = 16  # of the environment, on-policy
+import marlcore as mc
+
+COPIES = 16  # of the environment
 BEGIN = 0.3  # of a run's steps pass before its rate is taken
 
 
@@ -56,24 +58,20 @@ class Trained:
         assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
 
 
-def in_process(module: str, setting: Setting, steps: int) -> Trained:
-    """A peer's `train` in a fresh interpreter, so that no library meets another one's threads or caches."""
-    command = [sys.executable, "-m", __name__, module, json.dumps(asdict(setting)), str(steps)]
+def in_process(peer: str, setting: Setting, steps: int) -> Trained:
+    """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
+    command = [sys.executable, "-m", __name__, peer, json.dumps(asdict(setting)), str(steps)]
     return Trained(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
 
 
-def train(env: Any, setting: Setting, steps: int, mode: str = "async", envs: int = 16) -> Trained:
-    """marlcore's training on `env`; a learner process for each agent."""
-    import marlcore as mc
-
-    rate, updates = _run(env, _config(mc, setting, steps, mode, envs), _dqn(setting))
+def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
+    """marlcore's training on 16 copies of `env`; a learner process for each agent."""
+    rate, updates = _run(env, _config(setting, steps, mode, COPIES), _dqn(setting))
     return Trained(rate, steps, updates)
 
 
 def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
     """marlcore's PPO with one gradient step on each batch; the copies are COPIES, or those of a vector environment."""
-    import marlcore as mc
-
     ppo = mc.PPO(
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu", epochs=1,
         batch_size=setting.batch, minibatch_size=setting.batch,
@@ -90,14 +88,11 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
     Args:
         beside: further settings of mc.Config.
     """
-    import marlcore as mc
-    from marlcore.training.config import ActorConfig
-
     never = steps // agents + 2 * envs * processes
     capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
     setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
-    config = _config(mc, setting, steps, "async", envs)
-    config = replace(config, updates_per_step=None, actor=ActorConfig(processes=processes, envs=envs), **beside)
+    config = _config(setting, steps, "async", envs)
+    config = replace(config, updates_per_step=None, actor=mc.ActorConfig(processes=processes, envs=envs), **beside)
     return _run(env, config, _dqn(setting))[0]
 
 
@@ -123,52 +118,52 @@ class HangingSink:
     def flush(self) -> None:
         """Is never reached."""
 
-    def close(self) -> None:
-        """Is never reached."""
+    close = flush
 
 
-def _config(mc: Any, setting: Setting, steps: int, mode: str, envs: int) -> Any:
-    from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, ReplayConfig
-
+def _config(setting: Setting, steps: int, mode: Any, envs: int) -> mc.Config:
     return mc.Config(
         total_steps=steps,
         mode=mode,
         updates_per_step=setting.updates_per_step,
         updates_tolerance=setting.tolerance,
-        actor=ActorConfig(envs=envs),
-        replay=ReplayConfig(capacity=setting.capacity),
-        learner=LearnerConfig(
+        actor=mc.ActorConfig(envs=envs),
+        replay=mc.ReplayConfig(capacity=setting.capacity),
+        learner=mc.LearnerConfig(
             batch_size=setting.batch, n_step=1, gamma=setting.gamma, warmup=setting.warmup, device="cpu"
         ),
-        exploration=ExplorationConfig(epsilon=setting.epsilon),
+        exploration=mc.ExplorationConfig(epsilon=setting.epsilon),
     )
 
 
 def _dqn(setting: Setting) -> Any:
-    from marlcore.algos import DQN
-
-    return DQN(
+    return mc.DQN(
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), double=False, dueling=False,
         target_update_freq=setting.target_updates, reward_scale=1.0,
     )  # fmt: skip
 
 
-def _run(env: Any, config: Any, algorithm: Any) -> tuple[float, int]:
-    """(steps a second of the last part of a run, its updates)."""
-    import marlcore as mc
-    from marlcore.training.record.sinks.csv import read_metrics
+def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[Any]]:
+    """A run in a directory that it leaves nothing of; its result, and its metrics."""
+    from marlcore.training import read_metrics  # peers import this file, and must not meet marlcore's threads
 
     with tempfile.TemporaryDirectory() as folder:
         result = mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
-        told = [one for one in read_metrics(result.run_dir / "metrics.csv") if one.name == "episode_length"]
-    late = [one for one in told if one.step >= BEGIN * config.total_steps]
+        return result, read_metrics(result.run_dir / "metrics.csv")
+
+
+def _run(env: Any, config: mc.Config, algorithm: Any) -> tuple[float, int]:
+    """(steps a second of the last part of a run, its updates)."""
+    result, metrics = run(env, algorithm, config)
+    late = [m for m in metrics if m.name == "episode_length" and m.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]
     return (last.step - first.step) / (last.time_s - first.time_s), sum(result.updates.values())
 
 
 def main() -> None:
-    module, setting, steps = sys.argv[1:]
-    work: Callable[..., Trained] = import_module(f"bench.peers.{module}").train
+    peer, setting, steps = sys.argv[1:]
+    module, _, function = peer.partition(":")
+    work: Callable[..., Trained] = getattr(import_module(f"bench.peers.{module}"), function)
     sys.stdout.write(json.dumps(asdict(work(Setting(**json.loads(setting)), int(steps)))) + "\n")
 
 

@@ -43,16 +43,12 @@ class Children:
     Args:
         preload: modules that the fork server imports before it forks.
         interrupts: notes signals that end the wait for a starting server; None: those within `uninterrupted`.
-
-    Attributes:
-        server: forks the processes.
-        living: the processes that were started and not ended by `end`, in the order of their start.
     """
 
     def __init__(self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None) -> None:
         self.interrupts = interrupts or Interrupts()
         self.server = ForkServer(preload, hurry=lambda: self.interrupts.signum is not None)
-        self.living: list[Child] = []
+        self.living: list[Child] = []  # those that `end` did not end, in the order of their start
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
@@ -97,11 +93,7 @@ class Children:
 
 
 class Child:
-    """A process that a fork server started, and this side of the connection to it.
-
-    Attributes:
-        pidfd: readable when the process has ended.
-    """
+    """A process that a fork server started, and this side of the connection to it."""
 
     def __init__(self, server: ForkServer, name: str, main: Callable[..., None], *args: Any) -> None:
         self.name = name

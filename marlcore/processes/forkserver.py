@@ -160,8 +160,8 @@ class ForkServer:
             self._process.kill()
             try:
                 self._process.wait(KILL_S)
-            except subprocess.TimeoutExpired:
-                log.error("process %d did not end within %g s of SIGKILL and is left alone", self._process.pid, KILL_S)
+            except subprocess.TimeoutExpired as error:
+                log.error("process %d did not end within %g s of SIGKILL and is left alone", self.pid, error.timeout)
         self._channel = self._process = None
         self._answered = False
 

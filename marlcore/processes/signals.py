@@ -25,7 +25,7 @@ class Interrupts:
     An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted.
 
     Attributes:
-        signum: the first signal, or None; an argument of that name is a signal that has just come.
+        signum: the first signal, which may have come before, or None.
         again: whether another signal came more than a second after the first.
     """
 
@@ -48,10 +48,8 @@ class Interrupts:
 
     def deliver(self, message: str = "") -> None:
         """Raises if a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
-        if self.signum == signal.SIGINT:
-            raise KeyboardInterrupt(message)
         if self.signum is not None:
-            raise_for(self.signum)
+            raise_for(self.signum, message=message)
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
@@ -65,10 +63,10 @@ class Interrupts:
             signal.signal(signum, handler)
 
 
-def raise_for(signum: int, frame: FrameType | None = None) -> None:
+def raise_for(signum: int, frame: FrameType | None = None, message: str = "") -> None:
     """A signal handler that raises KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
     if signum == signal.SIGINT:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(message) if message else KeyboardInterrupt
     sys.exit(128 + signum)
 
 

@@ -41,14 +41,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """The workers of a run.
-
-    Args:
-        children: owns the workers' processes.
-        control: the block with the workers' heartbeats.
-        start: starts a worker's process, one of the children.
-        timeouts: by worker, seconds without a heartbeat after which it is killed.
-    """
+    """The workers of a run, which `start` starts among the children; by worker, `timeouts` has its longest silence."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy
@@ -85,24 +78,17 @@ class Supervisor:
 
 
 class Supervised:
-    """One worker: its current process, and how its earlier ones ended.
-
-    Attributes:
-        process: None before the first process, between two, and after the last.
-        attempts: processes started so far.
-        done: whether a process ended well.
-        due: the time of the next restart, or None.
-        stands_down: whether it is never restarted from now on.
-    """
+    """One worker: its current process, and how its earlier ones ended."""
 
     def __init__(
         self, name: str, children: Children, control: Control, start: Start, timeout: float, policy: RestartPolicy
     ) -> None:
         self.name = name
-        self.process: Child | None = None
-        self.attempts = 0
-        self.due: float | None = None
-        self.done = self.stands_down = False
+        self.process: Child | None = None  # before the first process, between two, and after the last
+        self.attempts = 0  # processes started
+        self.due: float | None = None  # the time of the next restart
+        self.done = False  # whether a process ended well
+        self.stands_down = False  # whether it is not restarted any more
         self._children, self._start, self._timeout, self._policy = children, start, timeout, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
         self._failures: list[tuple[float, WorkerFailed]] = []  # those in the window, each with its time

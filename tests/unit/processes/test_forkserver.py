@@ -1,4 +1,4 @@
-"""The process that forks workers: what it forks is as good as new, dies with it, and tells how it ended."""
+"""The fork server: its forks are as good as new processes, die with it, and tell how they ended."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ import pytest
 from forked import Child, attach, end, linger, tell
 
 from marlcore.errors import MarlcoreError
-from marlcore.processes import PRELOAD, forkserver
-from marlcore.processes.forkserver import ForkServer
+from marlcore.processes import PRELOAD, ForkServer, forkserver
 from marlcore.processes.signals import STOPPING
 
 
@@ -34,7 +33,7 @@ def tell_of_gpus(report: Connection) -> None:
 
 
 def run_helpers(report: Connection) -> None:
-    """What helpers of three kinds that only a signal ends come to when they get it at once."""
+    """Reports how three kinds of helpers end that get a signal at once."""
     sleep = [sys.executable, "-c", "import signal; signal.pause()"]
     codes = []
     for signum in sorted(STOPPING):
@@ -62,15 +61,15 @@ def server() -> Iterator[ForkServer]:
 
 def told(server: ForkServer, what: str) -> Any:
     with closing(Child(server, tell, what)) as child:
-        found = child.receive()
+        answer = child.receive()
         assert child.status() == 0
-    return found
+    return answer
 
 
 @pytest.mark.long
 def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MARLCORE_TEST", "here")
-    assert told(server, "environment") == "here"
+    monkeypatch.setenv("MARLCORE_TEST", "set")
+    assert told(server, "environment") == "set"
     assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
@@ -95,7 +94,7 @@ def test_signals_end_what_a_worker_starts(fork_server: ForkServer) -> None:
 
 
 def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
-    """Only where torch was built for one is this more than a word: counting GPUs before the fork is enough to fail."""
+    """Counting GPUs before the fork is enough to fail, where torch was built for one."""
     pytest.importorskip("torch")
     with closing(Child(fork_server, tell_of_gpus)) as child:
         assert child.receive() is False
@@ -233,43 +232,39 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
             os.close(pidfd)
 
 
-def in_a_program(code: str, *flags: str, path: Path) -> str:
-    """What a program wrote to `path`, which is its argument."""
-    command = [sys.executable, *flags, "-c", textwrap.dedent(code), str(path)]
-    subprocess.run(command, check=True)
-    return path.read_text()
+# By case: the flags of a Python program, its beginning, and the results of the children that it forks.
+PROGRAMS = {
+    "SIGCHLD ignored": (
+        [],
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "[Child(server, end, how).status() for how in (3, -9, 0)]",
+        "[3, -9, 0]",
+    ),
+    "flags and closed standard streams": (
+        ["-O", "-B"],
+        "import os; os.close(1); os.close(2)",
+        "Child(server, tell_flags).receive()",
+        "(1, 1, [True, True, True])",
+    ),
+}
 
 
 @pytest.mark.long
-def test_exit_codes_are_told_where_sigchld_is_ignored(tmp_path: Path) -> None:
-    code = """
-        import signal, sys
-        from forked import Child, end
-        from marlcore.processes.forkserver import ForkServer
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_a_child_has_what_its_program_would_give_it(case: str, tmp_path: Path) -> None:
+    flags, beginning, results, expected = PROGRAMS[case]
+    code = f"""
+        import sys
+        from forked import Child, end, tell_flags
+        from marlcore.processes import ForkServer
 
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        {beginning}
         server = ForkServer()
-        open(sys.argv[1], "w").write(str([Child(server, end, how).status() for how in (3, -9, 0)]))
+        open(sys.argv[1], "w").write(str({results}))
         server.close()
     """
-    assert in_a_program(code, path=tmp_path / "told") == "[3, -9, 0]"
-
-
-@pytest.mark.long
-def test_a_child_has_the_flags_and_standard_streams(tmp_path: Path) -> None:
-    code = """
-        import os, sys
-        from forked import Child, tell_flags
-        from marlcore.processes.forkserver import ForkServer
-
-        os.close(1)
-        os.close(2)
-        server = ForkServer()
-        child = Child(server, tell_flags)
-        open(sys.argv[1], "w").write(str(child.receive()))
-        server.close()
-    """
-    assert in_a_program(code, "-O", "-B", path=tmp_path / "told") == "(1, 1, [True, True, True])"
+    subprocess.run([sys.executable, *flags, "-c", textwrap.dedent(code), str(tmp_path / "results")], check=True)
+    assert (tmp_path / "results").read_text() == expected
 
 
 def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> None:
@@ -286,9 +281,7 @@ def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> No
         memory.unlink()
 
 
-def test_what_raises_in_what_is_forked_ends_that_alone(
-    fork_server: ForkServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_in_a_fork_ends_that_alone(fork_server: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
     with closing(Child(fork_server, tell, "nothing that is known")) as child:
         assert child.status() == 1
     with closing(Child(fork_server, end, 0)) as child:

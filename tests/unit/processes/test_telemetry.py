@@ -16,17 +16,8 @@ from marlcore.memory.lanes import LaneGeometry
 from marlcore.memory.native import LINE
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.shared_object import Shared
-from marlcore.processes.control import STEPS, UPDATES, Control
-from marlcore.processes.telemetry import (
-    AT_ONCE,
-    NAME_BYTES,
-    ROWS,
-    Metric,
-    Reporter,
-    Telemetry,
-    encoded_name,
-    fitting_name,
-)
+from marlcore.processes import STEPS, UPDATES, Control, Metric, Reporter, Telemetry, encoded_name, fitting_name
+from marlcore.processes.telemetry import AT_ONCE, NAME_BYTES, ROWS
 
 
 @pytest.fixture
@@ -41,55 +32,40 @@ def reporter(telemetry: Telemetry) -> Reporter:
 
 
 def test_workers_count_and_everybody_reads() -> None:
-    control = Control.create(["actor-0", "actor-1", "learner-a"])
-    other = Control.attach(control.handle)
-    other.workers["actor-0"].store(STEPS, 40)
-    other.workers["actor-1"].store(STEPS, 2)
-    other.workers["learner-a"].store(UPDATES, 7)
-    assert control.steps == 42
-    assert control.workers["learner-a"].load(UPDATES) == 7
-    assert not other.stopping
-    control.stop()
-    assert other.stopping
-    other.close()
-    control.close()
+    with Control.create(["actor-0", "actor-1", "learner-a"]) as control, Control.attach(control.handle) as other:
+        other.workers["actor-0"].store(STEPS, 40)
+        other.workers["actor-1"].store(STEPS, 2)
+        other.workers["learner-a"].store(UPDATES, 7)
+        assert control.steps == 42 and control.workers["learner-a"].load(UPDATES) == 7
+        assert not other.stopping
+        control.stop()
+        assert other.stopping
 
 
 FOREIGN = [None, 3, "ab", {"a": 0}, ["a", 1], ["a", None], [["a"]], ["a", "a"], [str(i) for i in range(1000)]]
+UNFIT = [(kind, {"workers": workers, "about": {}}) for kind in (Control, Telemetry) for workers in FOREIGN]
+UNFIT += [(Control, {"workers": ["a"], "tallies": [], "about": about}) for about in (None, 3, "run", [1])]
 
 
-@pytest.mark.parametrize("workers", FOREIGN, ids=lambda workers: repr(workers)[:20])
-@pytest.mark.parametrize(
-    ("kind", "room_for_two"), [(Control, LINE * 5), (Telemetry, LaneGeometry(2, ROWS, (88,)).nbytes)]
-)
-def test_a_segment_with_unfit_workers_is_refused(kind: type[Shared], room_for_two: int, workers: object) -> None:
-    """A segment whose workers are none or do not fit it is refused."""
-    description = {"kind": kind.kind, "workers": workers, "about": {}}
-    segment = Segment.create("foreign", description, room_for_two)
+@pytest.mark.parametrize(("kind", "description"), UNFIT, ids=lambda value: str(value)[:30])
+def test_a_segment_with_an_unfit_description_is_refused(kind: type[Shared], description: dict[str, object]) -> None:
+    """Its workers are no names or too many for it, or it does not describe a run."""
+    room_for_two = LINE * 5 if kind is Control else LaneGeometry(2, ROWS, (88,)).nbytes
+    segment = Segment.create("foreign", {"kind": kind.kind, "tallies": [], **description}, room_for_two)
     for attach in (kind.attach, kind.watch):
         with pytest.raises(SegmentCorrupt, match=f"expected a {kind.kind}, got another kind of segment"):
             attach(segment.handle)
     segment.close()
 
 
-def test_a_control_block_without_its_run_is_refused() -> None:
-    for about in (None, 3, "run", [1]):
-        segment = Segment.create("foreign", {"kind": Control.kind, "workers": ["a"], "about": about}, LINE * 3)
-        with pytest.raises(SegmentCorrupt, match="expected a control block"):
-            Control.attach(segment.handle)
-        segment.close()
-
-
 def test_metrics_arrive_in_order_and_once() -> None:
-    telemetry = Telemetry.create(["a", "b"])
-    reporters = [telemetry.reporter(name) for name in ("a", "b")]
     sent = [Metric(float(i), i, f"agent_{i % 2}", "loss", i / 7) for i in range(100)]
-    for i, metric in enumerate(sent):
-        reporters[i % 2].report(metric)
-    assert telemetry.tail() == sent
-    assert telemetry.tail() == []
-    assert telemetry.lost == 0
-    telemetry.close()
+    with Telemetry.create(["a", "b"]) as telemetry:
+        reporters = [telemetry.reporter(name) for name in ("a", "b")]
+        for i, metric in enumerate(sent):
+            reporters[i % 2].report(metric)
+        assert telemetry.tail() == sent
+        assert telemetry.tail() == [] and telemetry.lost == 0
 
 
 def test_values_reported_together_arrive_as_metrics_of_their_own(telemetry: Telemetry, reporter: Reporter) -> None:

@@ -1,0 +1,185 @@
+"""Asynchronous DQN in the seeds' two designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
+
+An actor process steps one treasure hunt and acts by a copy of each agent's model in shared memory. A learner process an
+agent trains the shared model in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+from torch import multiprocessing as mp
+from torch import nn
+
+from marlcore.envs import TreasureHunt
+
+from ..training_work import Setting, Trained
+from .plain_dqn import PlainDQN, Ring, mlp
+
+SYNC = 50  # rounds between copies of the shared models
+NAP_S = 0.001  # of a side that waits for the other
+
+
+class Pickles:
+    """The actor pickles each transition; the learner owns its ring. The queue holds what a learner may be behind."""
+
+    def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
+        self.setting, self.shape = setting, shape
+        self.queue = context.Queue(round(setting.tolerance / setting.updates_per_step))
+        self.updates = context.Value("q", 0)
+
+    def actors_store(self) -> Callable[..., None]:
+        return lambda *transition: self.queue.put(transition)
+
+    def learn(self, dqn: PlainDQN, done: Any) -> None:
+        ring, generator = Ring(self.setting.capacity, self.shape), np.random.default_rng(0)
+        while True:
+            try:
+                ring.add(*self.queue.get(timeout=0.05))
+            except Empty:
+                if done.is_set():
+                    break
+                continue
+            while dqn.updates < (ring.added - self.setting.warmup) * self.setting.updates_per_step:
+                dqn.update(ring.sample(generator, self.setting.batch))
+        self.updates.value = dqn.updates
+
+
+class SharedArrays:
+    """The actor adds to shared tensors under their lock, and a learner samples under it; too far ahead, it waits."""
+
+    def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
+        self.setting = setting
+        rows = [torch.zeros(setting.capacity, *shape) for _ in range(2)]
+        numbers = [torch.zeros(setting.capacity) for _ in range(2)]
+        actions = torch.zeros(setting.capacity, dtype=torch.int64)
+        self.arrays = [rows[0], actions, numbers[0], rows[1], numbers[1]]
+        for array in self.arrays:
+            array.share_memory_()
+        self.lock = context.Lock()
+        self.added = context.Value("q", 0)
+        self.updates = context.Value("q", 0)
+
+    def ring(self) -> Ring:
+        """The same arrays as a ring of this process."""
+        ring = Ring(1, ())
+        ring._arrays, ring._capacity = [array.numpy() for array in self.arrays], self.setting.capacity
+        return ring
+
+    def actors_store(self) -> Callable[..., None]:
+        ring, setting = self.ring(), self.setting
+
+        def store(*transition: Any) -> None:
+            while self.added.value - setting.warmup > (
+                (self.updates.value + setting.tolerance) / setting.updates_per_step
+            ):
+                time.sleep(NAP_S)
+            with self.lock:
+                ring.add(*transition)
+                self.added.value += 1
+
+        return store
+
+    def learn(self, dqn: PlainDQN, done: Any) -> None:
+        ring, setting, generator = self.ring(), self.setting, np.random.default_rng(0)
+        while True:
+            if dqn.updates < (self.added.value - setting.warmup) * setting.updates_per_step:
+                with self.lock:
+                    ring.added = self.added.value
+                    batch = ring.sample(generator, setting.batch)
+                dqn.update(batch)
+                self.updates.value = dqn.updates
+            elif done.is_set():
+                return
+            else:
+                time.sleep(NAP_S)
+
+
+def train_by_pickles(setting: Setting, steps: int) -> Trained:
+    return _train(Pickles, setting, steps)
+
+
+def train_by_locks(setting: Setting, steps: int) -> Trained:
+    return _train(SharedArrays, setting, steps)
+
+
+def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: int) -> Trained:
+    context, env = mp.get_context("spawn"), TreasureHunt(agents=3)
+    spaces, actions = env.observation_spaces, env.action_spaces
+    models = {
+        agent: mlp(math.prod(spaces[agent].shape), setting.hidden, int(actions[agent].n)).share_memory()
+        for agent in env.agents
+    }
+    sides = {agent: design(context, setting, spaces[agent].shape) for agent in env.agents}
+    done, ready = context.Event(), context.Barrier(1 + len(env.agents))
+    learners = [context.Process(target=_learn, args=(sides[agent], models[agent], ready, done)) for agent in env.agents]
+    for process in learners:
+        process.start()
+    ready.wait()
+    rate = _act(env, models, setting, steps, {agent: side.actors_store() for agent, side in sides.items()})
+    done.set()
+    for process in learners:
+        process.join()
+    return Trained(rate, steps, sum(side.updates.value for side in sides.values()))
+
+
+def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any, done: Any) -> None:
+    torch.set_num_threads(1)
+    dqn = PlainDQN(side.setting, 0, 0, model)
+    ready.wait()
+    side.learn(dqn, done)
+
+
+def _act(
+    env: TreasureHunt,
+    models: Mapping[str, nn.Module],
+    setting: Setting,
+    steps: int,
+    stores: Mapping[str, Callable[..., None]],
+) -> float:
+    """Steps the environment; returns the steps a second after the warm-up of each agent.
+
+    Args:
+        models: by agent, in shared memory; it acts with copies, which it renews every SYNC rounds.
+        stores: by agent, called with (obs, action, reward, next obs, terminated).
+    """
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    local = {agent: copy.deepcopy(model) for agent, model in models.items()}
+    earlier: dict[str, tuple[Any, int]] = {}
+    env.reset(0)
+    warm = setting.warmup * len(env.agents)
+    taken, began = 0, time.perf_counter()
+    while taken < steps:
+        agent = env.agent
+        if agent is None:
+            env.reset()
+            earlier.clear()
+            continue
+        obs, reward, terminated, truncated, _ = env.last()
+        if agent in earlier:
+            stores[agent](*earlier.pop(agent), reward, obs, terminated)
+        if terminated or truncated:
+            env.step(None)
+            continue
+        if taken % (SYNC * len(env.agents)) == 0:
+            for name, model in models.items():
+                local[name].load_state_dict(model.state_dict())
+        if generator.random() < setting.epsilon:
+            action = int(generator.integers(4))
+        else:
+            with torch.no_grad():
+                action = int(local[agent](torch.from_numpy(obs)[None]).argmax(dim=1).item())
+        env.step(action)
+        earlier[agent] = obs, action
+        taken += 1
+        if taken == warm:
+            began = time.perf_counter()
+    return (steps - warm) / (time.perf_counter() - began)
