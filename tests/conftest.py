@@ -316,7 +316,6 @@ def python_is():
 
 @pytest.fixture
 def seeded_torch():
-    """Torch draws from one seed."""
     import torch
 
     torch.manual_seed(0)

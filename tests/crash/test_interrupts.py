@@ -184,7 +184,6 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.parametrize("operation", long_but(["attach"], OPERATIONS))
 def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
-    """An exception before any instruction leaves nothing and takes nothing."""
     program, act = Program(), getattr(world, operation)
     act()
     with interrupting(-1, program) as seen:

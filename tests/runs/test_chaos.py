@@ -16,7 +16,6 @@ from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_
 
 @pytest.mark.long
 def test_a_run_under_kills_reads_nothing_torn() -> None:
-    """A run whose processes are killed reads nothing torn and leaves nothing."""
     reports: list[Report] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
         assert len(reports) < 90, "half an hour"

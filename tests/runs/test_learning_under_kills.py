@@ -59,7 +59,6 @@ def returns(folder: Path) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_under_kills_learns(tmp_path: Path) -> None:
-    """A run whose workers are killed every two seconds learns."""
     kills = learn(tmp_path, 8 * EVERY, PAUSE_S, least=3)
     learned = returns(tmp_path)
     assert min(learned.values()) > bar(), learned

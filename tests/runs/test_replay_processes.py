@@ -366,7 +366,6 @@ def sample_live(kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome
     ],
 )
 def test_no_row_is_torn_or_reaches_across_an_edge(words, rows):
-    """No row is torn, or reaches across a boundary, a seam or the write head."""
     outcome = sample_live(list(KINDS), words, batch_size=64, rows=rows, deaths=2)
     assert not +outcome.found, str(outcome)
     assert outcome.rows >= rows
