@@ -415,9 +415,8 @@ def test_a_name_that_nothing_has_is_not_found(tmp_path):
     check_refused(lambda: Segment.attach(handle), FileNotFoundError, "no such segment")
 
 
-@pytest.mark.parametrize("then", ["leaves it", "removes it"])
+@pytest.mark.parametrize("then", ["leaves it", "removes it", "stops"])
 def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, then):
-    """While a sweeper holds a segment, its name decides whether it is there."""
     fds = descriptors()
     sweeper = os.open(unmapped, os.O_RDWR)
     assert try_lock(sweeper, 0, exclusive=True)
@@ -425,61 +424,34 @@ def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, t
     def nap(seconds):
         if then == "removes it":
             unmapped.unlink(missing_ok=True)
-        else:
+        elif then == "leaves it":
             os.close(sweeper)
 
     monkeypatch.setattr("time.sleep", nap)
-    if then == "removes it":
-        check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, "no such segment")
-        os.close(sweeper)
-    else:
+    patch(monkeypatch, "memory", SWEEP_S=0.01 if then == "stops" else 60.0)
+    if then == "leaves it":
         Segment.attach(unmapped).close()
-    assert descriptors() == fds
-
-
-def test_a_stopped_sweeper_holds_nobody_up_for_ever(unmapped, monkeypatch):
-    fds = descriptors()
-    patch(monkeypatch, "memory", SWEEP_S=0.01)
-    sweeper = os.open(unmapped, os.O_RDWR)
-    assert try_lock(sweeper, 0, exclusive=True)
-    says = "another process has locked the segment to remove it"
-    check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, says)
-    os.close(sweeper)
+    else:
+        says = "no such segment" if then == "removes it" else "another process has locked the segment to remove it"
+        check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, says)
+        os.close(sweeper)
     assert descriptors() == fds
 
 
 # ---- sweep ----
 
 
-def test_sweep_leaves_a_segment_that_this_process_has_mapped(segment):
+def test_sweep_removes_a_segment_once_no_process_has_it(segment, program):
     assert segment.path.name not in sweep()
-    Segment.attach(segment.handle).close()
-
-
-@pytest.fixture
-def owner(program):
-    """A process that has made a segment."""
-    return program(HOLD, "s = Segment.create('owned', {}, 10); print(s.path, flush=True); sys.stdin.read()")
-
-
-def test_sweep_removes_the_segment_of_a_killed_process(owner):
-    path = Path(owner.line())
-    assert path.name not in sweep()
-    assert path.exists()
-    owner.kill()
-    assert path.exists()
-    assert path.name in sweep()
-    assert not path.exists()
-
-
-def test_sweep_leaves_a_segment_that_a_user_still_has(owner, program):
+    owner = program(HOLD, "s = Segment.create('owned', {}, 10); print(s.path, flush=True); sys.stdin.read()")
     path = Path(owner.line())
     user = program(HOLD, "s = Segment.attach(sys.argv[1]); print('ready', flush=True); sys.stdin.read()", args=[path])
     assert user.line() == "ready"
-    owner.kill()
-    assert path.name not in sweep()
-    user.kill()
-    assert path.name in sweep()
+    for process in (owner, user):
+        assert path.name not in sweep() and path.exists()
+        process.kill()
+    assert path.exists()
+    assert path.name in sweep() and not path.exists()
 
 
 def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):

@@ -6,10 +6,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from refused import check_refused
 
 from marlcore import (
     Field,
@@ -72,47 +74,40 @@ def test_no_row_of_two_threads_is_mixed(replay: ReplayBuffer):
     assert (batch.reward == batch.action).all()
 
 
-def holders() -> dict[str, tuple[Any, Callable[[], object]]]:
-    """By name, a call of something that one thread at a time may use."""
-    replay = ReplayBuffer.create(SPEC, 200, lanes=2)
+def calls_of(replay: ReplayBuffer, queue: TrajectoryQueue, store: ParameterStore, model: Any) -> list[tuple[Any, Any]]:
+    """What one thread at a time may use, and a call of it."""
     with replay.writer() as writer:
         writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
-    queue = TrajectoryQueue.create(SPEC, 100)
-    model = {"weight": np.zeros((2, 2))}
-    store = ParameterStore.create(model)
-    made = {
-        "writer": (writer := replay.writer(), lambda: writer.add(np.zeros(400, np.int64), 0, 0.0)),
-        "add_batch": (writer, lambda: writer.add_batch(np.zeros((2, 400), np.int64), [0, 0], [0.0, 0.0])),
-        "vector_writer": (vector := replay.vector_writer([1]), lambda: vector.add(np.zeros((1, 400), int), [0], [0.0])),
-        "sampler": (sampler := replay.sampler(4), sampler.sample),
-        "state_dict": (sampler, sampler.state_dict),
-        "mixture": (mixture := Mixture([replay], [1.0], 4), mixture.sample),
-        "publisher": (publisher := store.publisher(model), publisher.publish),
-        "subscriber": (subscriber := store.subscriber({"weight": np.zeros((2, 2))}), subscriber.pull),
-        "reader": (reader := queue.reader(4), lambda: reader.read(0.0)),
-    }
-    return made | {"close": (None, lambda: [one.close() for one in (replay, queue, store)])}
+    writer, vector, sampler, reader = replay.writer(), replay.vector_writer([1]), replay.sampler(4), queue.reader(4)
+    mixture, publisher, subscriber = Mixture([replay], [1.0], 4), store.publisher(model), store.subscriber(model)
+    return [
+        (writer, lambda: writer.add(np.zeros(400, np.int64), 0, 0.0)),
+        (writer, lambda: writer.add_batch(np.zeros((2, 400), np.int64), [0, 0], [0.0, 0.0])),
+        (vector, lambda: vector.add(np.zeros((1, 400), int), [0], [0.0])),
+        (sampler, sampler.sample),
+        (sampler, sampler.state_dict),
+        (mixture, mixture.sample),
+        (publisher, publisher.publish),
+        (subscriber, subscriber.pull),
+        (reader, lambda: reader.read(0.0)),
+    ]
 
 
 def test_a_second_thread_is_refused_and_a_later_one_is_not():
-    made = holders()
-    close = made.pop("close")[1]
-    for name, (used, call) in made.items():
-        used._inside[-1] = None  # another thread is in the middle of a call
-        with pytest.raises(UsedByTwoThreads, match=f"^{type(used).__name__}: expected one thread at a time"):
-            call()
-        used._inside.clear()
-        done: list[str] = []
-
-        def later(call: Callable[[], object] = call, name: str = name, done: list[str] = done) -> None:
+    model = {"weight": np.zeros((2, 2))}
+    with (
+        ReplayBuffer.create(SPEC, 200, lanes=2) as replay,
+        TrajectoryQueue.create(SPEC, 100) as queue,
+        ParameterStore.create(model) as store,
+        ThreadPoolExecutor(1) as later,
+    ):
+        for used, call in calls_of(replay, queue, store, model):
+            used._inside[-1] = None  # another thread is in the middle of a call
+            check_refused(call, UsedByTwoThreads, f"{type(used).__name__}: expected one thread at a time")
+            used._inside.clear()
             with contextlib.suppress(TimeoutError):  # the queue is empty
-                call()
-            done.append(name)
-
-        together(later)
-        assert done == [name] and not used._inside
-    del made, used, call, later
-    close()
+                later.submit(call).result()
+            assert not used._inside
 
 
 CLOSE_BESIDE = """
