@@ -17,7 +17,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 
 from ..notices import say
@@ -26,7 +25,7 @@ from ..spec import Field, TransitionSpec
 from ..tables import FittedTable
 from ..training import compile_before_a_run
 from ..weights import ParameterStore
-from .options import parse
+from .options import CommandLine
 
 ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice, so that most rounds run undisturbed
 BATCH, STACK = 256, 4
@@ -53,7 +52,7 @@ class BenchOptions:
     half a minute.
     """
 
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print one JSON object instead of a table."""
 
 
@@ -73,7 +72,7 @@ class Measurement:
 
 def main(arguments: list[str]) -> int:
     """Runs `marlcore bench` with these arguments; 0."""
-    options = parse(BenchOptions, arguments, "bench")
+    options = CommandLine("bench", arguments).parse(BenchOptions)
     compile_before_a_run()
     load = os.getloadavg()[0]
     found = [*_of_vectors(), *_of_frames(), *_of_weights()]

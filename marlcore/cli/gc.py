@@ -10,10 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from ..memory import SHM_DIR, SegmentFile, survey_segments
-from .options import parse
+from .options import CommandLine
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class GcOptions:
     number of those segments.
     """
 
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    dry_run: bool = False
     """Only list the segments that would be removed."""
 
 
@@ -35,7 +33,7 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
     Raises: ValueError: an option is unknown, in one line.
     """
-    options = parse(GcOptions, arguments, "gc")
+    options = CommandLine("gc", arguments).parse(GcOptions)
     files = survey_segments(directory, remove=not options.dry_run)
     pids = holders(directory, {file.inode for file in files if file.held})
     verb = "orphaned" if options.dry_run else "removed"

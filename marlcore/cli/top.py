@@ -24,7 +24,7 @@ from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ..tables import FittedTable
 from ..training import EVALUATOR, agent_order, has_ended, is_learner, policy_of
-from .options import parse
+from .options import CommandLine
 
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
     "state": "",
@@ -61,9 +61,9 @@ class TopOptions:
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
     """Directory of the run; may be omitted if only one run is live."""
-    once: tyro.conf.FlagCreatePairsOff[bool] = False
+    once: bool = False
     """Show one table of a run that is live, and exit."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print lines of JSON instead of tables."""
     interval: float = 1.0
     """Seconds over which rates are measured, and between tables; at least 0.05."""
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
     Raises: ValueError: an option is out of range, the run has ended, or more than one is live.
     """
-    options = parse(TopOptions, arguments, "top")
+    options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not 0.05 <= options.interval < float("inf"):
         raise ValueError(f"interval: expected seconds of at least 0.05, got {options.interval!r}")

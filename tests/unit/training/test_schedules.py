@@ -61,9 +61,9 @@ def test_numbers_and_functions_are_schedules() -> None:
 REFUSED = {
     "linear(1)": "epsilon: expected a number or one of .*linear.*'over'",
     "line(1, 2)": r"epsilon: expected a number or one of constant\(...\)",
-    "linear(1, 2, 0)": "epsilon: linear over: expected a number of at least 1, got 0",
+    "linear(1, 2, 0)": "epsilon: linear over: expected a finite number of at least 1, got 0",
     "linear(1, inf(), 3)": "epsilon: malformed",
-    "exponential(1, 0.1, -0.5)": "epsilon: exponential rate: expected a number above 0, got -0.5",
+    "exponential(1, 0.1, -0.5)": "epsilon: exponential rate: expected a finite number above 0, got -0.5",
     "piecewise([(5, 1), (5, 2)])": "ascending counts",
     "linear(1, 2, 3, of=days)": "of: expected steps or updates, got 'days'",
     "custom(nowhere:f)": "epsilon: expected something that can be imported",
@@ -85,7 +85,7 @@ def test_a_value_of_another_kind_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("returned", ["much", None, math.nan])
 def test_a_function_that_returns_no_number_is_refused_at_once(returned: object) -> None:
-    with pytest.raises(ValueError, match=r"custom .* at 0: expected a number, got"):
+    with pytest.raises(ValueError, match=r"custom .* at 0: expected a finite number, got"):
         ExplorationConfig(epsilon=lambda count: returned)
 
 
