@@ -9,7 +9,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
@@ -75,17 +74,17 @@ def main(arguments: list[str]) -> int:
     options = CommandLine("bench", arguments).parse(BenchOptions)
     compile_before_a_run()
     load = os.getloadavg()[0]
-    found = [*_of_vectors(), *_of_frames(), *_of_weights()]
+    measured = [*_of_vectors(), *_of_frames(), *_of_weights()]
     processor, cpus = _processor(), len(os.sched_getaffinity(0))
     if options.json:
-        rows = [{**asdict(one), "ratio": one.ratio} for one in found]
+        rows = [{**asdict(row), "ratio": row.ratio} for row in measured]
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
         sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
         return 0
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     headline = [processor, f"{cpus} CPUs", f"load {load:.1f}"]
     titles = ["us", "bound us", "ratio", "bound is"]
-    table = {one.name: [f"{one.us:,.2f}", f"{one.bound_us:,.2f}", f"{one.ratio:.2f}", one.bound] for one in found}
+    table = {row.name: [f"{row.us:,.2f}", f"{row.bound_us:,.2f}", f"{row.ratio:.2f}", row.bound] for row in measured}
     console.print(FittedTable(headline, "call", titles, table))
     console.print(FOOTER, highlight=False)
     if load > 0.5 * cpus:
@@ -100,10 +99,14 @@ def interleaved(runs: dict[str, Run]) -> dict[str, float]:
         _seconds(run, 16)
         counts[name] = max(1, int(ROUND_S / min(_seconds(run, 4) for _ in range(5))))
     times: dict[str, list[float]] = {name: [] for name in runs}
-    with _no_collections():
+    gc.collect()
+    gc.disable()
+    try:
         for _ in range(ROUNDS):
             for name, run in runs.items():
                 times[name].append(_seconds(run, counts[name]))
+    finally:
+        gc.enable()
     return {name: median(seconds) for name, seconds in times.items()}
 
 
@@ -117,16 +120,6 @@ def _seconds(run: Run, times: int) -> float:
     for _ in range(times):
         run()
     return (time.perf_counter() - began) / times
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _of_vectors() -> Iterator[Measurement]:
@@ -178,17 +171,8 @@ def _of_weights() -> Iterator[Measurement]:
     copy = _copies(nbytes)
     with ParameterStore.create(model) as store:
         publish, pull = store.publisher(model).publish, store.subscriber(local).pull
-
-        def publish_and_pull() -> None:
-            publish()
-            pull()
-
-        def two_copies() -> None:
-            copy()
-            copy()
-
         yield _measured(f"publish {nbytes / 1e6:.2f} MB", publish, "a copy of its bytes", copy)
-        yield _measured("publish and pull", publish_and_pull, "two copies", two_copies)
+        yield _measured("publish and pull", lambda: (publish(), pull()), "two copies", lambda: (copy(), copy()))
 
 
 def _copies(nbytes: int) -> Run:

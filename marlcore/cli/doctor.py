@@ -22,14 +22,13 @@ from typing import Any, Literal
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
 from .kernel_features import FEATURES
-from .options import CommandLine
+from .options import CommandLine, print_table
 
 SHM_DIR = Path("/dev/shm")
 MACHINES = ("x86_64", "aarch64")
 ROWS, WARMUP = 100_000, 500  # of a default replay; without its warm-up, training never starts
 ACTORS, LEARNERS = 1, 3  # of a default run
 _FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, ValueError, MarlcoreError)
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 _NO_TORCH = "torch is not installed, which only training needs"
 
 State = Literal["ok", "warning", "problem"]
@@ -37,17 +36,11 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        state: "ok"; "warning": it works, but may be slow or small; "problem": a part of marlcore does not work.
-        found: the facts.
-        advice: the fix, in one line; "" if there is nothing to fix.
-    """
-
-    state: State
+    state: State  # warning: it works, but may be slow or small; problem: a part of marlcore does not work
     found: str
-    advice: str = ""
+    advice: str = ""  # the fix, in one line
 
 
 @dataclass(frozen=True)
@@ -67,45 +60,29 @@ def main(arguments: list[str]) -> int:
     Raises: ValueError: an option is unknown, in one line.
     """
     options = CommandLine("doctor", arguments).parse(DoctorOptions)
-    findings = examine(CHECKS)
-    rows = [{"name": name, **asdict(finding)} for name, finding in findings.items()]
+    rows = [{"name": name, **asdict(finding)} for name, finding in examine(CHECKS).items()]
+    cells = [list(row.values()) for row in rows]
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    else:
-        _show([list(row.values()) for row in rows])
-    return int(any(finding.state == "problem" for finding in findings.values()))
+    elif not print_table(dict.fromkeys(("check", "state", "found", "what to do"), "left"), cells):
+        sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
+    return int(any(row["state"] == "problem" for row in rows))
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
     """By name: the finding of each check; a check that raises becomes a problem."""
-    return {name: _attempt(check) for name, check in checks.items()}
-
-
-def _attempt(check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except _FAILURES as error:
-        return Finding("problem", f"could not be checked: {_one_line(error)}", "fix the problems above, then rerun")
+    findings = {}
+    for name, check in checks.items():
+        try:
+            findings[name] = check()
+        except _FAILURES as error:
+            found = f"could not be checked: {_one_line(error)}"
+            findings[name] = Finding("problem", found, "fix the problems above, then rerun")
+    return findings
 
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _show(rows: list[list[str]]) -> None:
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ModuleNotFoundError:
-        sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
-        return
-    table = Table()
-    for title in ("check", "state", "found", "what to do"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    Console().print(table)
 
 
 # ---- software ----
@@ -137,9 +114,8 @@ def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -
                 versions.append(_NO_TORCH)
             else:
                 failed.append(f"{name}: {_one_line(error)}")
-    if failed:
-        return Finding("problem", "; ".join(failed), "python -m pip install --upgrade marlcore, which brings them")
-    return Finding("ok", ", ".join(versions))
+    advice = "python -m pip install --upgrade marlcore, which brings them"
+    return Finding("problem", "; ".join(failed), advice) if failed else Finding("ok", ", ".join(versions))
 
 
 # ---- memory ----
@@ -166,12 +142,12 @@ def check_shared_memory(
 
 def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.memory_limit) -> Finding:
     """Whether the control group leaves room for replays; shared memory counts towards its limit."""
-    found = limit()
-    if found is None:
+    memory = limit()
+    if memory is None:
         return Finding("ok", "no limit")
-    state, room = _room_for_replays(found.left)
-    advice = "" if state == "ok" else "in docker, raise --memory; shared memory counts towards it"
-    return Finding(state, f"{_size(found.limit)}, {room}", advice)
+    state, room = _room_for_replays(memory.left)
+    advice = "in docker, raise --memory; shared memory counts towards it"
+    return Finding(state, f"{_size(memory.limit)}, {room}", "" if state == "ok" else advice)
 
 
 def check_orphans(directory: Path = SHM_DIR) -> Finding:
@@ -217,7 +193,6 @@ def _size(nbytes: float) -> str:
 
 
 def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
-    """Whether the kernel has the feature."""
     feature = FEATURES[name]
     try:
         feature.attempt(directory)
@@ -245,8 +220,7 @@ def check_threads(
     torch: Any = None, available: Callable[[], float] = processors, environment: Mapping[str, str] = os.environ
 ) -> Finding:
     """Whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
-    torch = torch or _torch()
-    if torch is None:
+    if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     count, limit = torch.get_num_threads(), max(1, int(available()))
     found = f"torch uses {count} a process, OMP_NUM_THREADS is {environment.get('OMP_NUM_THREADS', 'not set')}"
@@ -263,36 +237,33 @@ def _torch() -> Any:
         return None
 
 
-def check_numba_cache(cache: Callable[[], Path] | None = None, environment: Mapping[str, str] = os.environ) -> Finding:
+def check_numba_cache(
+    cache: Callable[[], Path | None] | None = None, environment: Mapping[str, str] = os.environ
+) -> Finding:
     """Whether compiled kernels are kept between starts."""
     if environment.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         found = "NUMBA_DISABLE_JIT is set, but marlcore needs compiled kernels"
         return Finding("problem", found, "unset NUMBA_DISABLE_JIT")
     advice = "set NUMBA_CACHE_DIR to a directory that can be written"
     try:
-        path = (cache or _numba_cache)()
+        from ..kernels import jit
+
+        path = (cache or jit.cache_directory)()
+        if path is None:
+            raise RuntimeError("none of Numba's directories can be written")
         tempfile.TemporaryFile(dir=path).close()
     except (OSError, RuntimeError) as error:
         return Finding("problem", f"kernels cannot be cached: {_one_line(error)}", advice)
     asked = environment.get("NUMBA_CACHE_DIR")
+    path = path.absolute()
     if asked and not path.is_relative_to(Path(asked).absolute()):
         return Finding("warning", f"{asked} cannot be written; kernels are cached in {path}", advice)
     return Finding("ok", f"kernels are cached in {path}")
 
 
-def _numba_cache() -> Path:
-    from ..kernels import jit
-
-    path = jit.cache_directory()
-    if path is None:
-        raise RuntimeError("none of Numba's directories can be written")
-    return path.absolute()
-
-
 def check_gpu(torch: Any = None) -> Finding:
     """The accelerators that torch can use; having none is fine."""
-    torch = torch or _torch()
-    if torch is None:
+    if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that does not work
         warnings.simplefilter("always")

@@ -62,17 +62,8 @@ def main(arguments: list[str]) -> int:
         check_format(options.video)
         run = EvaluatedRun(run_dir, options.which, policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
-    outcome = evaluate(
-        run_dir,
-        options.episodes,
-        which=options.which,
-        envs=options.envs,
-        seed=options.seed,
-        explore=options.explore,
-        policies=policies,
-        env_fn=env_fn,
-        trust=options.trust,
-    )
+    chosen = {name: getattr(options, name) for name in ("episodes", "which", "envs", "seed", "explore", "trust")}
+    outcome = evaluate(run_dir, policies=policies, env_fn=env_fn, **chosen)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
     if options.video:
         sys.stdout.write(f"video in {options.video}\n")

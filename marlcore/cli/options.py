@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from enum import Enum
@@ -20,6 +20,7 @@ from ..declared import hints_of
 T = TypeVar("T")
 Refuse = Callable[[str], str]
 
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 _EXPECTED = {int: "an integer", float: "a number", bool: "True or False", types.NoneType: "None"}
 
 
@@ -177,3 +178,20 @@ def _expected(kind: Any) -> str:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def print_table(columns: Mapping[str, Any], rows: Iterable[Sequence[str]], caption: str | None = None) -> bool:
+    """Prints rows below these titles, each with its justification; False if rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError:
+        return False
+    table = Table(caption=caption)
+    for title, justify in columns.items():
+        table.add_column(title, justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    Console().print(table)
+    return True

@@ -50,7 +50,7 @@ class ResumeOptions:
     """Execute the code of a run's directory that another user could have changed."""
 
 
-def train(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs `marlcore train` with these arguments and prints the result; 0.
 
     Raises: ValueError: an option is unknown or out of range, in one line; otherwise see `training.train`.

@@ -15,9 +15,17 @@ from .config import (
     ReplayConfig,
     SupervisionConfig,
 )
-from .policies import AssignedPolicy, assign, policy_names
+from .policies import (
+    EVALUATOR,
+    AssignedPolicy,
+    actor_names,
+    assign,
+    is_learner,
+    learner_names,
+    policy_names,
+    policy_of,
+)
 from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
 from .settings_file import Settings, read_settings
-from .worker_names import EVALUATOR, actor_names, is_learner, learner_names, policy_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...interfaces import Algorithm, QueueSource, ReplaySource
@@ -14,7 +14,7 @@ from .sections import EPSILON
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_EXPLORATION = ("epsilon", "ladder")
-APPLY = ("stack", "pad")  # of the replay's settings
+OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
@@ -33,12 +33,12 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
     Raises: ValueError, TypeError: one of the algorithm's is no schedule.
     """
-    its_own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
-    named = {name: Schedule.from_value(name, value) for name, value in its_own.items()}
-    found = {"epsilon": EPSILON, **named, **config.schedules}
-    if isinstance(algorithm.source(ReplaySource()), QueueSource) and "epsilon" not in named:
-        del found["epsilon"]
-    return found
+    own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
+    schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
+    if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
+        return {"epsilon": EPSILON} | schedules
+    schedules.pop("epsilon", None)
+    return schedules
 
 
 def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
@@ -48,31 +48,27 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         source, learner = source_of(policy, config), config.learner_of(policy.name)
         if isinstance(source, QueueSource):
             queued += 1
-            _check("learner", OF_LEARNER, learner, LearnerConfig(), policy)
+            _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
         elif source.n_step != learner.n_step:
-            _check("learner", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
+            _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
     if queued == len(policies):
         _check("", OF_RUN, config, Config(), policies[0])
-        rest = [name for name in ReplayConfig.__dataclass_fields__ if name not in APPLY]
-        _check("replay", rest, config.replay, ReplayConfig(), policies[0])
+        _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
     if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):
         why = "draws its actions without an epsilon"
-        _check("exploration", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
+        _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
 
 
 def _check(
     section: str,
-    names: tuple[str, ...] | list[str],
+    names: Iterable[str],
     given: Any,
     default: Any,
     policy: AssignedPolicy,
     why: str = "reads each transition once and has no use for it",
 ) -> None:
     for name in names:
-        had, usual = getattr(given, name), getattr(default, name)
-        if had != usual:
-            label, kind = f"{section}.{name}" if section else name, type(policy.algorithm).__name__
-            raise ValueError(
-                f"{label}: expected the default {usual!r}, since {kind}, the algorithm of {policy.name!r}, {why}, "
-                f"got {had!r}"
-            )
+        value, usual = getattr(given, name), getattr(default, name)
+        if value != usual:
+            algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
+            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")

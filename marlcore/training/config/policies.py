@@ -1,9 +1,9 @@
-"""Which agents are trained as which policy, and by which algorithm; checked before anything starts."""
+"""Which agents are trained as which policy, by which algorithm and in which worker; checked before anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,10 @@ from ...checks import did_you_mean
 from ...interfaces import Algorithm
 from ...processes import encoded_name
 from ...spaces import Spaces
+from .config import Config
 
+EVALUATOR = "evaluator"
+_LEARNER = "learner-"
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
 
@@ -80,19 +83,15 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
     for agent in agents:
         if not isinstance(names[agent], str) or not names[agent]:
             raise TypeError(f"policies: expected the name of a policy for {agent}, got {names[agent]!r}")
-    for label, given in (("agent", agents), ("policies", names.values())):
-        for name in given:
-            encoded_name(label, name)  # refuses what metrics cannot hold
+    for agent, policy in names.items():
+        encoded_name("agent", agent)  # refuses what metrics cannot hold
+        encoded_name("policies", policy)
     return names
 
 
-def _algorithms(
-    policies: list[str], algorithm: Algorithm | str | Mapping[str, Algorithm | str]
-) -> dict[str, Algorithm]:
-    """The algorithm of each policy."""
+def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
     if not isinstance(algorithm, Mapping):
-        one = _chosen(algorithm)
-        return dict.fromkeys(policies, one)
+        return dict.fromkeys(policies, _chosen(algorithm))
     for name in algorithm:
         if name not in policies:
             raise ValueError(f"algorithm: expected the policies {policies}, got {name!r}{did_you_mean(name, policies)}")
@@ -113,5 +112,32 @@ def _chosen(algorithm: Any) -> Algorithm:
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"{algorithm!r}"
         lacks = f", which has no {missing[0]}" if missing else ""
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
-    found: Algorithm = algorithm
-    return found
+    chosen: Algorithm = algorithm
+    return chosen
+
+
+# The names of a run's workers, which only these functions form
+
+
+def actor_names(config: Config) -> list[str]:
+    """The names of a run's actors."""
+    return [f"actor-{i}" for i in range(config.actor.processes)]
+
+
+def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
+    """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
+    processes = config.learner.processes
+    if processes is None:
+        return {_LEARNER + policy: [policy] for policy in policies}
+    count = min(processes, len(policies))
+    return {f"{_LEARNER}{i}": list(policies[i::count]) for i in range(count)}
+
+
+def is_learner(worker: str) -> bool:
+    """Whether a worker of this name is a learner."""
+    return worker.startswith(_LEARNER)
+
+
+def policy_of(worker: str) -> str:
+    """The policy of a learner that trains one."""
+    return worker.removeprefix(_LEARNER)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from marlcore.__main__ import main
 from marlcore.cli import gc
 from marlcore.memory.segment import Segment
 from marlcore.memory.survey import survey_segments
@@ -91,8 +90,6 @@ def test_a_dead_creators_segment_is_kept_for_its_users(program, collected, tmp_p
 
 
 def test_a_dry_run_takes_no_lock_in_anybodys_way(collected, tmp_path, monkeypatch):
-    """A dry run takes no lock that could turn away a process that attaches."""
-
     def refuse(*args: object) -> bool:
         raise AssertionError("a dry run took a lock")
 
@@ -102,7 +99,6 @@ def test_a_dry_run_takes_no_lock_in_anybodys_way(collected, tmp_path, monkeypatc
 
 
 def test_what_is_no_segment_is_left_and_not_listed(collected, tmp_path):
-    """Links, FIFOs, directories and other names are left and not listed."""
     target = tmp_path / "precious"
     target.write_text("precious")
     (tmp_path / "marlcore-link").symlink_to(target)
@@ -150,14 +146,6 @@ def test_a_terminal_gets_a_table_that_says_the_same(tmp_path, capsys, monkeypatc
     out = capsys.readouterr().out
     assert "marlcore-left" in out and "8192" in out
     assert "orphaned: 1 of 1 segments, 8,192 bytes" in out
-
-
-@pytest.mark.parametrize("arguments", [["--dryrun"], ["/tmp"], ["--dry-run", "yes"]])
-def test_an_unknown_option_is_one_line_and_removes_nothing(arguments, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("marlcore.cli.gc.survey_segments", None)
-    assert main(["gc", *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("marlcore: ") and len(errors.splitlines()) == 1
 
 
 def test_the_command_removes_dead_segments_alone(program):

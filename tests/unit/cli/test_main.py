@@ -1,4 +1,4 @@
-"""The command line as a whole: how it ends."""
+"""The command line as a whole: what it refuses, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,106 @@ from pathlib import Path
 
 import pytest
 
-from marlcore import IQN, Config, Result
+from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
 from marlcore.__main__ import main
 from marlcore.cli import gc
 from marlcore.processes.control import Control
 from marlcore.processes.signals import Interrupts
 from marlcore.processes.telemetry import Telemetry
 from marlcore.training.record.run_directory import RunDirectory
+
+REFUSED = {
+    "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",
+    "train --learner.gamma x": "learner.gamma: expected a number, got 'x'",
+    "train --actor.envs=": "actor.envs: expected an integer, got ''",
+    "train --total-steps": "total_steps: expected an integer, got none",
+    "train --updates-per-step x": "updates_per_step: expected a number or None, got 'x'",
+    "train --mode sync": "mode: expected async or serial, got 'sync'",
+    "train --seeds 1 a": "seeds: expected words that are each an integer, got ['1', 'a']",
+    "train --replay.mixture a": "replay.mixture: expected pairs of a name and a number, got 'a'",
+    "train --replay.mixture a 0.3": "replay.mixture: expected numbers of at least 0 whose sum is 1, got {'a': 0.3}",
+    "train --replay.path /no": "replay.path: expected an existing directory, got '/no'",
+    "train --exploration.epsilon 2": "exploration.epsilon: expected a probability, got 2 from constant(2.0)",
+    "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
+    "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
+    "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
+    "train --algo nothing": "algorithm: expected one of dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or module:C",
+    "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
+    "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
+    "train extra": "expected an option, got 'extra'; see marlcore train --help",
+    "train --replay.save yes": "expected an option, got 'yes'; see marlcore train --help",
+    "train --resume x --seed 1": "--resume takes only --total-steps and --trust, got --seed; see marlcore train --help",
+    "train --settings /no": "config: expected a YAML file, got '/no' (",
+    "eval": "run_dir: expected a value, got none; see marlcore eval --help",
+    "eval x y": "expected an option, got 'y'; see marlcore eval --help",
+    "top --interval 0": "interval: expected seconds of at least 0.05, got 0.0",
+    "gc --dryrun": "unknown option --dryrun; did you mean --dry-run? see marlcore gc --help",
+    "gc --dry-run yes": "expected an option, got 'yes'; see marlcore gc --help",
+    "doctor --json=3": "expected an option, got '3'; see marlcore doctor --help",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_wrong_option_is_refused_in_one_line(
+    line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in ("train.run", "train.train_seeds", "gc.survey_segments"):
+        monkeypatch.setattr(f"marlcore.cli.{work}", None)
+    assert main(line.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith(f"marlcore: {REFUSED[line]}") and len(err.splitlines()) == 1
+
+
+FILE = """
+env: gymnasium:CartPole-v1
+algo: dqn
+algorithm: {hidden: [8, 8], tau: 1e-3}
+learner: {n_step: 1, gamma: 0.5}
+learners: {a: {gamma: 0.7}}
+"""
+ASKED = {
+    "": ("treasure_hunt", IQN(), Config()),
+    "--algo dqn --learner.n_step 2 --replay.save --env=x:y": (
+        "x:y", DQN(), Config(learner=LearnerConfig(n_step=2), replay=ReplayConfig(save=True)),
+    ),
+    "--settings FILE --learner.gamma 0.9 --algorithm.no-double --replay.no-save": (
+        "gymnasium:CartPole-v1", DQN(hidden=(8, 8), tau=1e-3, double=False),
+        Config(learner=LearnerConfig(n_step=1, gamma=0.9), learners={"a": LearnerConfig(n_step=1, gamma=0.7)}),
+    ),
+    "--settings FILE --algo iqn --algorithm.hidden 4 --updates-per-step None --policies a p b p": (
+        "gymnasium:CartPole-v1", IQN(hidden=(4,)),
+        Config(
+            updates_per_step=None, policies={"a": "p", "b": "p"}, learner=LearnerConfig(n_step=1, gamma=0.5),
+            learners={"a": LearnerConfig(n_step=1, gamma=0.7)},
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ASKED)
+def test_options_come_before_the_file_and_that_before_defaults(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any, as in the README's first command."""
+    (tmp_path / "FILE").write_text(FILE)
+    asked = []
+
+    def run(*arguments: object, **options: object) -> Result:
+        asked.append((arguments, options))
+        raise ValueError("that was all")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("marlcore.cli.train.run", run)
+    assert main(["train", *line.split()]) == 2
+    assert asked == [(ASKED[line], {"resume": None})]
+
+
+@pytest.mark.parametrize("command", ["train", "train --algo ppo", "train --resume x", "eval", "top", "gc", "doctor"])
+def test_the_help_of_a_command_is_drawn(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    out = capfd.readouterr().out
+    assert not end.value.code and f"usage: marlcore {command.split()[0]} [-h]" in out and "(default: " in out
 
 
 def unread(*arguments: str) -> tuple[int, str]:
@@ -93,20 +186,6 @@ def test_a_stopped_run_says_how_to_go_on(
     monkeypatch.setattr(gc, "main", stop)
     assert main(["gc"]) == 130
     assert capfd.readouterr().err == f"marlcore: {says}\n"
-
-
-def test_train_needs_no_option(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the README's first command."""
-    asked = []
-
-    def run(*given: object, **also: object) -> Result:
-        asked.append((given, also))
-        raise ValueError("that was all")
-
-    monkeypatch.setattr("marlcore.cli.train.run", run)
-    assert main(["train"]) == 2
-    assert capfd.readouterr().err == "marlcore: that was all\n"
-    assert asked == [(("treasure_hunt", IQN(), Config()), {"resume": None})]
 
 
 def test_another_broken_pipe_is_an_ordinary_error(

@@ -22,9 +22,8 @@ from marlcore.processes.control import BEATS, Control
 from marlcore.processes.telemetry import Telemetry
 from marlcore.spaces import Spaces
 from marlcore.spec import Field
-from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig
+from marlcore.training.config import ActorConfig, LearnerConfig, ReplayConfig, actor_names
 from marlcore.training.config.policies import AssignedPolicy
-from marlcore.training.config.worker_names import actor_names
 from marlcore.training.loops import PolicyPlayer, act, observe
 from marlcore.training.workers.actor_worker import ActorWorker
 from marlcore.training.workers.blueprint import Blueprint, PolicyPlan, build_model

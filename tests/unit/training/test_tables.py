@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from marlcore.cli.top import COLUMNS, _draw
+from marlcore.cli.top import COLUMNS, _table
 from marlcore.processes.telemetry import Metric
 from marlcore.tables import FittedTable
 from marlcore.training.record.progress import Progress
@@ -34,7 +34,7 @@ def training(console: Console, agents: list[str]) -> FittedTable:
 def top(agents: list[str], crop: bool = False) -> FittedTable:
     workers = {"actor-0": ACTOR} | {f"learner-{agent}": LEARNER for agent in agents}
     run_dir = "/home/somebody/experiments/2026/runs/2026-01-01_12-00-00-treasure_hunt-iqn"
-    return _draw(
+    return _table(
         {
             "run_dir": run_dir,
             "steps": 10**8,

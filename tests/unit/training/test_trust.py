@@ -20,10 +20,8 @@ from marlcore.training import ExplorationConfig, MetricsConfig
 from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.describe import describe
+from marlcore.training.record.describe import POLICIES, describe, described_policies, write_policies
 from marlcore.training.record.files import read_json, write_json, write_sealed
-from marlcore.training.record.policies_file import FILE as POLICIES
-from marlcore.training.record.policies_file import described_policies, write_policies
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path
 from marlcore.training.workers.blueprint import build_model
 
@@ -74,12 +72,11 @@ def with_bomb(run: Path) -> Path:
     return mark
 
 
-def writable(run: Path, name: str) -> None:
-    (run / name).chmod(0o775)
+def writable(run: Path, name: str, mode: int = 0o775) -> None:
+    (run / name).chmod(mode)
 
 
-def everybodys(run: Path, name: str) -> None:
-    (run / name).chmod(0o646)
+everybodys = partial(writable, mode=0o646)
 
 
 def linked(run: Path, name: str) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....processes import Metric
 from ....references import resolve
-from .background import CLOSE_S, Background
+from .background import CLOSE_S, Background, CallbackSink, Sink
 from .csv import CsvSink
-from .sink import CallbackSink, Sink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
 
@@ -24,12 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Sinks:
-    """Sinks as one.
-
-    Args:
-        csv: written in the caller's thread; the run's directory closes it.
-        others: sinks with a thread each, which `close` closes.
-    """
+    """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
 
     def __init__(self, csv: CsvSink, others: list[Background]) -> None:
         self._csv = csv
@@ -49,10 +43,7 @@ class Sinks:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Closes all sinks but metrics.csv, in `timeout` seconds together, and logs how many metrics each has lost.
-
-        Closing twice is fine.
-        """
+        """Closes the others, in `timeout` seconds together, and logs how many metrics each has lost; twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -84,7 +75,6 @@ def open_sinks(
 
 
 def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink]:
-    """Makes the sink of that name."""
     if name == "tensorboard":
         return partial(TensorBoardSink, run_dir)
     if name == "wandb":
