@@ -23,7 +23,7 @@ from marlcore.envs import TreasureHunt
 from marlcore.processes import PID
 from marlcore.spaces import Spaces
 from marlcore.training import read_metrics
-from marlcore.training.config.applied import check_applied
+from marlcore.training.config import check_applied
 from marlcore.training.config.policies import assign
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")

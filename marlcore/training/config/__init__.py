@@ -4,7 +4,6 @@ This room reads settings and relates them to an environment's agents and to an a
 process and imports no torch.
 """
 
-from .applied import check_applied, schedules_of, source_of
 from .config import (
     ActorConfig,
     Config,
@@ -20,10 +19,13 @@ from .policies import (
     AssignedPolicy,
     actor_names,
     assign,
+    check_applied,
     is_learner,
     learner_names,
     policy_names,
     policy_of,
+    schedules_of,
+    source_of,
 )
 from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON

@@ -25,6 +25,7 @@ from .files import check_trusted, read_json, write_json
 from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
+_NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 _UNREADABLE = (
     OSError,
     LookupError,
@@ -201,23 +202,17 @@ def _config(plain: dict[str, Any]) -> Config:
 
 def _described(space: gym.Space) -> dict[str, Any]:
     """A form for JSON of the spaces that `Spaces` takes."""
-    dtype = str(np.dtype(space.dtype).name)
     if isinstance(space, gym.Dict):
         return {"kind": "Dict", "spaces": [[_key(key), _described(part)] for key, part in space.spaces.items()]}
     if isinstance(space, gym.Tuple):
         return {"kind": "Tuple", "spaces": [_described(part) for part in space.spaces]}
-    if isinstance(space, gym.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
-    if isinstance(space, gym.MultiDiscrete):
-        start = np.asarray(space.start).tolist()
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": start, "dtype": dtype}
     if isinstance(space, gym.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
     if is_text(space):
         return {"kind": "Text"}  # it keeps its place, and no network sees it
-    assert isinstance(space, gym.Box)
-    low, high = _bounds(space.low), _bounds(space.high)
-    return {"kind": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": dtype}
+    kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
+    numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
+    return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
@@ -232,23 +227,21 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     if kind == "Text":
         return gym.Text(1)
     dtype = np.dtype(plain["dtype"])
+    numbers = dtype if dtype.kind in "iu" else np.float64  # which reads "inf"
+    first, second = (np.broadcast_to(np.array(plain[name], numbers), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
         other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
-        return gym.Discrete(plain["n"], start=plain["start"], **other)
+        return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
-        return gym.MultiDiscrete(np.array(plain["nvec"]), dtype=dtype, start=np.array(plain["start"]))
-    if kind != "Box":
-        raise ValueError(f"expected the kind of a space, got {kind!r}")
-    numbers = dtype if dtype.kind in "iu" else np.float64  # which reads "inf"
-    low, high = (np.broadcast_to(np.array(plain[end], numbers), plain["shape"]) for end in ("low", "high"))
-    return gym.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+        return gym.MultiDiscrete(first, dtype=dtype, start=second)
+    return gym.Box(first.astype(dtype), second.astype(dtype), dtype=dtype.type)
 
 
 def _key(key: Any) -> Any:
     return key if isinstance(key, (str, int)) else {"repr": repr(key)}  # which no dict can have as a key
 
 
-def _bounds(array: NDArray[Any]) -> Any:
+def _shortened(array: NDArray[Any]) -> Any:
     """One number if all are equal; infinity is text."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]

@@ -1,7 +1,5 @@
 """`marlcore doctor` tries what marlcore needs, says what to do where it is missing, and never fails itself."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`marlcore gc` removes what no living process holds, leaves everything else, and says which is which."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,12 +1,9 @@
 """The command line as a whole: what it refuses, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -50,9 +47,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_wrong_option_is_refused_in_one_line(
-    line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_option_is_refused_in_one_line(line, capfd, monkeypatch):
     for work in ("train.run", "train.train_seeds", "gc.survey_segments"):
         monkeypatch.setattr(f"marlcore.cli.{work}", None)
     assert main(line.split()) == 2
@@ -87,9 +82,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("line", ASKED)
-def test_options_come_before_the_file_and_that_before_defaults(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, monkeypatch):
     """Without any, as in the README's first command."""
     (tmp_path / "FILE").write_text(FILE)
     asked = []
@@ -105,7 +98,7 @@ def test_options_come_before_the_file_and_that_before_defaults(
 
 
 @pytest.mark.parametrize("command", ["train", "train --algo ppo", "train --resume x", "eval", "top", "gc", "doctor"])
-def test_the_help_of_a_command_is_drawn(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_command_is_drawn(command, capfd):
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
     out = capfd.readouterr().out
@@ -126,12 +119,12 @@ def unread(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gc", "--dry-run"], ["gc", "--help"], ["doctor"]])
-def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments: list[str]) -> None:
+def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments):
     assert unread(*arguments) == (1, "")
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
+def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
     with Telemetry.create(["actor-0"]) as telemetry:
         about = {"pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(telemetry.handle)}
         with Control.create(["actor-0"], run_dir="/a/run", **about):
@@ -139,9 +132,7 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["--version", "gc"])
-def test_a_full_standard_output_is_named(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_a_full_standard_output_is_named(monkeypatch, capfd, command):
     """It reads as if the run's disk were full otherwise."""
     monkeypatch.setattr(gc, "main", lambda arguments: print("nothing to remove", flush=True))
     with open("/dev/full", "w") as full:
@@ -150,7 +141,7 @@ def test_a_full_standard_output_is_named(
     assert capfd.readouterr().err == "marlcore: standard output: No space left on device\n"
 
 
-def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_help_fits_80_columns(capfd):
     assert main(["--help"]) == 0
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
@@ -166,14 +157,7 @@ COMPLETE = "the run had taken all its steps; its metrics, curves and last checkp
         ("runs/a b", 60, f"stopped; {COMPLETE}"),
     ],
 )
-def test_a_stopped_run_says_how_to_go_on(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    run_dir: str,
-    taken: int,
-    says: str,
-) -> None:
+def test_a_stopped_run_says_how_to_go_on(tmp_path, capfd, monkeypatch, run_dir, taken, says):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
     with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
@@ -188,9 +172,7 @@ def test_a_stopped_run_says_how_to_go_on(
     assert capfd.readouterr().err == f"marlcore: {says}\n"
 
 
-def test_another_broken_pipe_is_an_ordinary_error(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_broken_pipe_is_an_ordinary_error(capfd, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise BrokenPipeError(32, "the server is gone")
 

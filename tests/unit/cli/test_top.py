@@ -1,7 +1,5 @@
 """`marlcore top` says what a live run does, and changes nothing of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

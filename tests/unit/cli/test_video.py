@@ -1,11 +1,8 @@
 """An episode is filmed whole, or one line says why it cannot be."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +46,7 @@ def run_of(env_fn: Callable[[], Any]) -> Any:
     return SimpleNamespace(env_fn=env_fn, player=lambda agent, copies, seed: player)
 
 
-def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path: Path) -> None:
+def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path):
     frames, frames_per_s = film(run_of(Counter), seed=0)
     assert [int(frame[0, 0, 0]) for frame in frames] == [0, 10, 20, 30, 40] and frames_per_s == 15
     write_video(str(tmp_path / "a.gif"), frames, 20.0)
@@ -71,13 +68,13 @@ def raises(at: int) -> Any:
         (lambda **options: Counter(**options, colour=1), r"video: .* \(TypeError: .*'colour'"),
     ],
 )
-def test_an_environment_that_does_not_render_is_named_in_one_line(env_fn: Any, says: str) -> None:
+def test_an_environment_that_does_not_render_is_named_in_one_line(env_fn, says):
     with pytest.raises(ValueError, match=f"^{says}") as error:
         film(run_of(env_fn), seed=0)
     assert "\n" not in str(error.value)
 
 
-def test_a_format_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_that_cannot_be_written_is_refused(monkeypatch):
     check_format("a.GIF")
     with pytest.raises(ValueError, match=r"^video: expected a file named \.gif or \.mp4, got 'a\.avi'$"):
         check_format("a.avi")

@@ -1,8 +1,5 @@
 """A learner compiles its model before the trainer looks at it, and nothing that the trainer copies from it."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ class Watched(mc.DQN):
         return trainer
 
 
-def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path, monkeypatch):
     modes = []
 
     def compiled(module: torch.nn.Module, mode: str) -> None:

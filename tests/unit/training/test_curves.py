@@ -1,7 +1,5 @@
 """Learning curves are pictures of the right size, whatever the metrics hold."""
 
-from __future__ import annotations
-
 import math
 import struct
 import sys

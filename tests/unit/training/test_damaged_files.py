@@ -1,7 +1,5 @@
 """Every file that a run writes and reads back is verified: damage is refused by name, or changes nothing."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

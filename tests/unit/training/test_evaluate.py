@@ -1,7 +1,5 @@
 """Evaluations play exactly the episodes that they should, and keep the best weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +93,7 @@ def players(env: Walks, action: int = 0) -> dict[str, PolicyPlayer]:
 
 
 @pytest.mark.parametrize(("episodes", "counted"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])])
-def test_the_first_episodes_of_each_copy_count(episodes: int, counted: list[int]) -> None:
+def test_the_first_episodes_of_each_copy_count(episodes, counted):
     """Copies of short episodes end many more, of which no more count."""
     lengths = (2, 5, 11)
     outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
@@ -108,7 +106,7 @@ def test_the_first_episodes_of_each_copy_count(episodes: int, counted: list[int]
     assert outcome.infos == {"walker": {"copy": pytest.approx(np.mean(of_copies))}, "guest": {}}
 
 
-def test_no_action_follows_the_last_episode() -> None:
+def test_no_action_follows_the_last_episode():
     env = Walks(1)
     env.reset(0)
     played = Episodes(env, players(env), 2)
@@ -119,7 +117,7 @@ def test_no_action_follows_the_last_episode() -> None:
     assert rounds == 3 and env._at.tolist() == [0]
 
 
-def test_play_leaves_torchs_generator_alone() -> None:
+def test_play_leaves_torchs_generator_alone():
     env = Walks(2)
     acting = players(env)
     torch.manual_seed(3)
@@ -129,14 +127,14 @@ def test_play_leaves_torchs_generator_alone() -> None:
     assert torch.rand(1) == expected
 
 
-def test_play_stops_in_the_middle_of_an_episode() -> None:
+def test_play_stops_in_the_middle_of_an_episode():
     rounds = iter([True, True, False])
     env = Walks(1000)
     assert play(env, players(env), 1, seed=0, goes_on=lambda: next(rounds)) is None
     assert env._at.tolist() == [2]
 
 
-def test_quantiles_of_students_t_are_those_of_the_tables() -> None:
+def test_quantiles_of_students_t_are_those_of_the_tables():
     table = {1: 12.7062, 9: 2.2622, 10: 2.2281, 11: 2.2010, 15: 2.1314, 16: 2.1199, 20: 2.0860, 30: 2.0423, 99: 1.9842}
     for freedom, quantile in {**table, 9999: 1.9602}.items():
         assert t_975(freedom) == pytest.approx(quantile, abs=1e-4)
@@ -146,7 +144,7 @@ def evaluation(*returns: float) -> Evaluation:
     return Evaluation({"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}}, len(returns))
 
 
-def test_an_evaluation_says_mean_and_interval() -> None:
+def test_an_evaluation_says_mean_and_interval():
     outcome = evaluation(1.0, 2.0, 3.0, 4.0)
     assert outcome.mean == {"a": 2.5} and outcome.std["a"] == pytest.approx(1.29099, abs=1e-5)
     assert outcome.interval["a"] == pytest.approx((2.5 - 2.05426, 2.5 + 2.05426), abs=1e-4)
@@ -154,14 +152,14 @@ def test_an_evaluation_says_mean_and_interval() -> None:
     assert "4 episodes" in text and "0.45 to 4.55" in text and "info/won" in text and "2.50" in text
 
 
-def test_copies_of_games_make_no_interval_narrower() -> None:
+def test_copies_of_games_make_no_interval_narrower():
     games = (1.0, 2.0, 4.0, 4.0)
     once = evaluation(*games)
     for copies in (2, 10):
         assert replace(evaluation(*games * copies), distinct=4).interval["a"] == pytest.approx(once.interval["a"])
 
 
-def test_one_episode_has_no_interval() -> None:
+def test_one_episode_has_no_interval():
     outcome = evaluation(2.0)
     assert all(math.isnan(bound) for bound in outcome.interval["a"]) and math.isnan(outcome.std["a"])
     assert "1 episode" in str(outcome) and "nan" not in str(outcome)
@@ -175,16 +173,14 @@ def test_one_episode_has_no_interval() -> None:
         ((2, 5), 2, 2, "2 episodes\n"),
     ],
 )
-def test_games_that_are_copies_are_counted_once(
-    lengths: tuple[int, ...], episodes: int, distinct: int, says: str
-) -> None:
+def test_games_that_are_copies_are_counted_once(lengths, episodes, distinct, says):
     """An interval of zero width would say that the mean is known exactly."""
     outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
     assert outcome is not None and outcome.distinct == distinct and says in str(outcome)
     assert math.isnan(outcome.interval["walker"][0]) == math.isnan(outcome.std["walker"]) == (distinct == 1)
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
+def test_an_interval_covers_the_mean_as_often_as_it_says():
     """Of 2,000 evaluations of 5 episodes, 95 % cover the true mean, within four standard errors."""
     rng = np.random.default_rng(0)
     covered = 0
@@ -204,7 +200,7 @@ def add(kept: KeptCheckpoints, step: int, mean: float) -> None:
     kept.add({"acting": model(step).state_dict(), "version": step + 1, "updates": step // 2, "step": step}, mean)
 
 
-def test_the_best_and_the_last_checkpoints_are_kept(run_dir: Path) -> None:
+def test_the_best_and_the_last_checkpoints_are_kept(run_dir):
     kept = KeptCheckpoints(run_dir, "a", keep=2)
     for step, mean in {5: 1.0, 10: 4.0, 100: 2.0, 200: 4.0, 300: math.nan}.items():
         add(kept, step, mean)
@@ -215,7 +211,7 @@ def test_the_best_and_the_last_checkpoints_are_kept(run_dir: Path) -> None:
     assert kept.best == 4.0
 
 
-def test_the_best_survives_a_successor(run_dir: Path) -> None:
+def test_the_best_survives_a_successor(run_dir):
     add(KeptCheckpoints(run_dir, "a", keep=1), 5, 3.0)
     kept = KeptCheckpoints(run_dir, "a", keep=1)
     assert (kept.best, kept.last) == (3.0, 5)
@@ -225,7 +221,7 @@ def test_the_best_survives_a_successor(run_dir: Path) -> None:
     assert load_checkpoint(checkpoint_path(run_dir, "a", "best"))["step"] == 7
 
 
-def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path) -> None:
+def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir):
     names = ["a", "a.best", "a.5", "a.5.best"]
     for name in names:
         checkpoint_path(run_dir, name).touch()
@@ -235,7 +231,7 @@ def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path
     assert all(kept_steps(run_dir, name) == [6] for name in names)
 
 
-def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir, monkeypatch):
     """A full disk leaves the earlier one."""
     kept = KeptCheckpoints(run_dir, "a", keep=0)
     add(kept, 5, 3.0)
@@ -296,7 +292,7 @@ class Scene:
         return self.evaluator.due and self.evaluator.evaluate(lambda: True)
 
 
-def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir: Path) -> None:
+def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir):
     scene = Scene(run_dir)
     scene.published.publish(1, step=90)
     assert [now for now in (0, 50, 99, 100, 101, 199) if scene.at(now)] == [100]
@@ -317,7 +313,7 @@ def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir: Path) -> None:
     assert scene.env.seeds == [1100]
 
 
-def test_the_same_weights_are_evaluated_once(run_dir: Path) -> None:
+def test_the_same_weights_are_evaluated_once(run_dir):
     scene = Scene(run_dir)
     scene.published.publish(1, step=0)
     assert scene.at(100) and not scene.at(200) and not scene.evaluator.due
@@ -326,7 +322,7 @@ def test_the_same_weights_are_evaluated_once(run_dir: Path) -> None:
     assert kept_steps(run_dir, "both") == [0, 250]
 
 
-def test_an_evaluation_without_whole_weights_stays_due(run_dir: Path) -> None:
+def test_an_evaluation_without_whole_weights_stays_due(run_dir):
     scene = Scene(run_dir)
     assert not scene.at(100) and scene.evaluator.due  # nothing was published yet
     scene.published.publish(1, step=100)
@@ -336,7 +332,7 @@ def test_an_evaluation_without_whole_weights_stays_due(run_dir: Path) -> None:
     assert scene.at(102) and not scene.evaluator.due
 
 
-def test_an_interrupted_evaluation_is_repeated(run_dir: Path) -> None:
+def test_an_interrupted_evaluation_is_repeated(run_dir):
     scene = Scene(run_dir)
     scene.published.publish(1, step=80)
     scene.now = 100
@@ -344,7 +340,7 @@ def test_an_interrupted_evaluation_is_repeated(run_dir: Path) -> None:
     assert scene.at(100) and scene.reports
 
 
-def test_a_successor_waits_for_the_next_interval(run_dir: Path) -> None:
+def test_a_successor_waits_for_the_next_interval(run_dir):
     first = Scene(run_dir)
     first.published.publish(1, step=200)
     assert first.at(200)

@@ -1,7 +1,5 @@
 """Faults of the machine and of attackers end in one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

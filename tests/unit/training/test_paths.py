@@ -1,7 +1,5 @@
 """An environment that changes the working directory moves no path of a run."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial

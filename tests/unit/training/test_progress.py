@@ -1,7 +1,5 @@
 """Progress shows the newest numbers, seldom enough, on terminals and elsewhere."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

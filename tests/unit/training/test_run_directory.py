@@ -1,7 +1,5 @@
 """A run's directory is whole or refused, and what it records reads back exactly."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

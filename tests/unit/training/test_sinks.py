@@ -1,7 +1,5 @@
 """Every sink gets the same stream, and no sink can delay, break or end the run that feeds it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -129,7 +127,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 # The same numbers everywhere
 
 
-def test_every_sink_gets_the_same_numbers(tmp_path: Path) -> None:
+def test_every_sink_gets_the_same_numbers(tmp_path):
     called: list[Metric] = []
     tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
     callback = Background("callback", lambda: CallbackSink(called.append))
@@ -150,7 +148,7 @@ def test_every_sink_gets_the_same_numbers(tmp_path: Path) -> None:
     assert abs(time.time() - first) < PATIENCE_S
 
 
-def test_a_resumed_run_adds_to_tensorboard(tmp_path: Path) -> None:
+def test_a_resumed_run_adds_to_tensorboard(tmp_path):
     for part in (STREAM[:2], STREAM[2:]):
         with closing(TensorBoardSink(tmp_path)) as sink:
             for metric in part:
@@ -159,7 +157,7 @@ def test_a_resumed_run_adds_to_tensorboard(tmp_path: Path) -> None:
     assert [step for step, _, _ in scalars(tmp_path)["agent_0/loss"]] == [10, 20]
 
 
-def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path: Path) -> None:
+def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
     run_dir = tmp_path / "run"
     with monitored(run_dir, Background("tensorboard", lambda: TensorBoardSink(run_dir))) as (*_, sinks):
         sinks.record(STREAM[0])
@@ -179,7 +177,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_rates_and_flushes_come_by_time(tmp_path: Path, clock: list[float]) -> None:
+def test_rates_and_flushes_come_by_time(tmp_path, clock):
     """However many steps the run has, also where no episode ends and nothing else is reported."""
     run_dir, held = tmp_path / "run", Held()
     held.release.set()
@@ -196,9 +194,7 @@ def test_rates_and_flushes_come_by_time(tmp_path: Path, clock: list[float]) -> N
         wait_for(lambda: held.flushes >= 3)
 
 
-def test_a_serial_run_of_slow_rounds_reports_by_time(
-    tmp_path: Path, clock: list[float], undrawn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch):
     class Slow(mc.TreasureHunt):
         def step(self, action: Any) -> None:
             clock[0] += 0.5
@@ -213,7 +209,7 @@ def test_a_serial_run_of_slow_rounds_reports_by_time(
 # A sink that is slow or hangs
 
 
-def test_a_tick_returns_while_a_sink_hangs(tmp_path: Path) -> None:
+def test_a_tick_returns_while_a_sink_hangs(tmp_path):
     held = Held()
     with monitored(tmp_path / "run", Background("held", lambda: held)) as (monitor, report, sinks):
         report(STREAM[0])
@@ -229,7 +225,7 @@ def test_a_tick_returns_while_a_sink_hangs(tmp_path: Path) -> None:
     assert held.taken == STREAM and held.closed
 
 
-def test_what_finds_no_room_is_dropped_and_counted() -> None:
+def test_what_finds_no_room_is_dropped_and_counted():
     """Flushes, which find no room either, are not counted."""
     held = Held()
     with closing(Background("held", lambda: held, capacity=5)) as sink:
@@ -244,7 +240,7 @@ def test_what_finds_no_room_is_dropped_and_counted() -> None:
     assert sink.lost == 9
 
 
-def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
     """Closing waits for a bounded time; the log counts what is lost, and the sink takes no more when it wakes."""
     held, taken = Held(), []
     hanging, callback = Background("held", lambda: held), Background("callback", lambda: CallbackSink(taken.append))
@@ -265,7 +261,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path: Path, caplog: pytest
     assert held.taken == STREAM[:1] and hanging.lost == 3
 
 
-def test_hanging_sinks_share_one_time_limit(tmp_path: Path) -> None:
+def test_hanging_sinks_share_one_time_limit(tmp_path):
     """The second of two gets what the first has left of it."""
     sinks = [Held() for _ in range(2)]
     left: list[float] = []
@@ -285,7 +281,7 @@ def test_hanging_sinks_share_one_time_limit(tmp_path: Path) -> None:
         wait_for(lambda held=held: held.closed)
 
 
-def test_a_hanging_sink_does_not_keep_the_interpreter(program: Callable[..., Any]) -> None:
+def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     code = """
     import threading
     from marlcore.processes import Metric
@@ -313,9 +309,7 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program: Callable[..., Any
     ("fault", "taken", "closed"),
     [("make", 0, 0), ("record", 0, 1), ("flush", 1, 1), ("close", 1, 1), ("record close", 0, 1)],
 )
-def test_a_sink_that_raises_is_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, taken: int, closed: int
-) -> None:
+def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, closed):
     """It is then left alone, its later metrics count as lost, and the other sinks and the run go on."""
     made: list[Faulty] = []
 
@@ -348,7 +342,7 @@ def test_a_sink_that_raises_is_reported_once(
     )
 
 
-def test_a_failure_is_reported_before_a_close_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
     release = threading.Event()
 
     class Stuck(Faulty):
@@ -363,15 +357,13 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog: pytest.LogCaptu
     assert len(caplog.records) == 1 and sink.lost == 1
 
 
-def test_a_callback_that_exits_ends_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_exits_ends_only_itself(caplog):
     with closing(Background("callback", lambda: CallbackSink(lambda metric: sys.exit(3)))) as sink:
         sink.record(STREAM[0])
     assert sink.lost == 1 and "SystemExit: 3" in caplog.text
 
 
-def test_a_sink_without_a_thread_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sink_without_a_thread_is_reported_once(monkeypatch, caplog):
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -384,7 +376,7 @@ def test_a_sink_without_a_thread_is_reported_once(
     assert "can't start new thread" in record.getMessage()
 
 
-def test_a_closed_sink_takes_nothing_and_may_be_closed_again() -> None:
+def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
     taken: list[Metric] = []
     sink = Background("callback", lambda: CallbackSink(taken.append))
     sink.record(STREAM[0])
@@ -395,14 +387,14 @@ def test_a_closed_sink_takes_nothing_and_may_be_closed_again() -> None:
     assert taken == STREAM[:1] and sink.lost == 1
 
 
-def test_a_sink_without_metrics_is_never_made() -> None:
+def test_a_sink_without_metrics_is_never_made():
     with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
         sink.flush()
         assert not [one for one in threading.enumerate() if one.name == "marlcore-sink-held"]
     assert sink.lost == 0
 
 
-def test_a_failed_start_leaves_no_directory_of_a_sink(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_directory_of_a_sink(tmp_path):
     with pytest.raises(RuntimeError), RunDirectory.create(tmp_path / "run", {}) as run:
         with closing(open_sinks(run.csv, run.path, MetricsConfig())) as sinks:
             sinks.record(STREAM[0])
@@ -440,25 +432,25 @@ REFUSED: dict[str, Refused] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_sink_is_refused_in_one_line(case: str) -> None:
+def test_a_wrong_sink_is_refused_in_one_line(case):
     check_refused(*REFUSED[case])
 
 
-def test_sinks_are_options_and_come_back_from_json() -> None:
+def test_sinks_are_options_and_come_back_from_json():
     line = CommandLine("train", ["--metrics.sinks", "csv", "wandb", "--metrics.wandb-mode", "offline"])
     config = changed(mc.Config(), line.read(hints_of(mc.Config)))
     assert config.metrics == MetricsConfig(("csv", "wandb"), wandb_mode="offline")
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_every_named_sink_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.record.sinks.fan_out.check_wandb", lambda mode: None)
+def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("marlcore.training.record.sinks.background.check_wandb", lambda mode: None)
     with RunDirectory.create(tmp_path / "run", {}) as run:
         sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS), callback=print)
         assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
 
 
-def test_the_documented_sink_writes_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_sink_writes_the_stream(tmp_path, monkeypatch):
     """docs/training.md's example, as a module found by its name."""
     guide = (Path(marlcore.__file__).parents[1] / "docs" / "training.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class JsonLines" in block)
@@ -536,7 +528,7 @@ print(json.dumps([runs, history]))
 
 
 @pytest.mark.long
-def test_wandb_offline_gets_the_same_numbers(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_wandb_offline_gets_the_same_numbers(program, tmp_path):
     """The files are read after the writer's exit: wandb's own process writes them on after `finish` has returned."""
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
     run_dir = tmp_path / "sweep" / "run-7"
@@ -552,7 +544,7 @@ def test_wandb_offline_gets_the_same_numbers(program: Callable[..., Any], tmp_pa
     ]
 
 
-def test_a_missing_wandb_is_named_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wandb_is_named_before_a_run(tmp_path, monkeypatch):
     """A folder `wandb` of earlier runs in the current directory is not taken for the package."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -561,7 +553,7 @@ def test_a_missing_wandb_is_named_before_a_run(tmp_path: Path, monkeypatch: pyte
         open_sinks(None, tmp_path, MetricsConfig(("csv", "wandb"), wandb_mode="offline"))  # type: ignore[arg-type]
 
 
-def test_wandb_without_credentials_is_refused_before_a_run(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_wandb_without_credentials_is_refused_before_a_run(program, tmp_path):
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
     code = """
     import os, sys

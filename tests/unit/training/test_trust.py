@@ -1,7 +1,5 @@
 """A run's directory is code: one that others could have changed is refused, and weights alone execute nothing."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from functools import partial

@@ -1,17 +1,27 @@
-"""What a sink is; and a sink behind a bounded queue with a thread of its own, so that the run never waits for it."""
+"""A run's sinks: metrics.csv at once, every other one behind a bounded queue with a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ....processes import Metric
+from ....references import resolve
+from .csv import CsvSink
+from .tensorboard import TensorBoardSink
+from .wandb import WandbSink, check_wandb
+
+if TYPE_CHECKING:
+    from ...config import MetricsConfig
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
@@ -152,3 +162,67 @@ class Background:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         log.warning("metrics: the sink %s failed and gets no more metrics: %s%s", self.name, reason, place)
+
+
+class Sinks:
+    """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
+
+    def __init__(self, csv: CsvSink, others: list[Background]) -> None:
+        self._csv = csv
+        self._others = others
+        self._closed = False
+
+    def record(self, metric: Metric) -> None:
+        """Takes a metric. Raises OSError: metrics.csv could not be written."""
+        self._csv.record(metric)
+        for sink in self._others:
+            sink.record(metric)
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
+        self._csv.flush()
+        for sink in self._others:
+            sink.flush()
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Closes the others, in `timeout` seconds together, and logs how many metrics each has lost; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout
+        for sink in self._others:
+            sink.end()
+        for sink in self._others:
+            sink.close(max(deadline - time.monotonic(), 0.0))
+            if sink.lost:
+                log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """By sink, the metrics that it has not taken; metrics.csv loses none."""
+        return {sink.name: sink.lost for sink in self._others}
+
+
+def open_sinks(
+    csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
+) -> Sinks:
+    """The sinks of a configuration, and the callback's; they are made at the first metric.
+
+    Raises: ValueError: a sink cannot be imported; wandb has no credentials.
+    """
+    others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
+    if callback is not None:
+        others.append(Background("callback", partial(CallbackSink, callback)))
+    return Sinks(csv, others)
+
+
+def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink]:
+    if name == "tensorboard":
+        return partial(TensorBoardSink, run_dir)
+    if name == "wandb":
+        check_wandb(config.wandb_mode)
+        return partial(WandbSink, run_dir, config.wandb_project, config.wandb_mode)
+    own: Any = resolve("metrics.sinks", name)
+    if not callable(own):
+        raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is no class")
+    return partial(own, run_dir)
