@@ -134,10 +134,10 @@ def _how_to_resume(run_dir: str) -> str:
 
     if not run_dir:
         return ""
+    where = shlex.quote(run_dir)
     if has_all_steps(run_dir):
-        files = f"its metrics, curves and last checkpoints are in {shlex.quote(run_dir)}"
-        return f"; the run had taken all its steps; {files}"
-    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}"
+        return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
+    return f"; resume with marlcore train --resume {where}"
 
 
 def _output_fails(error: OSError) -> bool:

@@ -20,7 +20,7 @@ import math
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -132,10 +132,14 @@ class _Choice(Rule):
 
     def checked(self, label: str, value: Any) -> Any:
         if value not in self.options:
-            *others, last = map(str, self.options)
-            expected = f"{', '.join(others)} or {last}" if others else last
-            raise ValueError(f"{label}: expected {expected}, got {came(value)}")
+            raise ValueError(f"{label}: expected {listed(self.options)}, got {came(value)}")
         return value
+
+
+def listed(options: Iterable[Any]) -> str:
+    """Such as "a, b or c"."""
+    *others, last = map(str, options)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def check_declared(settings: Any, owner: str = "") -> None:

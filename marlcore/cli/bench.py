@@ -75,7 +75,9 @@ def main(arguments: list[str]) -> int:
     compile_before_a_run()
     load = os.getloadavg()[0]
     measured = [*_of_vectors(), *_of_frames(), *_of_weights()]
-    processor, cpus = _processor(), len(os.sched_getaffinity(0))
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor, cpus = next(iter(names), platform.machine()), len(os.sched_getaffinity(0))
     if options.json:
         rows = [{**asdict(row), "ratio": row.ratio} for row in measured]
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
@@ -192,9 +194,3 @@ def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))
     out = np.empty((BATCH * neighbours, nbytes), np.uint8)
     return lambda: np.take(ring, next(places), axis=0, out=out, mode="clip")
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

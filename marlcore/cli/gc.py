@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..memory import SHM_DIR, SegmentFile, survey_segments
+from ..memory import SHM_DIR, survey_segments
 from .options import CommandLine, print_table
 
 
@@ -38,7 +38,11 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
     pids = holders(directory, {file.inode for file in files if file.held})
     verb = "orphaned" if options.dry_run else "removed"
     now = time.time()
-    rows = [_row(file, verb, now, pids.get(file.inode, [])) for file in files]
+    rows: list[tuple[str, ...]] = []
+    for file in files:
+        age, held_by = max(0, round(now - file.written)), ",".join(map(str, pids.get(file.inode, []))) or "-"
+        name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
+        rows.append(("kept" if file.held else verb, str(file.nbytes), str(age), name, held_by))
     freed = [file.nbytes for file in files if not file.held]
     total = f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes"
     columns = {"": "left", "bytes": "right", "age in s": "right", "segment": "left", "held by": "left"}
@@ -69,9 +73,3 @@ def _open_files(pid: int, directory: Path) -> set[tuple[int, int]]:
                     status = os.stat(f"{descriptors}/{fd}")
                     inodes.add((status.st_dev, status.st_ino))
     return inodes
-
-
-def _row(file: SegmentFile, verb: str, now: float, pids: list[int]) -> tuple[str, ...]:
-    age = max(0, round(now - file.written))
-    name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
-    return "kept" if file.held else verb, str(file.nbytes), str(age), name, ",".join(map(str, pids)) or "-"

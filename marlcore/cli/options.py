@@ -1,6 +1,6 @@
 """A command's options: the fields of a dataclass, whose docstrings are the help.
 
-Only the help is tyro's: it tells what is wrong with an option only in a drawn box.
+tyro only draws the help: it reports a wrong option as a box, and not in one line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ..checks import came, did_you_mean
-from ..declared import hints_of
+from ..declared import hints_of, listed
 
 T = TypeVar("T")
 Refuse = Callable[[str], str]
@@ -78,8 +78,9 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                taken = len(words) if any(map(_is_collection, members)) else int(members != (bool,))
-                values[name] = _read(name, hints[name], words[:taken] if taken else ["True"])
+                is_flag = members == (bool,)
+                taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
+                values[name] = True if is_flag else _read(name, hints[name], words[:taken])
             elif hints.get(positive) is bool:
                 values[positive], taken = False, 0
             else:
@@ -151,9 +152,10 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
     origin, inside = get_origin(kind) or kind, get_args(kind)
     if origin in (dict, Mapping):
         pairs = zip(words[::2], words[1::2], strict=True)
-        return {name: _read("", inside[1], [word]) for name, word in pairs}
+        return {name: _read("", inside[-1] if inside else str, [word]) for name, word in pairs}
     if _is_collection(kind):
-        each = inside if inside and inside[-1] is not Ellipsis else [*inside[:1], str][:1] * len(words)
+        fixed = origin is tuple and Ellipsis not in (inside or [...])
+        each = inside if fixed else [*inside[:1], str][:1] * len(words)
         return origin(_read("", member, [word]) for member, word in zip(each, words, strict=True))
     (word,) = words
     if origin is Literal:
@@ -168,11 +170,13 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
 def _expected(kind: Any) -> str:
     inside = get_args(kind)
     if get_origin(kind) is Literal:
-        return " or ".join([", ".join(map(str, inside[:-1])), str(inside[-1])])
+        return listed(inside)
     if (get_origin(kind) or kind) in (dict, Mapping):
-        return f"pairs of a name and {_expected(_members(inside[1])[0])}"
+        return f"pairs of a name and {_expected(_members(inside[-1])[0]) if inside else 'a value'}"
     if _is_collection(kind):
         return f"words that are each {_expected(_members(inside[0])[0])}" if inside else "words"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return listed(kind.__members__)
     return _EXPECTED.get(kind, "a value")
 
 

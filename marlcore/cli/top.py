@@ -16,6 +16,7 @@ import tyro
 from rich.console import Console
 from rich.live import Live
 
+from ..declared import Declared, Number
 from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
@@ -47,7 +48,7 @@ REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 
 @dataclass(frozen=True)
-class TopOptions:
+class TopOptions(Declared):
     """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
     It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
@@ -63,7 +64,7 @@ class TopOptions:
     """Show one table of a run that is live, and exit."""
     json: bool = False
     """Print lines of JSON instead of tables."""
-    interval: float = 1.0
+    interval: Annotated[float, Number(0.05)] = 1.0
     """Seconds over which rates are measured, and between tables; at least 0.05."""
 
 
@@ -74,8 +75,6 @@ def main(arguments: list[str]) -> int:
     """
     options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not 0.05 <= options.interval < float("inf"):
-        raise ValueError(f"interval: expected seconds of at least 0.05, got {options.interval!r}")
     with suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run, ExitStack() as stack:
         live = None
         if sys.stdout.isatty() and not options.json and not options.once:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from .. import algos
 from ..checks import did_you_mean
 from ..declared import changed, hints_of
-from ..training import Config, Result, Settings, described_run, read_settings, summary, train_seeds
+from ..training import Config, Settings, described_run, read_settings, summary, train_seeds
 from ..training import train as run
 from .options import CommandLine
 
@@ -66,20 +66,17 @@ def main(arguments: list[str]) -> int:
     else:
         seeds, env, algorithm, config = _read(line)
         if seeds:
-            _print_seeds(seeds, train_seeds(env, algorithm, config, seeds))
+            results = train_seeds(env, algorithm, config, seeds)
+            for seed, result in zip(seeds, results, strict=True):
+                returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
+                sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
+            sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
             return 0
     result = run(env, algorithm, config, resume=resume)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
     return 0
-
-
-def _print_seeds(seeds: tuple[int, ...], results: list[Result]) -> None:
-    for seed, result in zip(seeds, results, strict=True):
-        returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-        sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
-    sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
 
 
 def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
@@ -103,9 +100,15 @@ def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
 
     values = line.read(hints, refuse=refuse)
     options = TrainOptions(**{label: values.pop(label) for label in own if label in values})
-    chosen |= {label.partition(".")[2]: values.pop(label) for label in of_algorithm if label in values}
+    inside: dict[str, Any] = {}  # of an algorithm's sections
+    for label in of_algorithm.keys() & values.keys():
+        name = label.removeprefix("algorithm.")
+        (inside if "." in name else chosen)[name] = values.pop(label)
     env = options.env if "env" in line.words else settings.env or options.env
-    return options.seeds, env, kind(**chosen), changed(settings.config, values)
+    algorithm = kind(**chosen)
+    if inside:
+        algorithm = changed(algorithm, inside)
+    return options.seeds, env, algorithm, changed(settings.config, values)
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

@@ -70,6 +70,7 @@ def _plot(
     agents: list[str],
     plot_agent: Callable[[Axes, str, list[Points], Any], None],
 ) -> None:
+    from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter
 
     with canvas(path, title, 7) as (figure, axes):
@@ -84,7 +85,11 @@ def _plot(
             return
         last = max(points[-1, 0] for curves in runs for points in curves.values())
         axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, so that ticks fall on whole steps
-        for agent, color in zip(agents, _colors(len(agents)), strict=True):
+        few = len(agents) <= 10
+        colors = colormaps["tab10" if few else "turbo"](
+            np.arange(len(agents)) if few else np.linspace(0, 1, len(agents))
+        )
+        for agent, color in zip(agents, colors, strict=True):
             plot_agent(axes, agent or "all", [curves[agent] for curves in runs], color)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
@@ -142,9 +147,3 @@ def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.
 def _window(episodes: int) -> int:
     """Of a running mean: wide enough to be smooth, at most a tenth of the run, so that short runs keep their shape."""
     return max(1, min(100, episodes // 10), episodes // 50)
-
-
-def _colors(n: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return list(colormaps["tab10"](np.arange(n)) if n <= 10 else colormaps["turbo"](np.linspace(0, 1, n)))

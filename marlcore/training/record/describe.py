@@ -203,7 +203,9 @@ def _config(plain: dict[str, Any]) -> Config:
 def _described(space: gym.Space) -> dict[str, Any]:
     """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
-        return {"kind": "Dict", "spaces": [[_key(key), _described(part)] for key, part in space.spaces.items()]}
+        # A key of another kind is kept as what no dict can have.
+        keys = [key if isinstance(key, (str, int)) else {"repr": repr(key)} for key in space.spaces]
+        return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
         return {"kind": "Tuple", "spaces": [_described(part) for part in space.spaces]}
     if isinstance(space, gym.MultiBinary):
@@ -235,10 +237,6 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)
     return gym.Box(first.astype(dtype), second.astype(dtype), dtype=dtype.type)
-
-
-def _key(key: Any) -> Any:
-    return key if isinstance(key, (str, int)) else {"repr": repr(key)}  # which no dict can have as a key
 
 
 def _shortened(array: NDArray[Any]) -> Any:

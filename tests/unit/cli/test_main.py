@@ -39,7 +39,7 @@ REFUSED = {
     "train --settings /no": "config: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
     "eval x y": "expected an option, got 'y'; see marlcore eval --help",
-    "top --interval 0": "interval: expected seconds of at least 0.05, got 0.0",
+    "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",
     "gc --dryrun": "unknown option --dryrun; did you mean --dry-run? see marlcore gc --help",
     "gc --dry-run yes": "expected an option, got 'yes'; see marlcore gc --help",
     "doctor --json=3": "expected an option, got '3'; see marlcore doctor --help",

@@ -44,8 +44,10 @@ class CsvSink:
                 self._rows.writerow(_HEADER)
                 self._file.flush()
             else:
-                _cut_off_half_a_line(path)
-                self._raw.take(path.read_bytes())
+                read_metrics(path)  # raises ValueError: it is none
+                whole, newline, _ = path.read_bytes().rpartition(b"\n")
+                os.truncate(path, len(whole) + len(newline))
+                self._raw.take(whole + newline)
         except BaseException:
             self._file.close()
             raise
@@ -152,10 +154,3 @@ def _saved(path: Path) -> tuple[int, int]:
     progress = path.parent / PROGRESS
     size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
     return size, crc
-
-
-def _cut_off_half_a_line(path: Path) -> None:
-    """Removes an incomplete line after the last whole metric. Raises ValueError: the file is not a metrics.csv."""
-    read_metrics(path)
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(whole) + len(newline))
