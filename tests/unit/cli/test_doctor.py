@@ -301,7 +301,7 @@ def test_a_python_without_pidfds_is_a_problem(monkeypatch):
 def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr("marlcore.memory.native.Event.notify", lambda event: None)
     with pytest.raises(OSError, match="is not woken"):
-        kernel_features.try_waking(tmp_path, patience=0.1)
+        kernel_features.try_waking(tmp_path, patience=0.5)
 
 
 # ---- all of them ----

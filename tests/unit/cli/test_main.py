@@ -17,16 +17,6 @@ from marlcore.training.record.run_directory import RunDirectory
 
 REFUSED = {
     "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",
-    "train --learner.gamma x": "learner.gamma: expected a number, got 'x'",
-    "train --actor.envs=": "actor.envs: expected an integer, got ''",
-    "train --total-steps": "total_steps: expected an integer, got none",
-    "train --updates-per-step x": "updates_per_step: expected a number or None, got 'x'",
-    "train --mode sync": "mode: expected async or serial, got 'sync'",
-    "train --seeds 1 a": "seeds: expected words that are each an integer, got ['1', 'a']",
-    "train --replay.mixture a": "replay.mixture: expected pairs of a name and a number, got 'a'",
-    "train --replay.mixture a 0.3": "replay.mixture: expected numbers of at least 0 whose sum is 1, got {'a': 0.3}",
-    "train --replay.path /no": "replay.path: expected an existing directory, got '/no'",
-    "train --exploration.epsilon 2": "exploration.epsilon: expected a probability, got 2 from constant(2.0)",
     "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
     "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
     "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
@@ -34,7 +24,6 @@ REFUSED = {
     "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
     "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
     "train extra": "expected an option, got 'extra'; see marlcore train --help",
-    "train --replay.save yes": "expected an option, got 'yes'; see marlcore train --help",
     "train --resume x --seed 1": "--resume takes only --total-steps and --trust, got --seed; see marlcore train --help",
     "train --settings /no": "config: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
@@ -42,7 +31,6 @@ REFUSED = {
     "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",
     "gc --dryrun": "unknown option --dryrun; did you mean --dry-run? see marlcore gc --help",
     "gc --dry-run yes": "expected an option, got 'yes'; see marlcore gc --help",
-    "doctor --json=3": "expected an option, got '3'; see marlcore doctor --help",
 }
 
 

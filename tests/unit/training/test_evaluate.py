@@ -165,14 +165,14 @@ def test_one_episode_has_no_interval():
     assert "1 episode" in str(outcome) and "nan" not in str(outcome)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "episodes", "distinct", "says"),
-    [
-        ((2,), 5, 1, "5 episodes  all are copies of one game"),
-        ((2, 5), 6, 2, "6 episodes  2 of them distinct, the others are copies"),
-        ((2, 5), 2, 2, "2 episodes\n"),
-    ],
-)
+COPIES = [
+    ((2,), 5, 1, "5 episodes  all are copies of one game"),
+    ((2, 5), 6, 2, "6 episodes  2 of them distinct, the others are copies"),
+    ((2, 5), 2, 2, "2 episodes\n"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "episodes", "distinct", "says"), COPIES)
 def test_games_that_are_copies_are_counted_once(lengths, episodes, distinct, says):
     """An interval of zero width would say that the mean is known exactly."""
     outcome = play(Walks(*lengths), players(Walks(*lengths)), episodes, seed=0)
