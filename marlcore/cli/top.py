@@ -69,10 +69,7 @@ class TopOptions(Declared):
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore top` with these arguments until the run ends; 0.
-
-    Raises: ValueError: an option is out of range, the run has ended, or more than one is live.
-    """
+    """Runs `marlcore top` with these arguments until the run ends; 0."""
     options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run, ExitStack() as stack:
@@ -178,10 +175,7 @@ class Run:
 
 
 def _find(run_dir: str, once: bool) -> Run:
-    """The run of that directory, or the only live one; unless `once`, waits until there is one.
-
-    Raises: ValueError: the run has ended, there is none, or more than one.
-    """
+    """The run of that directory, or the only live one; unless `once`, waits until there is one. Raises ValueError."""
     notified = False
     while not (runs := _live(run_dir)):
         if run_dir and has_ended(run_dir):

@@ -141,10 +141,7 @@ class Config(Declared):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """The configuration from which `to_dict` made `plain`; missing fields get their defaults, others are ignored.
-
-        Raises ValueError: a value is out of range; the message begins with the dotted name.
-        """
+        """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
         names = {field.name for field in fields(cls)} - {"learners"}
         config = changed(cls(), dict(flattened({name: plain[name] for name in plain if name in names}, cls)))
         learners = {

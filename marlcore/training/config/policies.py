@@ -40,13 +40,7 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of an environment's agents, in the order of their first agents.
-
-    Args:
-        spaces: by agent.
-        policies: the policy of each agent, in a dict or from a function; None gives each agent its own, of its name.
-        algorithm: of every policy, or a dict by policy.
-        stack: observations in a model's input.
+    """The policies of an environment's agents, in the order of their first agents; spaces and algorithms are by name.
 
     Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
         or an algorithm is none or cannot handle the spaces.
@@ -134,9 +128,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     """The numbers that a policy's learner publishes with its weights, by name.
 
-    On-policy algorithms draw their actions, so there is an epsilon for them only if they name one themselves.
-
-    Raises: ValueError, TypeError: one of the algorithm's is no schedule.
+    On-policy algorithms sample their actions, so there is an epsilon for them only if they name one themselves.
     """
     own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules

@@ -25,11 +25,7 @@ Finite = Annotated[float, FINITE]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A number that depends on a count.
-
-    Attributes:
-        of: the count: "steps" of the whole run, or "updates" of the policy's learner.
-    """
+    """A number that depends on a count: the "steps" of the whole run, or the "updates" of the policy's learner."""
 
     of: Literal["steps", "updates"] = "steps"
     kinds: ClassVar[dict[str, type[Schedule]]] = {}

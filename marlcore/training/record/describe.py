@@ -122,19 +122,21 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for label in ("algorithm", "hyperparameters", "policies"):
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = {
-        "actor": ["processes", "envs"],
-        "replay": ["capacity", "stack", "prioritized", "mixture"],
-        "learner": ["obs_norm"],
-        "self_play": ["anchors"],  # whose order the payoff table knows
-    }
+    fixed = [
+        "actor.processes",
+        "actor.envs",
+        "learner.obs_norm",
+        "self_play.anchors",
+    ]  # the payoff table has their order
+    fixed += [f"replay.{label}" for label in ("capacity", "stack", "prioritized", "mixture")]
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed = {**fixed, "learner": ["obs_norm", "n_step"], "replay": [*fixed["replay"], "alpha"]}
-    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
+        fixed += ["learner.n_step", "replay.alpha"]
+    for name in fixed:
+        part, _, label = name.partition(".")
         section = before.get(part)
         had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
-            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
+            raise ValueError(f"resume: expected {name} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
