@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..checks import absolute, check_timeout
@@ -209,9 +208,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.stop()
         self._thread.join()
         if kind is None:  # otherwise the block's own error matters more

@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
-from types import TracebackType
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -86,9 +85,7 @@ class Progress:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()  # draws the last state
         elif self._news:

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import chain, count, takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -99,7 +98,7 @@ class RunDirectory:
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces the progress that `progress` returns; metrics.csv is verified up to here when it is read."""
+        """Replaces what `read_progress` returns; metrics.csv is verified up to here when it is read."""
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     def close(self) -> None:
@@ -121,9 +120,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
         if error is not None:
             self._undo.close()
